@@ -1,0 +1,74 @@
+# `make test` and `make demo` prepare everything they need in a virtual environment of their own, once.
+# An interpreter that already has what is needed can be named instead: make test PY=python3
+
+PYTHON ?= python3
+VENV := .venv
+N ?= 2000
+ARGS ?=
+
+ifeq ($(origin PY),command line)
+READY :=
+export PYTHONPATH := src
+else
+PY := $(VENV)/bin/python
+READY := $(VENV)/.ready
+endif
+
+# oneDNN's AMX and fp16 code paths round bfloat16 differently from one machine to the next; this is the widest set
+# of instructions whose results are the same on all of them.
+export ONEDNN_MAX_CPU_ISA := AVX512_CORE_BF16
+
+# Many small tests: two processes of one thread each are faster than one process of two threads.
+PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n 2
+
+.PHONY: test lint demo docs fuzz test-gpu bench-cpu clean help
+
+help:
+	@echo "make test | demo | lint | docs | fuzz N=20000 | test-gpu | bench-cpu ARGS=--quick | clean"
+
+test: lint
+	@$(PYTEST)
+
+lint: $(READY)
+	@$(PY) -m ruff check --quiet .
+	@$(PY) -m ruff format --check --quiet . || { echo "ruff format would change files: run $(PY) -m ruff format ."; exit 1; }
+	@$(PY) -m mypy
+
+demo: $(READY)
+	@$(PY) examples/demo.py
+
+docs: $(READY)
+	@$(PY) -m pytest tests/test_docs.py
+
+fuzz: $(READY)
+	@$(PY) -m tests.fuzz $(N)
+
+test-gpu: $(READY)
+	@$(PY) -m pytest -m gpu
+
+bench-cpu: $(READY)
+	@$(PY) benchmarks/cpu.py $(ARGS)
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The CPU build of torch is a tenth of the size of the CUDA one. A wheel folder or an index that is configured on this
+# machine is tried first, then the one of the PyTorch project. Where there is a GPU, the torch that is installed beside
+# it is used as it is.
+HAS_TORCH := 'import torch; assert tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 11)' 2>/dev/null
+
+$(VENV)/.ready: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "regard needs Python 3.11 or newer; name one: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	@test -x $(VENV)/bin/python || { \
+	  echo "Making $(VENV) (once)"; \
+	  if command -v nvidia-smi >/dev/null && $(PYTHON) -c $(HAS_TORCH); then \
+	    $(PYTHON) -m venv --system-site-packages $(VENV); else $(PYTHON) -m venv $(VENV); fi; }
+	@$(VENV)/bin/python -c $(HAS_TORCH) || command -v nvidia-smi >/dev/null || { \
+	  echo "Installing torch for CPU (about 200 MB)"; \
+	  $(VENV)/bin/python -m pip install -qq --no-deps torch==2.13.0+cpu 2>/dev/null || \
+	  $(VENV)/bin/python -m pip install -q --no-deps torch==2.13.0 --extra-index-url https://download.pytorch.org/whl/cpu; }
+	@echo "Installing regard and its tools"
+	@$(VENV)/bin/python -m pip install -qq -e '.[dev]'
+	@touch $@
