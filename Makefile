@@ -14,8 +14,7 @@ PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
 endif
 
-# oneDNN's AMX and fp16 code paths round bfloat16 differently from one machine to the next; this is the widest set
-# of instructions whose results are the same on all of them.
+# oneDNN chooses its bfloat16 kernels by the CPU it finds; held to one instruction set, machines give comparable numbers.
 export ONEDNN_MAX_CPU_ISA := AVX512_CORE_BF16
 
 # Many small tests: two processes of one thread each are faster than one process of two threads.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-# Before torch is loaded: bfloat16 products are then rounded alike on every x86 machine.
+# Read by oneDNN when torch is loaded: one instruction set for bfloat16, whatever the CPU offers.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 import hypothesis

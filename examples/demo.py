@@ -1,0 +1,80 @@
+"""One attention call, the plan that ran it, and its weights as a picture in the terminal."""
+
+from __future__ import annotations
+
+import torch
+from rich.console import Console
+from rich.text import Text
+
+import regard
+from regard import masks
+
+WORDS = "the cat sat on the mat because the mat was warm and the cat was tired".split()
+SHADES = "·░▒▓█"
+COLOURS = ("#2a1a4a", "#6a2c8a", "#b8417a", "#f07f4f", "#fcd46a")
+
+
+def embed(words: list[str], num_heads: int, head_dim: int) -> torch.Tensor:
+    """[1, head, token, dim]: a fixed random vector for each distinct word, so that a word looks for its own kind."""
+    generator = torch.Generator().manual_seed(0)
+    table = {word: torch.randn(num_heads, head_dim, generator=generator) for word in dict.fromkeys(words)}
+    return torch.stack([table[word] for word in words], dim=1)[None]
+
+
+def draw(weights: torch.Tensor, allowed: torch.Tensor, title: str, colour: bool) -> list[Text]:
+    """One line a query; the shade of a cell is its weight, and what the mask forbids stays empty."""
+    lines = [Text(title), Text("".join(f"{j:>2}" for j in range(weights.shape[1])), style="dim")]
+    for row, may in zip(weights.tolist(), allowed.tolist(), strict=True):
+        line = Text()
+        for weight, permitted in zip(row, may, strict=True):
+            level = min(int(weight**0.5 * len(SHADES)), len(SHADES) - 1)  # the root lets small weights be seen
+            if not permitted:
+                line.append("  ")
+            elif colour:
+                line.append("  ", style=f"on {COLOURS[level]}")
+            else:
+                line.append(SHADES[level] * 2)
+        lines.append(line)
+    return lines
+
+
+def main() -> None:
+    console = Console(highlight=False)
+    tokens = embed(WORDS, num_heads=4, head_dim=16)
+    length = len(WORDS)
+    mask = masks.causal() & (masks.window(left=6) | masks.columns(1))
+    call = {"mask": mask, "scale": 0.25}
+
+    console.print(f'"{" ".join(WORDS)}"\n')
+    console.print("tokens  [batch, head, token, dim] =", list(tokens.shape))
+    console.print("mask   ", mask, "\n", markup=False)
+    print(regard.explain(tokens, tokens, tokens, **call))
+
+    everything = (slice(0, length), slice(0, length))
+    seen = regard.observe(tokens, tokens, tokens, **call, want=regard.Want(weights=everything))
+    same = torch.equal(seen.out, regard.attention(tokens, tokens, tokens, **call))
+    allowed = mask.dense(length, length)
+
+    labels = ["", "query", *(f"{i:>2} {word}" for i, word in enumerate(WORDS))]
+    pictures = [
+        draw(seen.weights[0, head], allowed, f"head {head}: key →", console.is_terminal and not console.no_color)
+        for head in (0, 1)
+    ]
+    console.print()
+    for label, *cells in zip(labels, *pictures, strict=True):
+        line = Text(f"{label:<11}")
+        for cell in cells:
+            cell.pad_right(2 * length + 2 - cell.cell_len)
+            line.append_text(cell)
+        line.rstrip()
+        console.print(line, no_wrap=True, overflow="crop")
+
+    query = length - 1
+    strongest = seen.top_keys[0, 0, query, :3].tolist()
+    share = ", ".join(f"{WORDS[j]} ({j}) {seen.weights[0, 0, query, j]:.2f}" for j in strongest)
+    console.print(f"\n'{WORDS[query]}' ({query}) in head 0 looks at: {share}")
+    console.print(f"its entropy is {seen.entropy[0, 0, query]:.2f} nats; watching changed the output: {not same}")
+
+
+if __name__ == "__main__":
+    main()
