@@ -9,7 +9,8 @@ from rich.text import Text
 import regard
 from regard import masks
 
-WORDS = "the cat sat on the mat because the mat was warm and the cat was tired".split()
+SENTENCE = "the cat sat on the mat because the mat was warm and the cat was tired"
+WORDS = SENTENCE.split()
 SHADES = "·░▒▓█"
 COLOURS = ("#2a1a4a", "#6a2c8a", "#b8417a", "#f07f4f", "#fcd46a")
 
@@ -45,7 +46,7 @@ def main() -> None:
     mask = masks.causal() & (masks.window(left=6) | masks.columns(1))
     call = {"mask": mask, "scale": 0.25}
 
-    console.print(f'"{" ".join(WORDS)}"\n')
+    console.print(f'"{SENTENCE}"\n')
     console.print("tokens  [batch, head, token, dim] =", list(tokens.shape))
     console.print("mask   ", mask, "\n", markup=False)
     print(regard.explain(tokens, tokens, tokens, **call))

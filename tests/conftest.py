@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-# No deadline: the machines are shared, and a slow example is not a wrong one. Derandomised: a failure in CI is a failure
-# here. `make fuzz` is what searches at random.
+# No deadline: the machines are shared, and a slow example is not a wrong one. Derandomised: what fails in CI fails
+# everywhere; `make fuzz` is what searches at random.
 hypothesis.settings.register_profile("default", max_examples=50, deadline=None, derandomize=True, database=None)
 hypothesis.settings.register_profile("long", max_examples=2000, deadline=None, print_blob=True)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))

@@ -58,7 +58,9 @@ def test_a_page_whose_code_or_output_is_wrong_is_caught() -> None:
 
 
 def test_the_demo_runs_and_is_readable_when_piped() -> None:
-    run = subprocess.run([sys.executable, "-W", "error", ROOT / "examples" / "demo.py"], capture_output=True, check=False)
+    run = subprocess.run(
+        [sys.executable, "-W", "error", ROOT / "examples" / "demo.py"], capture_output=True, check=False
+    )
     printed = run.stdout.decode()
     assert run.returncode == 0, run.stderr.decode()
     assert "head 0" in printed and "█" in printed and "watching changed the output: False" in printed

@@ -1,0 +1,217 @@
+"""Fair timings on a noisy machine: interleaved pairs, medians, and the peer measured against itself beside them."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+RESULTS = Path(__file__).parent / "results"
+
+Work = Callable[[], object]
+
+
+@dataclass
+class Row:
+    """One line of a table: what was measured, the bar it has to meet, and the raw samples behind it."""
+
+    group: str
+    name: str
+    measured: float
+    unit: str  # "×", "µs", "MiB", "s", or "" for a plain number
+    bar: float
+    at_least: bool = False
+    allowance: float = 0.0  # added to the bar: how far the peer is from itself
+    control: float | None = None  # the peer against itself; 1 (or 0, for a difference) on a silent machine
+    ours: float | None = None  # medians, in seconds
+    peer: float | None = None
+    note: str = ""
+    samples: dict[str, list[float]] = field(default_factory=dict)
+
+    @property
+    def passed(self) -> bool:
+        if self.at_least:
+            return self.measured >= self.bar
+        return self.measured <= self.bar + self.allowance
+
+
+@dataclass
+class Samples:
+    """Seconds for one run, round by round: ours, the peer, and the peer once more."""
+
+    ours: list[float]
+    peer: list[float]
+    again: list[float]
+
+    def ratio(self) -> float:
+        return statistics.median(o / p for o, p in zip(self.ours, self.peer, strict=True))
+
+    def speedup(self) -> float:
+        return statistics.median(p / o for o, p in zip(self.ours, self.peer, strict=True))
+
+    def control(self) -> float:
+        return statistics.median(a / p for a, p in zip(self.again, self.peer, strict=True))
+
+    def difference(self) -> float:
+        return statistics.median(o - p for o, p in zip(self.ours, self.peer, strict=True))
+
+    def control_difference(self) -> float:
+        return statistics.median(a - p for a, p in zip(self.again, self.peer, strict=True))
+
+
+def seconds(work: Work, repeats: int) -> float:
+    start = time.perf_counter()
+    for _ in range(repeats):
+        work()
+    return (time.perf_counter() - start) / repeats
+
+
+def interleave(ours: Work, peer: Work, *, rounds: int, least: float = 0.02) -> Samples:
+    """Time both in turn. A sample lasts at least `least` seconds, so that the clock and the scheduler do not matter.
+
+    Ours runs between two runs of the peer, which change places every round: a drift of the machine hits both alike.
+    """
+    ours_repeats, peer_repeats = _repeats(ours, least), _repeats(peer, least)
+    samples = Samples([], [], [])
+    for index in range(rounds):
+        first, last = (samples.peer, samples.again) if index % 2 == 0 else (samples.again, samples.peer)
+        first.append(seconds(peer, peer_repeats))
+        samples.ours.append(seconds(ours, ours_repeats))
+        last.append(seconds(peer, peer_repeats))
+    return samples
+
+
+def _repeats(work: Work, least: float) -> int:
+    work()  # the first run pays for plans, tables and memory
+    return max(1, round(least / max(seconds(work, 1), 1e-7)))
+
+
+def at_most(group: str, name: str, samples: Samples, bar: float, note: str = "") -> Row:
+    """ours / peer ≤ bar, plus how far the peer is from itself."""
+    control = samples.control()
+    return _row(group, name, samples, samples.ratio(), "×", bar, control, allowance=abs(control - 1), note=note)
+
+
+def faster(group: str, name: str, samples: Samples, bar: float, note: str = "") -> Row:
+    """peer / ours ≥ bar."""
+    return _row(group, name, samples, samples.speedup(), "×", bar, samples.control(), at_least=True, note=note)
+
+
+def overhead(group: str, name: str, samples: Samples, bar: float, note: str = "") -> Row:
+    """ours − peer ≤ bar, in µs."""
+    control = samples.control_difference() * 1e6
+    return _row(group, name, samples, samples.difference() * 1e6, "µs", bar, control, note=note)
+
+
+def _row(
+    group: str,
+    name: str,
+    samples: Samples,
+    measured: float,
+    unit: str,
+    bar: float,
+    control: float,
+    *,
+    at_least: bool = False,
+    allowance: float = 0.0,
+    note: str = "",
+) -> Row:
+    ours, peer = statistics.median(samples.ours), statistics.median(samples.peer)
+    return Row(group, name, measured, unit, bar, at_least, allowance, control, ours, peer, note, asdict(samples))
+
+
+def child(code: str, **environment: str) -> dict[str, float]:
+    """Run code in an interpreter of its own; it prints one JSON object."""
+    paths = os.pathsep.join([str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": paths, **environment},
+    )
+    if run.returncode != 0:
+        raise RuntimeError(f"the measuring process failed:\n{run.stderr}")
+    found: dict[str, float] = json.loads(run.stdout)
+    return found
+
+
+def show(rows: Iterable[Row]) -> bool:
+    """Print the table; True when every bar is met."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("case", "ours", "peer", "measured", "control", "bar", "", box=None, pad_edge=False)
+    ok = True
+    for row in rows:
+        ok &= row.passed
+        sign = "≥" if row.at_least else "≤"
+        bar = f"{sign} {_number(row.bar, row.unit)}" + (f" + {row.allowance:.3f}" if row.allowance else "")
+        control = "" if row.control is None else _number(row.control, row.unit)
+        verdict = "pass" if row.passed else "[bold red]FAIL"
+        note = f" ({row.note})" if row.note else ""
+        name = f"{row.group}: {row.name}{note}"
+        table.add_row(name, _time(row.ours), _time(row.peer), _number(row.measured, row.unit), control, bar, verdict)
+    console = Console()
+    Console(width=max(console.width, 130), highlight=False).print(table)
+    return ok
+
+
+def _number(value: float, unit: str) -> str:
+    digits = {"×": 3 if value < 3 else 1, "µs": 1, "MiB": 1, "s": 3}.get(unit, 2)
+    return f"{value:.{digits}f} {unit}".rstrip()
+
+
+def _time(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value * 1e3:.2f} ms" if value >= 1e-3 else f"{value * 1e6:.1f} µs"
+
+
+def save(file: Path, rows: Iterable[Row], settings: dict[str, object]) -> None:
+    """Store the raw figures of the groups that ran, each with what it was measured on; other groups stay as they are.
+
+    Nothing in the file says where that machine stands.
+    """
+    groups = json.loads(file.read_text()) if file.exists() else {}
+    origin = {
+        "machine": machine(),
+        "versions": {package: version(package) for package in ("regard", "torch", "numpy")}
+        | {"python": platform.python_version()},
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "commit": commit(),
+        "settings": settings,
+    }
+    rows = list(rows)
+    for group in dict.fromkeys(row.group for row in rows):
+        found = [asdict(row) | {"passed": row.passed} for row in rows if row.group == group]
+        groups[group] = origin | {"rows": found}
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(json.dumps(groups, indent=1) + "\n")
+
+
+def machine() -> dict[str, object]:
+    model = platform.processor() or "unknown"
+    information = Path("/proc/cpuinfo")
+    if information.exists():
+        named = [line.split(":", 1)[1].strip() for line in information.read_text().splitlines() if "model name" in line]
+        model = named[0] if named else model
+    return {"cpu": model, "cores": os.cpu_count(), "system": platform.system(), "architecture": platform.machine()}
+
+
+def commit() -> str:
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", "src", "benchmarks/*.py")
+    return git("rev-parse", "HEAD") + ("+changes" if changed else "")

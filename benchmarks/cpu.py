@@ -1,0 +1,293 @@
+"""regard beside PyTorch's SDPA on a CPU: float32, 2 threads, heads of 64; forward, and forward with backward.
+
+python benchmarks/cpu.py [--only dense --only window ...] [--quick] [--save]
+
+Every ratio is the median of at least 15 interleaved pairs; the peer measured against itself, the control, stands beside.
+--quick takes 3 rounds and small sizes: to see that the tool works, not to publish.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import math
+import os
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import regard
+from _harness import RESULTS, Row, Samples, Work, at_most, child, faster, interleave, overhead, save, seconds, show
+from regard import masks
+from regard.masks import Mask
+
+THREADS = 2
+HEADS, DIM, WINDOW = 8, 64, 256
+LEVEL_BAR = 1.05
+sdpa = F.scaled_dot_product_attention
+
+Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+class Sizes:
+    """What a full run measures, and what --quick makes of it."""
+
+    def __init__(self, quick: bool) -> None:
+        self.rounds = 3 if quick else 15
+        self.lengths = (512, 1024) if quick else (512, 1024, 2048, 4096, 8192)
+        self.grouped = (512,) if quick else (512, 2048, 8192)
+        self.windows = {1024: (1.0, 0.5)} if quick else {4096: (5.0, 2.0), 16384: (20.0, 7.0)}
+        self.slope = (512, 1024, 2048, 4096) if quick else (2048, 4096, 8192, 16384)
+        self.documents = 1024 if quick else 8192
+        self.memory = 8192 if quick else 65536
+        self.children = 3 if quick else 15
+
+
+def inputs(length: int, heads: int = HEADS, kv_heads: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(length)
+    kv = heads if kv_heads is None else kv_heads
+    return tuple(torch.randn(1, h, length, DIM, generator=generator) for h in (heads, kv, kv))  # type: ignore[return-value]
+
+
+def forward(function: Attention, tensors: tuple[Tensor, Tensor, Tensor]) -> Work:
+    def work() -> Tensor:
+        with torch.no_grad():
+            return function(*tensors)
+
+    return work
+
+
+def training(function: Attention, tensors: tuple[Tensor, Tensor, Tensor]) -> Work:
+    leaves = [tensor.detach().clone().requires_grad_() for tensor in tensors]
+    grad = torch.ones_like(tensors[0])
+
+    def work() -> object:
+        return torch.autograd.grad(function(*leaves), leaves, grad)
+
+    return work
+
+
+DIRECTIONS: dict[str, Callable[[Attention, tuple[Tensor, Tensor, Tensor]], Work]] = {
+    "forward": forward,
+    "forward+backward": training,
+}
+
+
+def ours(mask: Mask | None = None) -> Attention:
+    return lambda q, k, v: regard.attention(q, k, v, mask=mask)
+
+
+def compare(
+    first: Attention, second: Attention, tensors: tuple[Tensor, Tensor, Tensor], rounds: int
+) -> Iterator[tuple[str, Samples]]:
+    for name, direction in DIRECTIONS.items():
+        yield name, interleave(direction(first, tensors), direction(second, tensors), rounds=rounds)
+
+
+def dense(sizes: Sizes) -> Iterator[Row]:
+    for length in sizes.lengths:
+        for name, samples in compare(ours(), sdpa, inputs(length), sizes.rounds):
+            yield at_most("dense", f"L={length} {name}", samples, LEVEL_BAR)
+
+
+def causal(sizes: Sizes) -> Iterator[Row]:
+    def peer(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return sdpa(q, k, v, is_causal=True)
+
+    for length in sizes.lengths:
+        for name, samples in compare(ours(masks.causal()), peer, inputs(length), sizes.rounds):
+            yield at_most("causal", f"L={length} {name}", samples, LEVEL_BAR)
+
+
+def gqa(sizes: Sizes) -> Iterator[Row]:
+    for length in sizes.grouped:
+        tensors = inputs(length, heads=16, kv_heads=4)
+        for is_causal in (False, True):
+
+            def peer(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = is_causal) -> Tensor:
+                return sdpa(q, k, v, is_causal=is_causal, enable_gqa=True)
+
+            mask = masks.causal() if is_causal else None
+            kind = "causal" if is_causal else "dense"
+            for name, samples in compare(ours(mask), peer, tensors, sizes.rounds):
+                yield at_most("gqa", f"16 over 4, {kind} L={length} {name}", samples, LEVEL_BAR)
+
+
+def window(sizes: Sizes) -> Iterator[Row]:
+    """Each bar is for forward and for forward+backward alike."""
+    mask = masks.causal() & masks.window(left=WINDOW)
+    for length, (over_mask, over_causal) in sizes.windows.items():
+        tensors = inputs(length)
+        allowed = mask.dense(length, length)
+        for name, samples in compare(ours(mask), _with_mask(allowed), tensors, sizes.rounds):
+            yield faster("window", f"{WINDOW}, L={length} {name} against SDPA with a mask", samples, over_mask)
+
+        def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return sdpa(q, k, v, is_causal=True)
+
+        for name, samples in compare(ours(mask), plain, tensors, sizes.rounds):
+            yield faster("window", f"{WINDOW}, L={length} {name} against causal SDPA", samples, over_causal)
+
+
+def _with_mask(allowed: Tensor) -> Attention:
+    return lambda q, k, v: sdpa(q, k, v, attn_mask=allowed)
+
+
+def slope(sizes: Sizes) -> Iterator[Row]:
+    """The exponent of time in L, with the lengths interleaved too."""
+    mask = masks.causal() & masks.window(left=WINDOW)
+    for name, direction in DIRECTIONS.items():
+        works = {length: direction(ours(mask), inputs(length)) for length in sizes.slope}
+        for work in works.values():
+            work()
+        times: dict[str, list[float]] = {str(length): [] for length in works}
+        for _ in range(sizes.rounds):
+            for length, work in works.items():
+                times[str(length)].append(seconds(work, max(1, 8192 // length)))
+        medians = [statistics.median(found) for found in times.values()]
+        exponent = statistics.linear_regression(
+            [math.log(length) for length in works], [math.log(median) for median in medians]
+        ).slope
+        note = f"L={sizes.slope[0]}…{sizes.slope[-1]}"
+        yield Row("slope", f"window {WINDOW} {name}", exponent, "", 1.1, note=note, samples=times)
+
+
+def documents(sizes: Sizes) -> Iterator[Row]:
+    length, count = sizes.documents, 16
+    equal = [length // count] * count
+    cuts = torch.randperm(length - 1, generator=torch.Generator().manual_seed(0))[: count - 1].add(1).sort().values
+    edges = [0, *cuts.tolist(), length]
+    unequal = [after - before for before, after in itertools.pairwise(edges)]
+    # the unequal bar is half of what the pairs alone would give
+    bars = {"equal": (equal, 10.0), "unequal": (unequal, 0.5 * length**2 / sum(n * n for n in unequal))}
+    tensors = inputs(length)
+    for kind, (lengths, bar) in bars.items():
+        mask = masks.documents(lengths=lengths)
+        peer = _with_mask(mask.dense(length, length))
+        for name, samples in compare(ours(mask), peer, tensors, sizes.rounds):
+            note = f"pairs 1/{length**2 / sum(n * n for n in lengths):.1f}"
+            yield faster("documents", f"16 {kind} in L={length} {name}", samples, bar, note)
+
+
+# In a process of its own: the kernel keeps the highest resident size a process ever had, and a fresh one has none of
+# the memory that earlier work gave back. The small call first loads what any call loads.
+MEMORY = """
+import json, resource, torch, regard
+from pathlib import Path
+from regard import masks
+torch.set_num_threads({threads})
+mask = masks.causal() & masks.window(left={window})
+backward = {backward}
+def call(tensors):
+    out = regard.attention(*tensors, mask=mask)
+    return out, torch.autograd.grad(out, tensors, torch.ones(()).expand_as(out)) if backward else ()
+def make(length):
+    return [torch.randn(1, {heads}, length, {dim}).requires_grad_(backward) for _ in range(3)]
+def resident():
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmRSS"))
+    return int(line.split()[1]) * 1024
+call(make(512))
+tensors = make({length})
+before = resident()
+out, grads = call(tensors)
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+results = sum(t.numel() * t.element_size() for t in (out, *grads))
+print(json.dumps({{"extra": (peak - before - results) / 2**20, "results": results / 2**20}}))
+"""
+
+
+def memory(sizes: Sizes) -> Iterator[Row]:
+    for name in DIRECTIONS:
+        code = MEMORY.format(
+            threads=THREADS, window=WINDOW, heads=HEADS, dim=DIM, length=sizes.memory, backward=name != "forward"
+        )
+        found = [child(code)["extra"] for _ in range(3)]
+        label = f"window {WINDOW}, L={sizes.memory} {name}, beyond inputs and results"
+        yield Row("memory", label, max(found), "MiB", 100, note="worst of 3", samples={"MiB": found})
+
+
+def small(sizes: Sizes) -> Iterator[Row]:
+    tensors = inputs(8, heads=4)
+    lengths = torch.tensor([5])
+    visible = masks.padding(lengths).dense(8, 8)
+    padding = masks.padding(lengths)
+
+    def plain_causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return sdpa(q, k, v, is_causal=True)
+
+    cases: list[tuple[str, str, Attention, Attention, float]] = [
+        ("unmasked, no grad", "forward", ours(), sdpa, 30),
+        ("causal, no grad", "forward", ours(masks.causal()), plain_causal, 60),
+        ("padding, no grad", "forward", ours(padding), _with_mask(visible), 60),
+        ("unmasked", "forward+backward", ours(), sdpa, 60),
+        ("causal", "forward+backward", ours(masks.causal()), plain_causal, 60),
+    ]
+    for name, direction, first, second, bar in cases:
+        make = DIRECTIONS[direction]
+        samples = interleave(make(first, tensors), make(second, tensors), rounds=max(sizes.rounds, 15))
+        yield overhead("small", f"B=1 H=4 L=8 {name}, {direction}", samples, bar)
+
+
+# A fresh interpreter for each sample. The second number adds the first use of the public names, which load lazily.
+IMPORT = """
+import json, time
+import torch
+start = time.perf_counter()
+import regard
+bare = time.perf_counter()
+regard.attention, regard.masks, regard.nn
+print(json.dumps({"import": bare - start, "names": time.perf_counter() - start}))
+"""
+
+
+def imports(sizes: Sizes) -> Iterator[Row]:
+    found = [child(IMPORT) for _ in range(sizes.children)]
+    for name, label in (("import", "import regard after torch"), ("names", "… and attention, masks, nn")):
+        samples = [one[name] for one in found]
+        yield Row("import", label, statistics.median(samples), "s", 0.15, samples={"seconds": samples})
+
+
+GROUPS: dict[str, Callable[[Sizes], Iterator[Row]]] = {
+    "dense": dense,
+    "causal": causal,
+    "gqa": gqa,
+    "window": window,
+    "slope": slope,
+    "documents": documents,
+    "memory": memory,
+    "small": small,
+    "import": imports,
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", action="append", choices=GROUPS, help="measure this group; may be repeated")
+    parser.add_argument("--quick", action="store_true", help="3 rounds and small sizes")
+    parser.add_argument("--save", action="store_true", help="store the raw figures under benchmarks/results/")
+    arguments = parser.parse_args()
+    if arguments.save and arguments.quick:
+        parser.error("--quick figures are not for keeping: leave out --quick or --save")
+
+    torch.set_num_threads(THREADS)
+    sizes = Sizes(arguments.quick)
+    rows = []
+    for name in arguments.only or GROUPS:
+        for row in GROUPS[name](sizes):
+            print(f"{row.group}: {row.name}", file=sys.stderr, flush=True)
+            rows.append(row)
+    ok = show(rows)
+    if arguments.save:
+        settings = {"threads": THREADS, "dtype": "float32", "head_dim": DIM, "rounds": sizes.rounds}
+        save(RESULTS / "cpu.json", rows, settings)
+    return 0 if ok else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
