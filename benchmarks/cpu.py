@@ -2,7 +2,7 @@
 
 python benchmarks/cpu.py [--only dense --only window ...] [--quick] [--save]
 
-Every ratio is the median of at least 15 interleaved pairs; the peer measured against itself, the control, stands beside.
+Every ratio is the median of at least 15 interleaved pairs, printed beside its control: the peer against itself.
 --quick takes 3 rounds and small sizes: to see that the tool works, not to publish.
 """
 
