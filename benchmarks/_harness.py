@@ -211,7 +211,7 @@ def machine() -> dict[str, object]:
 
 def commit() -> str:
     def git(*arguments: str) -> str:
-        return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
 
     changed = git("status", "--porcelain", "--untracked-files=no", "--", "src", "benchmarks/*.py")
-    return git("rev-parse", "HEAD") + ("+changes" if changed else "")
+    return (git("rev-parse", "HEAD") or "unknown") + ("+changes" if changed else "")

@@ -25,7 +25,9 @@ from torch import Tensor
 import regard
 from _harness import RESULTS, Row, Samples, Work, at_most, child, faster, interleave, overhead, save, seconds, show
 from regard import masks
+from regard._arguments import prepare
 from regard.masks import Mask
+from regard.plan import choose
 
 THREADS = 2
 HEADS, DIM, WINDOW = 8, 64, 256
@@ -234,6 +236,22 @@ def small(sizes: Sizes) -> Iterator[Row]:
         yield overhead("small", f"B=1 H=4 L=8 {name}, {direction}", samples, bar)
 
 
+def planning(sizes: Sizes) -> Iterator[Row]:
+    """Describing a call and finding its plan again, which every call pays before anything runs."""
+    query, key, value = inputs(512)
+    joined = masks.causal() & masks.window(left=WINDOW) & masks.padding([500])
+    for name, mask in (("unmasked", None), ("causal", masks.causal()), ("causal & window & padding", joined)):
+
+        def work(mask: Mask | None = mask) -> object:
+            call = prepare(query, key, value, mask, None, None, None, None, 0.0, None)
+            return choose(call.spec, "auto")
+
+        work()
+        samples = [seconds(work, 1000) for _ in range(max(sizes.rounds, 15))]
+        measured = statistics.median(samples) * 1e6
+        yield Row("plan", f"spec and plan of a repeated call, {name}", measured, "µs", 20, samples={"seconds": samples})
+
+
 # A fresh interpreter for each sample. The second number adds the first use of the public names, which load lazily.
 IMPORT = """
 import json, time
@@ -262,6 +280,7 @@ GROUPS: dict[str, Callable[[Sizes], Iterator[Row]]] = {
     "documents": documents,
     "memory": memory,
     "small": small,
+    "plan": planning,
     "import": imports,
 }
 
