@@ -1,0 +1,148 @@
+"""Masks that are the caller's own tensor: keep, drop and from_additive."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from regard.masks._arguments import DTYPE_NAMES, plain, shape_of
+from regard.masks._base import Mask, Structure
+from regard.masks._grid import Grid, on_device
+from regard.masks._intervals import EMPTY, FULL, PARTIAL, Spans, States, Strip
+
+_MOST_RUNS = 4
+
+
+class _Attendance(Mask):
+    """A tensor [S], [L, S] or [B or 1, H or 1, L or 1, S or 1] over the call's rows and columns."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        shape = shape_of(tensor)
+        batch, heads = shape[:2] if len(shape) == 4 else (1, 1)
+        super().__init__((self.kind, shape, DTYPE_NAMES[tensor.dtype]), (tensor,), batch, heads)
+
+    @classmethod
+    def _rebuild(cls, structure: Structure, tensors: Iterator[Tensor]) -> Mask:
+        return cls(next(tensors))
+
+    def _permits(self, values: Tensor) -> Tensor:
+        """True = may attend, from a part of the caller's tensor."""
+        raise NotImplementedError
+
+    def _four(self) -> Tensor:
+        tensor = self.tensors[0]
+        return tensor if tensor.dim() == 4 else tensor.reshape((1,) * (4 - tensor.dim()) + tuple(tensor.shape))
+
+    def _see(self, grid: Grid) -> Tensor:
+        part = self._four()
+        if part.shape[2] != 1:
+            part = part[:, :, grid.row_start : grid.row_stop]
+        if part.shape[3] != 1:
+            part = part[:, :, :, grid.col_start : grid.col_stop]
+        return self._permits(on_device(part, grid.device))
+
+    def _spans(self, strip: Strip) -> Spans | None:
+        four = self._four()
+        if four.shape[1] != 1 or four.shape[2] != 1 or not plain(self.tensors[0]):
+            return None
+        return self._answer(("runs", strip.S, strip.groups), 0, lambda: self._runs(four, strip))
+
+    def _runs(self, four: Tensor, strip: Strip) -> Spans | None:
+        seen = strip.pick(self._permits(four.detach())[:, 0, 0].numpy())
+        seen = np.broadcast_to(seen, (len(seen), strip.S))
+        edges = np.diff(seen.astype(np.int8), axis=1, prepend=0, append=0)
+        slots = int((edges > 0).sum(axis=1).max(initial=0))
+        if slots > _MOST_RUNS:
+            return None
+        lo = np.full((slots, len(seen), 1), strip.S, dtype=np.int64)
+        hi = lo.copy()
+        for g, row in enumerate(edges):
+            starts, ends = np.flatnonzero(row > 0), np.flatnonzero(row < 0)
+            lo[: len(starts), g, 0], hi[: len(ends), g, 0] = starts, ends
+        return list(zip(lo, hi, strict=True))
+
+    def _block_states(self, strip: Strip, block_q: int, block_k: int) -> States | None:
+        if not plain(self.tensors[0]):
+            return None
+        four = self._four().detach()
+        if four.shape[2] != 1:
+            four = four[:, :, strip.start : strip.stop]
+        if four.shape[0] != 1:
+            four = four[strip.groups.start : strip.groups.stop]
+        seen = self._permits(four)[0].numpy()
+        some = _over_blocks(np.logical_or.reduce(seen, axis=0), np.logical_or, block_q, block_k)
+        every = _over_blocks(np.logical_and.reduce(seen, axis=0), np.logical_and, block_q, block_k)
+        states = np.where(every, FULL, np.where(some, PARTIAL, EMPTY)).astype(np.int8)
+        return np.broadcast_to(states, (-(-(strip.stop - strip.start) // block_q), -(-strip.S // block_k)))
+
+    def _key_sets(self, S: int, device: torch.device) -> tuple[Tensor | None, Tensor | None]:
+        four = self._four()
+        if four.shape[2] != 1:
+            return None, None
+        seen = self._permits(on_device(four, device))[:, :, 0]
+        wide = (seen.shape[0], S)
+        return ~seen.any(dim=1).expand(wide), seen.all(dim=1).expand(wide)
+
+    def _check_shape(self, B: int, H: int, L: int, S: int) -> None:
+        shape = tuple(self._four().shape)
+        for size, wanted, what in zip(shape, (B, H, L, S), ("batch items", "heads", "queries", "keys"), strict=True):
+            if size not in (1, wanted):
+                raise ValueError(
+                    f"the mask {self!r} is for {size} {what}, but the call has {wanted}; "
+                    f"it must broadcast to [B, H, L, S] = [{B}, {H}, {L}, {S}]"
+                )
+
+    def _text(self) -> str:
+        return f"{self.kind}(<{DTYPE_NAMES[self.tensors[0].dtype]} {list(self.tensors[0].shape)}>)"
+
+
+class Keep(_Attendance):
+    kind = "keep"
+
+    def _permits(self, values: Tensor) -> Tensor:
+        return values
+
+
+class Drop(_Attendance):
+    kind = "drop"
+
+    def _permits(self, values: Tensor) -> Tensor:
+        return ~values
+
+
+class Additive(_Attendance):
+    kind = "from_additive"
+
+    def _permits(self, values: Tensor) -> Tensor:
+        return values == 0
+
+
+def check_additive(tensor: Tensor) -> None:
+    """Refuse a readable tensor that holds more than 0 and −inf (or the dtype's minimum)."""
+    if tensor.requires_grad:
+        raise ValueError(
+            "masks.from_additive: the tensor requires grad, and a mask has no gradient; pass it as bias= instead"
+        )
+    if torch.compiler.is_compiling() or not plain(tensor):
+        return
+    fine = (tensor == 0) | (tensor == -torch.inf) | (tensor == torch.finfo(tensor.dtype).min)
+    if not bool(fine.all()):
+        odd = tensor[~fine].flatten()[0].item()
+        raise ValueError(
+            f"masks.from_additive: expected only 0 (may attend) and -inf or the smallest {DTYPE_NAMES[tensor.dtype]} "
+            f"(forbidden), got {odd}; numbers that are added to the logits go to bias="
+        )
+
+
+def _over_blocks(seen: NDArray[np.bool_], join: np.ufunc, block_q: int, block_k: int) -> NDArray[np.bool_]:
+    """Join a [rows or 1, keys or 1] array block by block."""
+    if 0 in seen.shape:
+        return np.zeros((-(-seen.shape[0] // block_q), -(-seen.shape[1] // block_k)), dtype=np.bool_)
+    rows = np.arange(0, seen.shape[0], block_q)
+    cols = np.arange(0, seen.shape[1], block_k)
+    joined: NDArray[np.bool_] = join.reduceat(join.reduceat(seen, cols, axis=1), rows, axis=0)
+    return joined

@@ -1,0 +1,276 @@
+"""What every mask is: a rule with a hashable structure, the tensors it reads, and the questions backends ask of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar, NoReturn, TypeVar
+
+import torch
+from torch import Tensor
+
+from regard.masks._arguments import describe, plain
+from regard.masks._blocks import BlockTable, block_table
+from regard.masks._count import kept_pairs
+from regard.masks._flags import Fused, trimmed
+from regard.masks._grid import Grid
+from regard.masks._intervals import RowIntervals, Spans, Strip, row_intervals
+from regard.masks._memo import Memo, shared_memo, versions
+from regard.masks._show import show
+
+Answer = TypeVar("Answer")
+Structure = tuple[Any, ...]
+Offset = int | Tensor
+Range = range | slice
+
+KINDS: dict[str, Any] = {}
+
+
+class Mask:
+    """A rule that says which query may attend to which key: True = may attend.
+
+    Masks are values: join them with ``&``, ``|`` and ``~``, compare them with ``==``, and never change one. Query row r
+    of a call stands at position ``i = r + query_offset`` among the keys, by default ``S − L`` (the last query is level
+    with the last key).
+
+    >>> from regard import masks
+    >>> print((masks.causal() & masks.window(left=1) | masks.columns(1)).show(3, 5))
+    (causal() & window(left=1)) | columns(1): 3 queries, 5 keys, first query at 2
+        0 1 2 3 4
+     2  ■ ■ ■ · ·
+     3  ■ · ■ ■ ·
+     4  ■ · · ■ ■
+    """
+
+    kind: ClassVar[str] = ""
+    # The masks that a join is made of; a plain rule has none.
+    parts: tuple[Mask, ...] = ()
+
+    def __init_subclass__(cls) -> None:
+        if cls.kind:
+            KINDS[cls.kind] = cls
+
+    def __init__(
+        self, structure: Structure, tensors: tuple[Tensor, ...] = (), batch: int = 1, heads: int = 1, made: bool = False
+    ) -> None:
+        self.structure = structure
+        self.code = repr(structure)
+        self.tensors = tensors
+        self.batch = batch
+        self.heads = heads
+        self._made = made
+        self._hash: int | None = None
+        self._memo: Memo | None = None
+
+    # What a kind of mask defines. ``_see`` is the rule itself; everything else may be left out and costs only speed.
+
+    def _see(self, grid: Grid) -> Tensor:
+        """The rule on one tile: a bool tensor broadcastable to [B, H, rows, columns]."""
+        raise NotImplementedError
+
+    def _spans(self, strip: Strip) -> Spans | None:
+        """The rule as intervals of keys for a strip of rows, or None where it has no such form."""
+        return None
+
+    def _block_states(self, strip: Strip, block_q: int, block_k: int) -> Any:
+        """Empty, partial or full for each block of a strip (one batch group); None when that is not known."""
+        return None
+
+    def _count_below(self, strip: Strip, key: Any) -> Any:
+        """How many keys below ``key`` each row of the strip may see (one batch group, one head); None if not known."""
+        return None
+
+    def _flags(self) -> Fused | None:
+        """The rule as flags of a fused kernel, or None."""
+        return None
+
+    def _key_sets(self, S: int, device: torch.device) -> tuple[Tensor | None, Tensor | None]:
+        """Keys that no query sees and keys that all queries see, [B or 1, S] each, or None where not known."""
+        return None, None
+
+    def _check_shape(self, B: int, H: int, L: int, S: int) -> None:
+        """Raise ValueError when the mask's own tensors do not fit the call."""
+
+    def _text(self) -> str:
+        raise NotImplementedError
+
+    @classmethod
+    def _rebuild(cls, structure: Structure, tensors: Iterator[Tensor]) -> Mask:
+        """The mask of this structure again, taking its tensors in order; nothing is checked a second time."""
+        raise NotImplementedError
+
+    # Values.
+
+    def __and__(self, other: Mask) -> Mask:
+        joined: Mask = KINDS["and"](self, _operand(self, other, "&"))
+        return joined
+
+    def __or__(self, other: Mask) -> Mask:
+        joined: Mask = KINDS["or"](self, _operand(self, other, "|"))
+        return joined
+
+    def __rand__(self, other: object) -> NoReturn:
+        _refuse_operand(self, other, "&")
+
+    def __ror__(self, other: object) -> NoReturn:
+        _refuse_operand(self, other, "|")
+
+    def __invert__(self) -> Mask:
+        opposite: Mask = KINDS["not"](self)
+        return opposite
+
+    def __bool__(self) -> NoReturn:
+        raise TypeError(
+            f"the mask {self!r} has no truth value. Join masks with & | ~ (not with `and`, `or`, `not`), "
+            "and test for a missing one with `mask is None`."
+        )
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, Mask):
+            return NotImplemented
+        if self.code != other.code:
+            return False
+        return all(_same_contents(mine, yours) for mine, yours in zip(self.tensors, other.tensors, strict=True))
+
+    def __hash__(self) -> int:
+        if self._hash is None:
+            self._hash = hash(self.structure)
+        return self._hash
+
+    def __repr__(self) -> str:
+        return self._text()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_memo": None, "_hash": None}  # string hashes differ from process to process
+
+    # Questions about tensors.
+
+    @property
+    def given(self) -> tuple[Tensor, ...]:
+        """The tensors that came from the caller as tensors: their device is the caller's choice."""
+        return () if self._made else self.tensors
+
+    def readable(self) -> bool:
+        """Whether the contents of all its tensors may be read now: on CPU, and outside compile, vmap and fake modes."""
+        if torch.compiler.is_compiling():
+            return False
+        return all(plain(tensor) for tensor in self.tensors)
+
+    def check(self, B: int, H: int, L: int, S: int) -> None:
+        """Raise ValueError when the mask cannot apply to a call of these sizes. A mask never enlarges a call."""
+        if self.batch not in (1, B):
+            raise ValueError(f"the mask {self!r} is for {self.batch} batch items, but the call has {B}")
+        if self.heads not in (1, H):
+            raise ValueError(f"the mask {self!r} is for {self.heads} heads, but the call has {H}")
+        self._check_shape(B, H, L, S)
+
+    # Pictures.
+
+    def tile(
+        self, rows: Range, cols: Range, L: int, S: int, *, offset: Offset, device: torch.device | str = "cpu"
+    ) -> Tensor:
+        """The rule on a rectangle of the call's rows and columns: bool [B or 1, H or 1, len(rows), len(cols)]."""
+        grid = Grid(rows, cols, L, S, offset, torch.device(device))
+        height, width = grid.height, grid.width
+        if height == 0 or width == 0:
+            return torch.zeros(self.batch, self.heads, height, width, dtype=torch.bool, device=grid.device)
+        seen = self._see(grid)
+        batch = seen.shape[0] if seen.dim() == 4 else 1
+        heads = seen.shape[1] if seen.dim() == 4 else 1
+        return seen.expand(batch, heads, height, width)
+
+    def dense(
+        self,
+        L: int,
+        S: int,
+        *,
+        query_offset: Offset | None = None,
+        device: torch.device | str | None = None,
+    ) -> Tensor:
+        """The whole mask as booleans: [L, S], or [B or 1, H or 1, L, S] where batch or head matter.
+
+        >>> from regard import masks
+        >>> masks.causal().dense(2, 3).int()
+        tensor([[1, 1, 0],
+                [1, 1, 1]], dtype=torch.int32)
+        """
+        offset = S - L if query_offset is None else query_offset
+        items = offset.numel() if isinstance(offset, Tensor) else 1
+        self.check(items if self.batch == 1 else self.batch, self.heads, L, S)
+        if device is None:
+            device = self.tensors[0].device if self.tensors else torch.device("cpu")
+        whole = self.tile(range(L), range(S), L, S, offset=offset, device=device)
+        return whole[0, 0] if whole.shape[0] == 1 and whole.shape[1] == 1 else whole
+
+    def show(self, L: int, S: int, *, query_offset: Offset | None = None) -> str:
+        """A drawing: ■ may attend, · may not (and ▒ partly, where a large mask is drawn block by block).
+
+        >>> from regard import masks
+        >>> print(masks.window(left=1).show(2, 4))
+        window(left=1): 2 queries, 4 keys, first query at 2
+            0 1 2 3
+         2  · ■ ■ ·
+         3  · · ■ ■
+        """
+        return show(self, L, S, S - L if query_offset is None else query_offset)
+
+    # Questions that backends ask, answered without building L × S.
+
+    def rows(self, L: int, S: int, offset: Offset, B: int = 1) -> RowIntervals | None:
+        """For each row its permitted keys as at most 4 intervals, or None (no such form, or contents not readable)."""
+        return self._answer(("rows", L, S, offset, B), offset, lambda: row_intervals(self, L, S, offset, B))
+
+    def blocks(self, L: int, S: int, offset: Offset, B: int, block_q: int, block_k: int) -> BlockTable:
+        """Which blocks of block_q × block_k pairs are empty (left out), partial, or full; see :class:`BlockTable`."""
+        key = ("blocks", L, S, offset, B, block_q, block_k)
+        return self._answer(key, offset, lambda: block_table(self, L, S, offset, B, block_q, block_k))
+
+    def kept_pairs(self, L: int, S: int, offset: Offset, B: int, H: int) -> tuple[int, bool]:
+        """How many (item, head, query, key) are permitted, and whether that is exact; else it is an upper bound."""
+        return self._answer(("pairs", L, S, offset, B, H), offset, lambda: kept_pairs(self, L, S, offset, B, H))
+
+    def fused(self, L: int, S: int, offset: Offset) -> Fused | None:
+        """The flags of a fused kernel that mean the same, from the structure alone; None when there are none."""
+        flags = self._flags()
+        return None if flags is None else trimmed(flags, L, S, offset)
+
+    def hidden_keys(self, S: int, device: torch.device | str) -> Tensor | None:
+        """[B or 1, S], True at keys that no query may see wherever it stands; None when no such key is known of."""
+        return self._key_sets(S, torch.device(device))[0]
+
+    def _answer(self, key: Any, offset: Offset, make: Callable[[], Answer]) -> Answer:
+        """``make()``, remembered unless it depends on tensors whose changes cannot be noticed."""
+        if torch.compiler.is_compiling() or isinstance(offset, Tensor):
+            return make()
+        if not self.tensors:
+            if self._memo is None:
+                self._memo = shared_memo(self.code)
+            return self._memo.recall(key, make)
+        state = versions(self.tensors)
+        if state is None:
+            return make()
+        if self._memo is None:
+            self._memo = Memo()
+        return self._memo.recall((state, key), make)
+
+
+def _same_contents(mine: Tensor, yours: Tensor) -> bool:
+    if mine is yours:
+        return True
+    if mine.is_meta or yours.is_meta:
+        return False
+    return torch.equal(mine, yours if mine.device == yours.device else yours.to(mine.device))
+
+
+def _operand(mask: Mask, other: object, sign: str) -> Mask:
+    if isinstance(other, Mask):
+        return other
+    _refuse_operand(mask, other, sign)
+
+
+def _refuse_operand(mask: Mask, other: object, sign: str) -> NoReturn:
+    raise TypeError(
+        f"{sign} joins two masks: got {describe(other)} beside {mask!r}. Wrap a boolean tensor in masks.keep "
+        "(True = may attend) or masks.drop (True = forbidden)."
+    )

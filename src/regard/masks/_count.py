@@ -1,0 +1,126 @@
+"""How many pairs a mask permits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard.masks._blocks import block_table
+from regard.masks._intervals import (
+    Spans,
+    Strip,
+    Whole,
+    complement,
+    group_count,
+    intersection,
+    offset_array,
+    same_for_all,
+)
+
+if TYPE_CHECKING:
+    from regard.masks._base import Mask
+
+_STRIP_ROWS = 2**16
+_BOUND_BLOCK = 128
+# Up to this many pairs, evaluating the rule on all of them is quick enough to be preferred to a bound.
+_FEW_PAIRS = 2**18
+_TILE_PAIRS = 2**20
+_COUNTABLE = {"everything", "causal", "window", "padding", "documents", "prefix", "columns", "blocks", "and"}
+
+
+def kept_pairs(mask: Mask, L: int, S: int, offset: int | Tensor, B: int, H: int) -> tuple[int, bool]:
+    """See :meth:`Mask.kept_pairs`."""
+    offsets = offset_array(offset)
+    if offsets is None or torch.compiler.is_compiling():
+        return B * H * L * S, False
+    groups = group_count(mask, offsets, B)
+    repeats = (B if groups == 1 else 1) * (H if mask.heads == 1 else 1)
+    total = _by_rows(mask, L, S, offsets, groups)
+    if total is not None:
+        return total * repeats, True
+    if mask.readable() and (groups * mask.heads * L * S <= _FEW_PAIRS or _kinds(mask) <= _COUNTABLE):
+        return _by_tiles(mask, L, S, offset) * repeats, True
+    return _bound(mask, L, S, offset, B) * (B // groups if groups else 0) * H, False
+
+
+def _by_rows(mask: Mask, L: int, S: int, offsets: Whole, groups: int) -> int | None:
+    total = 0
+    for head in range(mask.heads):
+        for group in range(groups):
+            for start in range(0, L, _STRIP_ROWS):
+                rows = range(start, min(start + _STRIP_ROWS, L))
+                strip = Strip(L, S, offsets, rows, range(group, group + 1), head)
+                count = _count(mask, same_for_all(0, S), strip)
+                if count is None:
+                    return None
+                total += count
+    return total
+
+
+def _count(mask: Mask, within: Spans, strip: Strip) -> int | None:
+    """Pairs that the mask permits inside ``within``; None when no closed form is known."""
+    spans = mask._spans(strip)
+    if spans is not None:
+        joint = intersection(spans, within, strip)
+        return None if joint is None else _size(joint, strip)
+    if mask.kind == "not":
+        inside = _count(mask.parts[0], within, strip)
+        return None if inside is None else _size(within, strip) - inside
+    if mask.parts:
+        return _count_pair(mask, within, strip)
+    total = 0
+    for lo, hi in within:
+        lo, hi = np.broadcast_arrays(lo, np.maximum(lo, hi))
+        upper, lower = mask._count_below(strip, hi), mask._count_below(strip, lo)
+        if upper is None or lower is None:
+            return None
+        total += int(np.broadcast_to(upper - lower, (1, strip.stop - strip.start)).sum())
+    return total
+
+
+def _count_pair(mask: Mask, within: Spans, strip: Strip) -> int | None:
+    """One side must be intervals: they narrow (&) or take out of (|) the region in which the other is counted."""
+    for one, other in (mask.parts, mask.parts[::-1]):
+        spans = one._spans(strip)
+        if spans is None:
+            continue
+        if mask.kind == "and":
+            region = intersection(spans, within, strip)
+            return None if region is None else _count(other, region, strip)
+        outside = complement(spans, strip)
+        region = None if outside is None else intersection(outside, within, strip)
+        first = _count(one, within, strip)
+        second = None if region is None else _count(other, region, strip)
+        return None if first is None or second is None else first + second
+    return None
+
+
+def _size(spans: Spans, strip: Strip) -> int:
+    shape = (1, strip.stop - strip.start)
+    return sum(int(np.broadcast_to(np.maximum(hi - lo, 0), shape).sum()) for lo, hi in spans)
+
+
+def _by_tiles(mask: Mask, L: int, S: int, offset: int | Tensor) -> int:
+    step = max(1, _TILE_PAIRS // max(1, S * mask.batch * mask.heads))
+    device = mask.tensors[0].device if mask.tensors else "cpu"
+    total = 0
+    for start in range(0, L, step):
+        rows = range(start, min(start + step, L))
+        total += int(mask.tile(rows, range(S), L, S, offset=offset, device=device).sum())
+    return total
+
+
+def _bound(mask: Mask, L: int, S: int, offset: int | Tensor, B: int) -> int:
+    """The pairs of all non-empty blocks, over the groups."""
+    table = block_table(mask, L, S, offset, B, _BOUND_BLOCK, _BOUND_BLOCK)
+    heights = np.minimum(_BOUND_BLOCK, L - np.arange(table.query_blocks) * _BOUND_BLOCK)
+    widths = np.minimum(_BOUND_BLOCK, S - table.cols.astype(np.int64) * _BOUND_BLOCK)
+    counts = np.diff(table.row_ptr, axis=1).ravel()
+    return int((np.repeat(np.tile(heights, table.groups), counts) * widths).sum())
+
+
+def _kinds(mask: Mask) -> set[str]:
+    return {mask.kind}.union(*[_kinds(part) for part in mask.parts])
