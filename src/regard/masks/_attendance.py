@@ -49,7 +49,7 @@ class _Attendance(Mask):
         four = self._four()
         if four.shape[1] != 1 or four.shape[2] != 1 or not plain(self.tensors[0]):
             return None
-        return self._answer(("runs", strip.S, strip.groups), 0, lambda: self._runs(four, strip))
+        return self.remember(("runs", strip.S, strip.groups), 0, lambda: self._runs(four, strip))
 
     def _runs(self, four: Tensor, strip: Strip) -> Spans | None:
         seen = strip.pick(self._permits(four.detach())[:, 0, 0].numpy())

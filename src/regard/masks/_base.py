@@ -219,16 +219,16 @@ class Mask:
 
     def rows(self, L: int, S: int, offset: Offset, B: int = 1) -> RowIntervals | None:
         """For each row its permitted keys as at most 4 intervals, or None (no such form, or contents not readable)."""
-        return self._answer(("rows", L, S, offset, B), offset, lambda: row_intervals(self, L, S, offset, B))
+        return self.remember(("rows", L, S, offset, B), offset, lambda: row_intervals(self, L, S, offset, B))
 
     def blocks(self, L: int, S: int, offset: Offset, B: int, block_q: int, block_k: int) -> BlockTable:
         """Which blocks of block_q × block_k pairs are empty (left out), partial, or full; see :class:`BlockTable`."""
         key = ("blocks", L, S, offset, B, block_q, block_k)
-        return self._answer(key, offset, lambda: block_table(self, L, S, offset, B, block_q, block_k))
+        return self.remember(key, offset, lambda: block_table(self, L, S, offset, B, block_q, block_k))
 
     def kept_pairs(self, L: int, S: int, offset: Offset, B: int, H: int) -> tuple[int, bool]:
         """How many (item, head, query, key) are permitted, and whether that is exact; else it is an upper bound."""
-        return self._answer(("pairs", L, S, offset, B, H), offset, lambda: kept_pairs(self, L, S, offset, B, H))
+        return self.remember(("pairs", L, S, offset, B, H), offset, lambda: kept_pairs(self, L, S, offset, B, H))
 
     def fused(self, L: int, S: int, offset: Offset) -> Fused | None:
         """The flags of a fused kernel that mean the same, from the structure alone; None when there are none."""
@@ -239,7 +239,7 @@ class Mask:
         """[B or 1, S], True at keys that no query may see wherever it stands; None when no such key is known of."""
         return self._key_sets(S, torch.device(device))[0]
 
-    def _answer(self, key: Any, offset: Offset, make: Callable[[], Answer]) -> Answer:
+    def remember(self, key: Any, offset: Offset, make: Callable[[], Answer]) -> Answer:
         """``make()``, remembered unless it depends on tensors whose changes cannot be noticed."""
         if torch.compiler.is_compiling() or isinstance(offset, Tensor):
             return make()

@@ -70,7 +70,7 @@ class Documents(Mask):
         """Each item's documents as runs of keys; None when a document comes back after another, or is unreadable."""
         if torch.compiler.is_compiling() or not plain(self.tensors[0]):
             return None
-        return self._answer(("runs", S), 0, self._find_runs)
+        return self.remember(("runs", S), 0, self._find_runs)
 
     def _find_runs(self) -> list[Runs] | None:
         numbers = self.tensors[0].detach().numpy()
@@ -107,7 +107,7 @@ class Documents(Mask):
             if self.tensors[0].shape[-1] != S:
                 raise ValueError(f"the mask {self!r} has ids for {self.tensors[0].shape[-1]} keys, the call has {S}")
         elif not torch.compiler.is_compiling() and plain(self.tensors[0]):
-            total = self._answer("total", 0, lambda: int(self.tensors[0].sum()))
+            total = self.remember("total", 0, lambda: int(self.tensors[0].sum()))
             if total != S:
                 raise ValueError(f"the lengths of {self!r} add up to {total}, but the call has {S} keys")
 

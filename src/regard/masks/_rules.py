@@ -14,7 +14,7 @@ from regard.masks._grid import Grid
 from regard.masks._intervals import Spans, Strip
 from regard.masks._strided import strided_block_states, strided_count_below
 
-# NumPy wraps around silently: a limit beyond this is as good as none, and adding it to a position stays in range.
+# Integers wrap around silently: a limit beyond this is as good as none, and adding it to a position stays in range.
 _FAR = 2**62
 
 
@@ -70,8 +70,8 @@ class Window(_Numbers):
         self.right = right
 
     def _see(self, grid: Grid) -> Tensor:
-        distance = grid.j - grid.i
-        return (distance >= -self.left) & (distance <= self.right)
+        left, right = min(self.left, _FAR), min(self.right, _FAR)
+        return (grid.j >= grid.i - left) & (grid.j <= grid.i + right)
 
     def _spans(self, strip: Strip) -> Spans | None:
         left, right = min(self.left, _FAR), min(self.right, _FAR)
