@@ -1,0 +1,56 @@
+"""regard: attention you can see.
+
+One call for every kind of attention, at the speed of the best kernel that can do it, with the weights never hidden.
+Names load on first use, so that ``import regard`` costs next to nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from regard import backends as backends
+    from regard import compat as compat
+    from regard import interop as interop
+    from regard import masks as masks
+    from regard import nn as nn
+    from regard import reference as reference
+    from regard import testing as testing
+    from regard._errors import Refused as Refused
+    from regard.api import attention as attention
+    from regard.api import explain as explain
+    from regard.api import observe as observe
+    from regard.observation import Observation as Observation
+    from regard.plan import Plan as Plan
+    from regard.statistics import Want as Want
+
+_FROM = {
+    "attention": "regard.api",
+    "observe": "regard.api",
+    "explain": "regard.api",
+    "Observation": "regard.observation",
+    "Want": "regard.statistics",
+    "Plan": "regard.plan",
+    "Refused": "regard._errors",
+}
+_MODULES = ("backends", "compat", "interop", "masks", "nn", "reference", "statistics", "testing")
+
+__all__ = [*_FROM, *_MODULES, "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _FROM:
+        found = getattr(importlib.import_module(_FROM[name]), name)
+    elif name in _MODULES:
+        found = importlib.import_module(f"regard.{name}")
+    else:
+        raise AttributeError(f"module 'regard' has no attribute {name!r}")
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

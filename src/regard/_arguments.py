@@ -1,0 +1,280 @@
+"""Checks a call's arguments and turns them into a Call. The good case is a few comparisons; the messages are apart."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+import torch.autograd.forward_ad as forward_ad
+from torch import Tensor
+
+from regard.masks import Mask
+from regard.spec import BiasSpec, Call, CallSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_DTYPES = frozenset((torch.float64, torch.float32, torch.float16, torch.bfloat16))
+_HALF = frozenset((torch.float16, torch.bfloat16))
+_OFFSETS = frozenset((torch.int64, torch.int32))
+_transforms = torch._C._functorch.peek_interpreter_stack
+
+
+def prepare(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Mask | None,
+    bias: Tensor | None,
+    scale: float | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+    dropout: float,
+    query_offset: int | Tensor | None,
+    want: tuple[Any, ...] | None = None,
+    mode: str | None = None,
+) -> Call:
+    """Check everything that can be checked without reading values, and describe the call."""
+    if not (isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor)):
+        _not_tensors(query=query, key=key, value=value)
+    if query.is_nested or key.is_nested or value.is_nested:
+        raise TypeError(
+            "regard.attention got a nested tensor; it takes padded [batch, head, token, dim] tensors. "
+            "regard.nn.MultiHeadAttention takes nested ones, or pack the items into one row and use masks.documents."
+        )
+    device = query.device
+    if torch.is_autocast_enabled(device.type):
+        query, key, value = _autocast((query, key, value), device.type)
+    q_shape, k_shape, v_shape = query.shape, key.shape, value.shape
+    if len(q_shape) != 4 or len(k_shape) != 4 or len(v_shape) != 4:
+        _bad_rank(q_shape, k_shape, v_shape)
+    batch, heads, queries, head_dim = q_shape
+    k_batch, kv_heads, keys, k_dim = k_shape
+    v_batch, v_heads, v_keys, value_dim = v_shape
+    if (
+        batch != k_batch
+        or batch != v_batch
+        or kv_heads != v_heads
+        or keys != v_keys
+        or head_dim != k_dim
+        or head_dim == 0
+        or kv_heads == 0
+        or heads == 0
+        or heads % kv_heads
+    ):
+        _bad_shapes(q_shape, k_shape, v_shape)
+    dtype = query.dtype
+    if dtype not in _DTYPES or key.dtype != dtype or value.dtype != dtype:
+        _bad_dtypes(query=query, key=key, value=value)
+    if key.device != device or value.device != device:
+        _bad_devices(query=query, key=key, value=value)
+
+    if scale is None:
+        scale = 1.0 / math.sqrt(head_dim)
+    elif not isinstance(scale, (int, float)) or not math.isfinite(scale):
+        raise _bad_number("scale", scale, "a finite number, or None for 1/sqrt(head_dim)")
+    if softcap is not None and (not isinstance(softcap, (int, float)) or not 0 < softcap < math.inf):
+        raise _bad_number("softcap", softcap, "a number above 0, or None for no cap")
+    if not isinstance(dropout, (int, float)) or not 0.0 <= dropout <= 1.0:
+        raise _bad_number("dropout", dropout, "a probability in [0, 1]")
+
+    offset: int | Tensor
+    if query_offset is None:
+        offset = keys - queries
+    elif isinstance(query_offset, Tensor):
+        offset = _checked_offset(query_offset, batch, device)
+    elif isinstance(query_offset, bool) or not isinstance(query_offset, (int, torch.SymInt)):
+        raise TypeError(
+            f"query_offset is the position of the first query among the keys: an int or an integer tensor [batch], "
+            f"got {type(query_offset).__name__}"
+        )
+    else:
+        offset = query_offset
+
+    if mask is not None:
+        if not isinstance(mask, Mask):
+            _bad_mask(mask)
+        mask.check(batch, heads, queries, keys)
+        _check_mask_devices(mask, device)
+    bias_spec = None
+    if bias is not None:
+        bias = _checked_bias(bias, (batch, heads, queries, keys), dtype, device)
+        bias_spec = BiasSpec(tuple(bias.shape), bias.dtype, bias.requires_grad)
+    if sinks is not None:
+        _check_sinks(sinks, heads, dtype, device)
+
+    grad = torch.is_grad_enabled() and (
+        query.requires_grad
+        or key.requires_grad
+        or value.requires_grad
+        or (bias is not None and bias.requires_grad)
+        or (sinks is not None and sinks.requires_grad)
+    )
+    if mode is None:
+        mode = _mode(query, key, value, bias, sinks)
+    spec = CallSpec(
+        batch,
+        heads,
+        kv_heads,
+        queries,
+        keys,
+        head_dim,
+        value_dim,
+        dtype,
+        device.type,
+        None if mask is None else mask.structure,
+        bias_spec,
+        scale,
+        softcap,
+        sinks is not None,
+        dropout,
+        offset if not isinstance(offset, Tensor) else None,
+        grad,
+        query.stride(3) == 1 and key.stride(3) == 1 and value.stride(3) == 1,
+        mode,
+        want,
+    )
+    return Call(spec, query, key, value, mask, bias, sinks, offset)
+
+
+def _mode(*tensors: Tensor | None) -> str:
+    if _transforms() is not None:
+        return "transform"
+    if forward_ad._current_level >= 0:
+        for tensor in tensors:
+            if tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None:
+                return "dual"
+    return "plain"
+
+
+def _autocast(tensors: tuple[Tensor, ...], device: str) -> tuple[Tensor, ...]:
+    # float64 stays as it is, as under torch's own autocast
+    target = torch.get_autocast_dtype(device)
+    return tuple(t.to(target) if t.is_floating_point() and t.dtype != torch.float64 else t for t in tensors)
+
+
+def _checked_offset(offset: Tensor, batch: int, device: torch.device) -> Tensor:
+    if offset.dtype not in _OFFSETS:
+        raise TypeError(f"query_offset must be an int or an int64/int32 tensor [batch], got dtype {offset.dtype}")
+    if offset.shape != (batch,):
+        raise ValueError(
+            f"query_offset must have shape [batch] = [{batch}], one position per item, got {list(offset.shape)}"
+        )
+    if offset.device != device:
+        raise TypeError(f"query_offset is on {offset.device} but query is on {device}; move one of them")
+    return offset.to(torch.int64)
+
+
+def _checked_bias(bias: Tensor, full: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    if not isinstance(bias, Tensor):
+        raise TypeError(f"bias must be a floating-point tensor added to the logits, got {type(bias).__name__}")
+    if not bias.is_floating_point():
+        raise TypeError(
+            f"bias is added to the logits and must be floating point, got {bias.dtype}; "
+            "a boolean tensor is a mask: pass mask=masks.keep(tensor) (True = attend) or masks.drop(tensor) (True = hide)"
+        )
+    if bias.dtype != dtype and not (dtype in _HALF and bias.dtype == torch.float32):
+        raise TypeError(f"bias has dtype {bias.dtype} but query has {dtype}; convert one (float32 may join half precision)")
+    if bias.device != device:
+        raise TypeError(f"bias is on {bias.device} but query is on {device}; move one of them")
+    shape = (1,) * (4 - bias.dim()) + tuple(bias.shape)
+    if len(shape) != 4 or any(n not in (1, whole) for n, whole in zip(shape, full, strict=True)):
+        raise ValueError(
+            f"bias has shape {list(bias.shape)}; it must broadcast to [batch, head, query, key] = {list(full)}, "
+            "each of its dims being 1 or that size"
+        )
+    return bias if bias.dim() == 4 else bias.reshape(shape)
+
+
+def _check_sinks(sinks: Tensor, heads: int, dtype: torch.dtype, device: torch.device) -> None:
+    if not isinstance(sinks, Tensor):
+        raise TypeError(f"sinks must be a floating-point tensor [num_heads], got {type(sinks).__name__}")
+    if sinks.dtype != dtype and not (dtype in _HALF and sinks.dtype == torch.float32):
+        raise TypeError(
+            f"sinks has dtype {sinks.dtype} but query has {dtype}; convert one (float32 may join half precision)"
+        )
+    if sinks.shape != (heads,):
+        raise ValueError(f"sinks must have shape [num_heads] = [{heads}], one logit a head, got {list(sinks.shape)}")
+    if sinks.device != device:
+        raise TypeError(f"sinks is on {sinks.device} but query is on {device}; move one of them")
+
+
+def _check_mask_devices(mask: Mask, device: torch.device) -> None:
+    for tensor in mask.given:
+        if tensor.device != device:
+            raise TypeError(f"mask {mask!r} holds a tensor on {tensor.device} but query is on {device}; move one of them")
+
+
+def _not_tensors(**arguments: object) -> NoReturn:
+    for name, given in arguments.items():
+        if not isinstance(given, Tensor):
+            raise TypeError(f"{name} must be a torch.Tensor [batch, head, token, dim], got {type(given).__name__}")
+    raise AssertionError("unreachable")
+
+
+def _bad_rank(*shapes: Sequence[int]) -> NoReturn:
+    for name, shape in zip(("query", "key", "value"), shapes, strict=True):
+        if len(shape) != 4:
+            raise ValueError(
+                f"{name} has {len(shape)} dims, shape {list(shape)}; expected 4: [batch, head, token, dim]. "
+                "Use unsqueeze for a missing batch or head dim."
+            )
+    raise AssertionError("unreachable")
+
+
+def _bad_shapes(query: Sequence[int], key: Sequence[int], value: Sequence[int]) -> NoReturn:
+    given = f"query {list(query)}, key {list(key)}, value {list(value)}"
+    if query[0] != key[0] or query[0] != value[0]:
+        raise ValueError(
+            f"query, key and value must have one batch size (nothing is broadcast: use expand); got {given}"
+        )
+    if key[1] != value[1]:
+        raise ValueError(f"key and value must have the same number of heads, got {key[1]} and {value[1]}: {given}")
+    if key[2] != value[2]:
+        raise ValueError(f"key and value must have the same number of tokens, got {key[2]} and {value[2]}: {given}")
+    if query[3] != key[3]:
+        raise ValueError(f"query and key must have the same head dim, got {query[3]} and {key[3]}: {given}")
+    if query[3] == 0:
+        raise ValueError(f"query and key have head dim 0; it must be at least 1: {given}")
+    if query[1] == 0 or key[1] == 0:
+        raise ValueError(f"query and key must have at least one head, got {query[1]} and {key[1]}: {given}")
+    raise ValueError(
+        f"query has {query[1]} heads and key has {key[1]}: the number of key/value heads must divide the number "
+        f"of query heads (grouped-query attention); {given}"
+    )
+
+
+def _bad_dtypes(**tensors: Tensor) -> NoReturn:
+    for name, tensor in tensors.items():
+        if tensor.dtype not in _DTYPES:
+            raise TypeError(
+                f"{name} has dtype {tensor.dtype}; expected float64, float32, float16 or bfloat16 (convert with .to)"
+            )
+    named = ", ".join(f"{name} {tensor.dtype}" for name, tensor in tensors.items())
+    raise TypeError(f"query, key and value must have one dtype outside autocast, got {named}; convert with .to")
+
+
+def _bad_devices(**tensors: Tensor) -> NoReturn:
+    named = ", ".join(f"{name} on {tensor.device}" for name, tensor in tensors.items())
+    raise TypeError(f"query, key and value must be on one device, got {named}; move them with .to")
+
+
+def _bad_number(name: str, given: object, expected: str) -> Exception:
+    kind = ValueError if isinstance(given, (int, float)) else TypeError
+    return kind(f"{name} must be {expected}, got {given!r}")
+
+
+def _bad_mask(mask: object) -> NoReturn:
+    if not isinstance(mask, Tensor):
+        raise TypeError(f"mask must be a regard mask such as masks.causal(), got {type(mask).__name__}")
+    if mask.is_floating_point():
+        raise TypeError(
+            f"mask is a {mask.dtype} tensor: a float tensor is added to the logits, so pass it as bias=, or, if it holds "
+            "only 0 and -inf, as masks.from_additive(tensor)"
+        )
+    raise TypeError(
+        f"mask is a bare {mask.dtype} tensor, and libraries disagree on what True means: pass masks.keep(tensor) if True "
+        "means may attend (torch SDPA), or masks.drop(tensor) if True means hidden (torch.nn.MultiheadAttention); "
+        "convert an integer tensor with .bool() first"
+    )

@@ -1,0 +1,128 @@
+"""Attention as one custom op, so that torch.compile and torch.export see a single node with known shapes and gradients."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from regard import _guard, masks
+from regard._arguments import prepare
+from regard._errors import Refused
+from regard.backends._base import FusedBackend, accumulation
+from regard.plan import choose
+from regard.spec import BiasSpec, Call
+
+if TYPE_CHECKING:
+    from regard.masks import Mask
+
+_TENSORS = "Tensor query, Tensor key, Tensor value, Tensor? bias, Tensor? sinks, Tensor? offset, Tensor? seed, Tensor[] mask"
+_NUMBERS = "str code, SymInt start, float scale, float? softcap, float dropout, str backend, bool grad, bool bias_grad"
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Mask | None,
+    bias: Tensor | None,
+    scale: float | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+    dropout: float,
+    query_offset: int | Tensor | None,
+    backend: str,
+) -> Tensor:
+    """``regard.attention`` as a compiler traces it: the same checks, then one node."""
+    call = prepare(query, key, value, mask, bias, scale, softcap, sinks, dropout, query_offset, mode="compile")
+    if backend == "eager":
+        # plain operations: the compiler sees through them, and derivatives of any order remain
+        from regard.backends.eager import attend
+
+        call.seed = torch.randint(0, 2**31 - 1, (), device=query.device) if dropout else None
+        return attend(_guard.neutralised(call)).out
+    if backend == "reference":
+        raise Refused("backend 'reference' cannot run under torch.compile: it leaves torch for NumPy")
+    spec = call.spec
+    seed = torch.randint(0, 2**31 - 1, (), device=query.device) if dropout else None
+    start, offset = (0, call.offset) if isinstance(call.offset, Tensor) else (call.offset, None)
+    tensors = [] if mask is None else list(mask.tensors)
+    code = "" if mask is None else mask.code
+    bias_grad = call.bias is not None and call.bias.requires_grad
+    out: Tensor = torch.ops.regard.attention(
+        call.query, call.key, call.value, call.bias, call.sinks, offset, seed, tensors,
+        code, start, spec.scale, softcap, dropout, backend, spec.grad, bias_grad,
+    )[0]  # fmt: skip
+    return out
+
+
+def _rebuild(
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, sinks: Tensor | None, offset: Tensor | None,
+    seed: Tensor | None, mask: list[Tensor], code: str, start: int, scale: float, softcap: float | None, dropout: float,
+    backend: str, grad: bool, bias_grad: bool,
+) -> tuple[FusedBackend, Call]:  # fmt: skip
+    rule = masks.rebuild(code, tuple(mask)) if code else None
+    call = prepare(
+        query, key, value, rule, bias, scale, softcap, sinks, dropout, start if offset is None else offset, mode="compile"
+    )
+    described = None if bias is None else BiasSpec(tuple(bias.shape), bias.dtype, bias_grad)
+    call.spec = call.spec._replace(grad=grad, bias=described)
+    call.seed = seed
+    chosen = choose(call.spec, backend).backend
+    if not isinstance(chosen, FusedBackend):
+        # eager is chosen for tiny calls only; inside an opaque node a hand-written backward pass is needed
+        chosen = choose(call.spec, "blockwise").backend
+    assert isinstance(chosen, FusedBackend)
+    return chosen, _guard.neutralised(call)
+
+
+@torch.library.custom_op("regard::attention", mutates_args=(), schema=f"({_TENSORS}, {_NUMBERS}) -> (Tensor, Tensor)")
+def _forward(*arguments: Any) -> tuple[Tensor, Tensor]:
+    backend, call = _rebuild(*arguments)
+    out, lse = backend.forward(call)
+    return out.contiguous(), lse.contiguous()
+
+
+@_forward.register_fake
+def _(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    batch, heads, rows, _ = query.shape
+    lse = query.new_empty(batch, heads, rows, dtype=accumulation(query.dtype))
+    return query.new_empty(batch, heads, rows, value.shape[3]), lse
+
+
+@torch.library.custom_op(
+    "regard::attention_backward",
+    mutates_args=(),
+    schema=f"(Tensor grad_out, Tensor out, Tensor lse, bool[] needs, {_TENSORS}, {_NUMBERS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
+def _backward(grad_out: Tensor, out: Tensor, lse: Tensor, needs: list[bool], *arguments: Any) -> tuple[Tensor, ...]:
+    backend, call = _rebuild(*arguments)
+    grads = backend.backward(call, grad_out, out, lse, tuple(needs))
+    return tuple(out.new_empty(0) if grad is None else grad.contiguous() for grad in grads)
+
+
+@_backward.register_fake
+def _(grad_out: Tensor, out: Tensor, lse: Tensor, needs: list[bool], *arguments: Any) -> tuple[Tensor, ...]:
+    return tuple(
+        out.new_empty(0) if not need or tensor is None else tensor.new_empty(tensor.shape)
+        for need, tensor in zip(needs, arguments[:5], strict=True)
+    )
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    tensors, held, numbers = inputs[:7], inputs[7], inputs[8:]
+    ctx.save_for_backward(*tensors, *held, *output)
+    ctx.numbers, ctx.held = numbers, len(held)
+
+
+def _autograd(ctx: Any, grad_out: Tensor, grad_lse: Tensor) -> tuple[Any, ...]:
+    saved = ctx.saved_tensors
+    tensors, held, (out, lse) = saved[:7], list(saved[7 : 7 + ctx.held]), saved[-2:]
+    needs = [bool(need) for need in ctx.needs_input_grad[:5]]
+    made = torch.ops.regard.attention_backward(grad_out, out, lse, needs, *tensors, held, *ctx.numbers)
+    grads = tuple(grad if need else None for grad, need in zip(made, needs, strict=True))
+    return (*grads, None, None, [None] * ctx.held, *(None for _ in ctx.numbers))
+
+
+_forward.register_autograd(_autograd, setup_context=_setup_context)

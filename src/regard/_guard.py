@@ -1,0 +1,153 @@
+"""Keeps what is masked from leaking: NaN, inf and overflow in keys and values that a query may not see.
+
+On CPU in plain mode the data is looked at: one norm per tensor. If all is well the backend runs as it is. If not, the bad
+keys are replaced by zeros, the backend runs on the clean tensors (so clean rows keep their bits), and the rows that may
+see something bad are computed one by one on exactly the keys they may see.
+
+Elsewhere nothing is read (it would wait for the device, or break a trace): keys that a whole item hides are zeroed.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+from regard._hash import uniform
+from regard.backends._base import accumulation
+from regard.backends.eager import softmax_with_sinks
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from regard.backends import Backend
+    from regard.spec import Call
+
+_FLOAT32_MAX = torch.finfo(torch.float32).max
+# rows times keys times dim that are gathered at once on the careful path
+_CHUNK = 1 << 22
+
+
+def run(backend: Backend, call: Call, *, named: bool) -> tuple[Tensor, Tensor]:
+    spec = call.spec
+    if (spec.mask is None and spec.bias is None) or spec.pairs == 0:
+        return backend.run(call, named=named)
+    if spec.mode != "plain" or spec.device != "cpu":
+        return backend.run(neutralised(call), named=named)
+    if call.bias is not None:
+        check_bias(call.bias)
+    if _harmless(call):
+        return backend.run(call, named=named)
+    return _careful(backend, call, named=named)
+
+
+def neutralised(call: Call) -> Call:
+    """The call with keys and values that no query of an item may see set to zero; reads nothing."""
+    hidden = None if call.mask is None else call.mask.hidden_keys(call.spec.keys, call.key.device)
+    if hidden is None:
+        return call
+    hidden = hidden[:, None, :, None]
+    return call.replace(key=call.key.masked_fill(hidden, 0.0), value=call.value.masked_fill(hidden, 0.0))
+
+
+def check_bias(bias: Tensor) -> None:
+    """NaN and +inf have no meaning in a bias; -inf hides a pair."""
+    if not bias.numel():
+        return
+    top = bias.detach().amax().item()
+    if math.isnan(top) or top == math.inf:
+        what = "NaN" if math.isnan(top) else "+inf"
+        raise ValueError(f"bias holds {what}; it must hold finite numbers, or -inf to hide a pair")
+
+
+def _harmless(call: Call) -> bool:
+    """Whether no logit can overflow and no key or value is NaN or inf, by |q·k| <= |q||k|."""
+    work = accumulation(call.spec.dtype)
+    query, key, value = (
+        torch.linalg.vector_norm(t.detach(), dtype=work).item() for t in (call.query, call.key, call.value)
+    )
+    limit = _FLOAT32_MAX if work == torch.float32 else torch.finfo(torch.float64).max
+    return query * key * max(1.0, abs(call.spec.scale)) < limit and math.isfinite(value)
+
+
+def _careful(backend: Backend, call: Call, *, named: bool) -> tuple[Tensor, Tensor]:
+    spec = call.spec
+    group = spec.heads // spec.kv_heads
+    bad_query = _unusable(call.query, spec.scale)  # [B, H, L]
+    bad_key = _unusable(call.key, spec.scale) | ~torch.isfinite(call.value.detach()).all(-1)  # [B, Hkv, S]
+    touched = bad_query | _sees(call, bad_key.repeat_interleave(group, 1))
+    clean = call.replace(
+        query=call.query.masked_fill(touched.unsqueeze(-1), 0.0),
+        key=call.key.masked_fill(bad_key.unsqueeze(-1), 0.0),
+        value=call.value.masked_fill(bad_key.unsqueeze(-1), 0.0),
+    )
+    out, lse = backend.run(clean, named=named)
+    where = touched.nonzero(as_tuple=True)
+    at_once = max(1, _CHUNK // (spec.keys * max(spec.head_dim, spec.value_dim)))
+    for start in range(0, len(where[0]), at_once):
+        index = tuple(axis[start : start + at_once] for axis in where)
+        rows, rows_lse = _exact_rows(call, index)
+        out = out.index_put(index, rows)
+        lse = lse.index_put(index, rows_lse.detach().to(lse.dtype))
+    return out, lse
+
+
+def _unusable(tensor: Tensor, scale: float) -> Tensor:
+    """Rows that hold a non-finite number, or one whose square could overflow a logit."""
+    work = accumulation(tensor.dtype)
+    limit = math.sqrt(torch.finfo(work).max / (tensor.shape[-1] * max(1.0, abs(scale))))
+    return ~(tensor.detach().abs().to(work) <= limit).all(-1)
+
+
+def _permitted(call: Call, rows: range) -> Tensor:
+    """What some rows may see, by mask and by -inf in the bias: bool, broadcastable to [B, H, rows, S]."""
+    spec = call.spec
+    seen = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=call.query.device)
+    if call.mask is not None:
+        seen = call.mask.tile(
+            rows, range(spec.keys), spec.queries, spec.keys, offset=call.offset, device=call.query.device
+        )
+    if call.bias is not None:
+        bias = call.bias.detach()
+        seen = seen & ((bias if bias.shape[2] == 1 else bias[:, :, rows.start : rows.stop]) != -torch.inf)
+    return seen
+
+
+def _sees(call: Call, bad: Tensor) -> Tensor:
+    """Rows that may see a bad key, [B, H, L]; ``bad`` is [B, H, S]."""
+    spec = call.spec
+    found = []
+    for start in range(0, spec.queries, 256):
+        rows = range(start, min(start + 256, spec.queries))
+        seen = (_permitted(call, rows) & bad.unsqueeze(2)).any(-1)
+        found.append(seen.expand(spec.batch, spec.heads, len(rows)))
+    return torch.cat(found, 2)
+
+
+def _exact_rows(call: Call, index: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+    """Attention of single rows (b, h, r), each on a copy of its keys in which what it may not see is zero."""
+    spec = call.spec
+    work = accumulation(spec.dtype)
+    b, h, r = index
+    kv = h * spec.kv_heads // spec.heads
+    low, high = int(r.min()), int(r.max()) + 1
+    seen = _permitted(call, range(low, high)).expand(spec.batch, spec.heads, high - low, spec.keys)[b, h, r - low]
+    hidden = ~seen.unsqueeze(-1)
+    key = call.key[b, kv].to(work).masked_fill(hidden, 0.0)  # [n, S, D]
+    value = call.value[b, kv].to(work).masked_fill(hidden, 0.0)
+    logits = (key @ (call.query[b, h, r].to(work) * spec.scale).unsqueeze(-1)).squeeze(-1)
+    if spec.softcap is not None:
+        logits = torch.tanh(logits / spec.softcap) * spec.softcap
+    if call.bias is not None:
+        logits = logits + call.bias.expand(spec.batch, spec.heads, spec.queries, spec.keys)[b, h, r].to(work)
+    sinks = None if call.sinks is None else call.sinks[h]
+    weights, lse = softmax_with_sinks(logits[None, :, None], seen[None, :, None], sinks)
+    weights = weights[0, :, 0]
+    if spec.dropout:
+        assert call.seed is not None
+        element = ((b * spec.heads + h) * spec.queries + r)[:, None] * spec.keys + torch.arange(spec.keys)
+        kept = (uniform(call.seed, element) >= spec.dropout).to(work)
+        weights = weights * kept * (0.0 if spec.dropout == 1 else 1.0 / (1.0 - spec.dropout))
+    out = (weights.unsqueeze(1) @ value).squeeze(1)
+    return out.to(spec.dtype), lse[0, :, 0]

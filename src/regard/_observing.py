@@ -1,0 +1,142 @@
+"""Computes the wanted statistics from the inputs and the log-sum-exp, some rows at a time: no L×S tensor."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from regard import statistics
+from regard.backends._base import accumulation
+from regard.backends.eager import logits_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from regard.spec import Call
+    from regard.statistics import Want
+
+# numbers in the rows of weights that are alive at once
+_NUMBERS = 1 << 22
+
+
+def observe_rows(call: Call, lse: Tensor, want: Want) -> dict[str, Tensor]:
+    """Every wanted statistic of the call, [B, H, ...]."""
+    spec = call.spec
+    found = _Found(call, want)
+    at_once = max(1, _NUMBERS // max(1, spec.batch * spec.heads * spec.keys))
+    with torch.no_grad(), torch.autocast(spec.device, enabled=False):
+        for start in range(0, spec.queries, at_once):
+            found.add(range(start, min(start + at_once, spec.queries)), lse)
+    return found.result()
+
+
+class _Found:
+    """Statistics under way: rows are written to their place, sums are added to."""
+
+    def __init__(self, call: Call, want: Want) -> None:
+        spec = call.spec
+        self.call, self.want = call, want
+        self.dtype = accumulation(spec.dtype)
+        self.lead = (spec.batch, spec.heads)
+        self.parts: dict[str, Tensor] = {}
+        rows = slice(*(want.queries or slice(None)).indices(spec.queries)[:2])
+        self.queries = range(rows.start, max(rows.start, rows.stop))
+        if want.rows:
+            self.parts["entropy"] = self._new(spec.queries)
+            self.parts["max_weight"] = self._new(spec.queries)
+        if want.key_mass:
+            self.parts["key_mass"] = self._new(spec.keys)
+        if want.map is not None:
+            self.grid = min(want.map[0], len(self.queries)), min(want.map[1], spec.keys)
+            self.parts["map"] = self._new(*self.grid)
+            device = call.query.device
+            self.row_cells = statistics.cells(len(self.queries), max(1, self.grid[0]), device)
+            self.key_cells = statistics.cells(spec.keys, max(1, self.grid[1]), device)
+        if want.top_k:
+            self.parts["top_weights"] = self._new(spec.queries, want.top_k)
+            self.parts["top_keys"] = self._new(spec.queries, want.top_k).long()
+        if want.distance:
+            self.parts["distance"] = self._new(statistics.BUCKETS)
+        if want.first:
+            self.parts["first_mass"] = self._new(spec.queries)
+        if want.weights is not None:
+            self.rectangle = tuple(
+                range(n)[part] for part, n in zip(want.weights, (spec.queries, spec.keys), strict=True)
+            )
+            self.parts["weights"] = self._new(*map(len, self.rectangle))
+
+    def _new(self, *shape: int) -> Tensor:
+        return torch.zeros(*self.lead, *shape, dtype=self.dtype, device=self.call.query.device)
+
+    def add(self, rows: range, lse: Tensor) -> None:
+        call, want, spec = self.call, self.want, self.call.spec
+        at = slice(rows.start, rows.stop)
+        permitted = None
+        if call.mask is not None:
+            permitted = call.mask.tile(
+                rows, range(spec.keys), spec.queries, spec.keys, offset=call.offset, device=call.query.device
+            )
+        bias = call.bias if call.bias is None or call.bias.shape[2] == 1 else call.bias[:, :, at]
+        logs = logits_of(call, call.query[:, :, at], call.key, bias)
+        row_lse = lse[:, :, at].to(self.dtype).unsqueeze(-1)
+        empty = row_lse == -torch.inf
+        logs = logs - row_lse.masked_fill(empty, 0.0)
+        if permitted is not None:
+            logs = logs.masked_fill(~permitted, -torch.inf)
+        weights = logs.exp()
+        parts = self.parts
+        if want.rows:
+            missing = empty.squeeze(-1)
+            parts["entropy"][:, :, at] = statistics.entropy(weights, logs).masked_fill(missing, torch.nan)
+            top = weights.amax(-1) if spec.keys else weights.new_zeros(weights.shape[:-1])
+            parts["max_weight"][:, :, at] = top.masked_fill(missing, torch.nan)
+        if want.first:
+            parts["first_mass"][:, :, at] = weights[..., : want.first].sum(-1)
+        if want.top_k:
+            seen = _seen(permitted, bias)
+            parts["top_weights"][:, :, at], parts["top_keys"][:, :, at] = statistics.top(weights, seen, want.top_k)
+        if want.distance:
+            self._distance(rows, weights)
+        self._sums(rows, weights)
+
+    def _sums(self, rows: range, weights: Tensor) -> None:
+        want = self.want
+        inside = range(max(rows.start, self.queries.start), min(rows.stop, self.queries.stop))
+        if len(inside) and (want.key_mass or want.map is not None):
+            some = weights[:, :, inside.start - rows.start : inside.stop - rows.start]
+            if want.key_mass:
+                self.parts["key_mass"] += some.sum(2)
+            if want.map is not None:
+                by_key = some.new_zeros(*some.shape[:3], self.grid[1]).index_add_(3, self.key_cells, some)
+                first = inside.start - self.queries.start
+                self.parts["map"].index_add_(2, self.row_cells[first : first + len(inside)], by_key)
+        if want.weights is not None:
+            wanted, keys = self.rectangle
+            inside = range(max(rows.start, wanted.start), min(rows.stop, wanted.stop))
+            if len(inside):
+                some = weights[:, :, inside.start - rows.start : inside.stop - rows.start, keys.start : keys.stop]
+                self.parts["weights"][:, :, inside.start - wanted.start : inside.stop - wanted.start] = some
+
+    def _distance(self, rows: range, weights: Tensor) -> None:
+        call, device = self.call, weights.device
+        i = torch.arange(rows.start, rows.stop, device=device)
+        offset = call.offset.view(-1, 1) if isinstance(call.offset, torch.Tensor) else call.offset
+        position = (i + offset).reshape(-1, 1, len(rows), 1)
+        far = statistics.buckets((position - torch.arange(call.spec.keys, device=device)).abs())
+        far = far.expand(weights.shape).reshape(*self.lead, -1)
+        self.parts["distance"].scatter_add_(2, far, weights.reshape(*self.lead, -1))
+
+    def result(self) -> dict[str, Tensor]:
+        if "map" in self.parts:
+            rows = torch.bincount(self.row_cells, minlength=self.grid[0])[: self.grid[0]]
+            keys = torch.bincount(self.key_cells, minlength=self.grid[1])[: self.grid[1]]
+            self.parts["map"] /= rows[:, None] * keys
+        return self.parts
+
+
+def _seen(permitted: Tensor | None, bias: Tensor | None) -> Tensor | None:
+    if bias is None:
+        return permitted
+    visible = bias != -torch.inf
+    return visible if permitted is None else permitted & visible

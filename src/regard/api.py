@@ -1,0 +1,145 @@
+"""The public calls: check the arguments, choose a backend, run it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from regard import _guard
+from regard._arguments import prepare
+from regard._observing import observe_rows
+from regard.backends._base import accumulation
+from regard.observation import Observation
+from regard.plan import Choice, Cost, Plan, choose
+from regard.statistics import Want
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from regard.masks import Mask
+    from regard.spec import Call
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    mask: Mask | None = None,
+    bias: Tensor | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    dropout: float = 0.0,
+    query_offset: int | Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """softmax(softcap(scale·q·kᵀ) + bias)·v over the keys that the mask permits.
+
+    Shapes: query [batch, head, L, dim]; key [batch, kv head, S, dim]; value [batch, kv head, S, value dim];
+    result [batch, head, L, value dim]. Query head h uses kv head ⌊h·Hkv/H⌋.
+
+    Args:
+        mask: a value of ``regard.masks``; True means may attend. A row that may attend to nothing gives zeros.
+        bias: added to the logits, broadcastable to [batch, head, L, S]; may require grad. -inf hides a pair.
+        scale: 1/sqrt(dim) when None; may be 0 or negative.
+        softcap: c > 0 replaces each scaled product s by c·tanh(s/c).
+        sinks: [head], one logit a head that joins the denominator only.
+        dropout: probability of dropping a weight, applied as given (modules pass 0 in eval).
+        query_offset: position of the first query among the keys, an int or one per item; S - L when None.
+        backend: "auto", or a name: then that backend runs or ``regard.Refused`` is raised.
+
+    Raises:
+        TypeError: wrong kinds: a bare tensor as mask, mixed dtypes or devices, a nested tensor.
+        ValueError: wrong shapes or numbers; ``regard.Refused`` when a named backend cannot do the call.
+
+    >>> q, k, v = torch.ones(1, 2, 1, 4), torch.ones(1, 2, 3, 4), torch.arange(3.0).view(1, 1, 3, 1).expand(1, 2, 3, 4)
+    >>> attention(q, k, v)[0, 0]
+    tensor([[1., 1., 1., 1.]])
+    """
+    if torch.compiler.is_compiling():
+        from regard._compiled import attention as compiled
+
+        return compiled(query, key, value, mask, bias, scale, softcap, sinks, dropout, query_offset, backend)
+    call = prepare(query, key, value, mask, bias, scale, softcap, sinks, dropout, query_offset)
+    choice = choose(call.spec, backend)
+    if dropout:
+        call.seed = draw_seed(query)
+    return _guard.run(choice.backend, call, named=choice.named)[0]
+
+
+def explain(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    want: Want | None = None,
+    mask: Mask | None = None,
+    bias: Tensor | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    dropout: float = 0.0,
+    query_offset: int | Tensor | None = None,
+    backend: str = "auto",
+) -> Plan:
+    """How ``attention`` (or ``observe``, with ``want``) would run this call; runs nothing."""
+    call = prepare(query, key, value, mask, bias, scale, softcap, sinks, dropout, query_offset)
+    return make_plan(call, choose(call.spec, backend))
+
+
+def make_plan(call: Call, choice: Choice) -> Plan:
+    spec, mask, offset = call.spec, call.mask, call.offset
+
+    def cost() -> Cost:
+        kept, exact = spec.pairs, True
+        if mask is not None:
+            kept, exact = mask.kept_pairs(spec.queries, spec.keys, offset, spec.batch, spec.heads)
+        moved = (
+            spec.batch * spec.heads * spec.queries * (spec.head_dim + spec.value_dim)
+            + spec.batch * spec.kv_heads * spec.keys * (spec.head_dim + spec.value_dim)
+        ) * spec.dtype.itemsize
+        if spec.bias is not None:
+            moved += spec.bias.dtype.itemsize * torch.Size(spec.bias.shape).numel()
+        flops = 2 * kept * (spec.head_dim + spec.value_dim)
+        return Cost(flops, moved, kept, choice.backend.workspace(spec, kept), exact)
+
+    return Plan(spec, choice, cost)
+
+
+def draw_seed(query: Tensor) -> Tensor:
+    """The number a call's dropout is derived from; drawn from torch's generator, so that manual_seed governs it."""
+    return torch.randint(0, 2**31 - 1, (), device=query.device)
+
+
+def observe(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    want: Want | None = None,
+    mask: Mask | None = None,
+    bias: Tensor | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    dropout: float = 0.0,
+    query_offset: int | Tensor | None = None,
+    backend: str = "auto",
+) -> Observation:
+    """``attention`` that also returns exact statistics of its weights (before dropout), see ``regard.Want``.
+
+    ``.out`` is what ``attention`` gives for the same call: the same backend and the same random draw.
+    """
+    want = Want() if want is None else want
+    if not isinstance(want, Want):
+        raise TypeError(f"want must be a regard.Want, got {type(want).__name__}")
+    call = prepare(query, key, value, mask, bias, scale, softcap, sinks, dropout, query_offset)
+    choice = choose(call.spec, backend)
+    if dropout:
+        call.seed = draw_seed(query)
+    out, lse = _guard.run(choice.backend, call, named=choice.named)
+    lse = lse.detach().to(accumulation(call.spec.dtype))
+    found = observe_rows(call, lse, want) if want.asks else {}
+    return Observation(out, lse, make_plan(call, choice), want, found)

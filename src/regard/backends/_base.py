@@ -1,0 +1,64 @@
+"""What every backend answers: why it cannot run a call, what it costs, and the call itself."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from regard.spec import Call, CallSpec
+
+
+class Backend(ABC):
+    """One way to compute attention. Stateless: an instance serves every call."""
+
+    name: str
+    about: str  # one line for tables
+
+    @abstractmethod
+    def refuse(self, spec: CallSpec) -> list[str]:
+        """Reasons why this backend cannot run the call, as short clauses; empty when it can."""
+
+    @abstractmethod
+    def seconds(self, spec: CallSpec) -> float:
+        """A rough time for the call, comparable between backends on one device. Looks at no data."""
+
+    @abstractmethod
+    def workspace(self, spec: CallSpec, kept_pairs: int) -> int:
+        """Bytes alive at the peak of a forward pass beyond the inputs: output included."""
+
+    @abstractmethod
+    def run(self, call: Call, *, named: bool) -> tuple[Tensor, Tensor]:
+        """Compute (out, lse); lse is [B, H, L], detached or not differentiated. ``named``: the caller asked for this one."""
+
+
+class FusedBackend(Backend):
+    """A backend with a hand-written backward pass: two functions on plain tensors, no autograd inside.
+
+    lse is [B, H, L] in accumulation precision, -inf for an empty row, sinks included.
+    """
+
+    @abstractmethod
+    def forward(self, call: Call) -> tuple[Tensor, Tensor]:
+        """(out, lse) of the call's tensors."""
+
+    @abstractmethod
+    def backward(
+        self, call: Call, grad_out: Tensor, out: Tensor, lse: Tensor, needs: tuple[bool, ...]
+    ) -> tuple[Tensor | None, ...]:
+        """Gradients of (query, key, value, bias, sinks), None where ``needs`` is False."""
+
+    def run(self, call: Call, *, named: bool) -> tuple[Tensor, Tensor]:
+        from regard.backends._autograd import run_fused
+
+        return run_fused(self, call, named=named)
+
+
+def accumulation(dtype: torch.dtype) -> torch.dtype:
+    """The precision sums are kept in: float64 for float64, else float32."""
+    import torch
+
+    return torch.float64 if dtype == torch.float64 else torch.float32

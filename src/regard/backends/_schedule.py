@@ -1,0 +1,242 @@
+"""Turns a mask into the steps that compute it: rectangles of rows and keys, so that time follows the kept pairs.
+
+A step is a range of query rows with the runs of keys those rows may see. Three kinds:
+
+  rect      every row sees every key of the runs              -> no mask at all
+  triangle  as many rows as keys, row r sees keys 0..r        -> a fused kernel's causal flag
+  tile      anything else                                     -> a small mask over the step
+
+Rows that no step mentions see nothing. A row may be in two steps (``again``): their results merge by log-sum-exp.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from regard.masks import Mask
+    from regard.spec import Call
+
+# below this many rows a step of its own costs more to launch than the pairs it saves
+SHORT = 32
+# rows of a tile step; small, since a band of width w pays for w + TILE keys a row
+TILE = 64
+
+
+class Run(NamedTuple):
+    start: int
+    stop: int
+    full: bool  # every row of the step sees all of it
+
+
+class Step(NamedTuple):
+    batch: int | None  # None: all items alike
+    start: int
+    stop: int
+    runs: tuple[Run, ...]
+    kind: str
+    lo: NDArray[np.int64] | None  # [K, rows] permitted intervals, when the mask has that form
+    hi: NDArray[np.int64] | None
+    again: bool = False
+
+    @property
+    def rows(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def width(self) -> int:
+        return sum(run.stop - run.start for run in self.runs)
+
+    @property
+    def has_empty_rows(self) -> bool:
+        """Whether a row of the step may see nothing; True when that is not known."""
+        if self.lo is None or self.hi is None:
+            return self.kind == "tile"
+        return bool((self.lo >= self.hi).all(axis=0).any())
+
+
+def steps_of(call: Call) -> list[Step]:
+    """The steps of a call; read once per mask, size and offset."""
+    spec, mask = call.spec, call.mask
+    rows, keys = spec.queries, spec.keys
+    if mask is None:
+        return [Step(None, 0, rows, (Run(0, keys, True),), "rect", None, None)]
+    if not mask.readable() or (isinstance(call.offset, Tensor) and call.offset.device.type != "cpu"):
+        return [Step(None, 0, rows, (Run(0, keys, False),), "tile", None, None)]
+    key = ("steps", rows, keys, call.offset, spec.batch)
+    return mask.remember(key, call.offset, lambda: _build(mask, rows, keys, call.offset, spec.batch))
+
+
+def _build(mask: Mask, rows: int, keys: int, offset: int | Tensor, batch: int) -> list[Step]:
+    intervals = mask.rows(rows, keys, offset, batch)
+    steps: list[Step] = []
+    if intervals is not None:
+        groups = intervals.lo.shape[0]
+        for g in range(groups):
+            steps += _from_intervals(None if groups == 1 else g, intervals.lo[g], intervals.hi[g])
+        return steps
+    block = 64 if keys <= 4096 else 128
+    table = mask.blocks(rows, keys, offset, batch, block, block)
+    for g in range(table.groups):
+        batch_item = None if table.groups == 1 else g
+        steps += _from_blocks(batch_item, table.row_ptr[g], table.cols, table.full, rows, keys, block)
+    return steps
+
+
+def _from_intervals(batch: int | None, lo: NDArray[np.int64], hi: NDArray[np.int64]) -> list[Step]:
+    if lo.shape[0] > 1 and not (lo[1:] < hi[1:]).any():
+        lo, hi = lo[:1], hi[:1]
+    if lo.shape[0] > 1:
+        return _tiles(batch, lo, hi, 0, lo.shape[1])
+    steps: list[Step] = []
+    pending: int | None = None  # start of short segments waiting to share tiles
+    for start, stop, slope in _segments(lo[0], hi[0]):
+        if slope == (0, 1) and lo[0, start] >= hi[0, start]:
+            start += 1  # a causal edge may begin with an empty row
+        if start == stop or (slope == (0, 0) and lo[0, start] >= hi[0, start]):
+            if pending is not None:
+                steps += _tiles(batch, lo, hi, pending, start)
+                pending = None
+            continue
+        if stop - start < SHORT and lo.shape[1] > SHORT:
+            pending = start if pending is None else pending
+            continue
+        if pending is not None:
+            steps += _tiles(batch, lo, hi, pending, start)
+            pending = None
+        steps += _segment(batch, lo, hi, start, stop, slope)
+    if pending is not None:
+        steps += _tiles(batch, lo, hi, pending, lo.shape[1])
+    return steps
+
+
+def _segments(lo: NDArray[np.int64], hi: NDArray[np.int64]) -> list[tuple[int, int, tuple[int, int]]]:
+    """Maximal ranges of rows whose interval moves evenly: (start, stop, (change of lo, change of hi) per row)."""
+    rows = len(lo)
+    if rows == 0:
+        return []
+    step_lo, step_hi = np.diff(lo), np.diff(hi)
+    even = (step_lo >= 0) & (step_lo <= 1) & (step_hi >= 0) & (step_hi <= 1)
+    code = np.where(even, step_lo * 2 + step_hi, -1)  # code[r] is the move from row r to row r + 1
+    jump = code == -1
+    changed = np.ones(len(code), dtype=bool)
+    changed[1:] = (code[1:] != code[:-1]) & ~jump[:-1]
+    starts = np.concatenate([[0], 1 + np.flatnonzero(jump | (changed & (np.arange(len(code)) > 0)))])
+    stops = np.concatenate([starts[1:], [rows]])
+    found = []
+    for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
+        inner = int(code[start]) if stop - start > 1 else 0
+        found.append((start, stop, (inner // 2, inner % 2)))
+    return found
+
+
+def _segment(
+    batch: int | None, lo: NDArray[np.int64], hi: NDArray[np.int64], start: int, stop: int, slope: tuple[int, int]
+) -> list[Step]:
+    first_lo, first_hi, last_hi = int(lo[0, start]), int(hi[0, start]), int(hi[0, stop - 1])
+    inside = lo[:, start:stop], hi[:, start:stop]
+    if slope == (0, 0):
+        return [Step(batch, start, stop, (Run(first_lo, first_hi, True),), "rect", *inside)]
+    if slope != (0, 1):
+        return _tiles(batch, lo, hi, start, stop)
+    corner = first_hi - 1  # first key of the triangle; what lies before it every row sees
+    triangle = np.maximum(inside[0], corner), inside[1]
+    if corner == first_lo:
+        return [Step(batch, start, stop, (Run(corner, last_hi, False),), "triangle", *triangle)]
+    full = np.full_like(inside[0], first_lo), np.full_like(inside[1], corner)
+    return [
+        Step(batch, start, stop, (Run(first_lo, corner, True),), "rect", *full),
+        Step(batch, start, stop, (Run(corner, last_hi, False),), "triangle", *triangle, True),
+    ]
+
+
+def _tiles(batch: int | None, lo: NDArray[np.int64], hi: NDArray[np.int64], start: int, stop: int) -> list[Step]:
+    steps = []
+    for top in range(start, stop, TILE):
+        end = min(top + TILE, stop)
+        inside_lo, inside_hi = lo[:, top:end], hi[:, top:end]
+        runs = _hulls(inside_lo, inside_hi)
+        if not runs:
+            continue
+        same = (inside_lo == inside_lo[:, :1]).all() and (inside_hi == inside_hi[:, :1]).all()
+        kind = "rect" if same else "tile"
+        steps.append(
+            Step(batch, top, end, tuple(Run(a, b, bool(same)) for a, b in runs), kind, inside_lo, inside_hi)
+        )
+    return steps
+
+
+def _hulls(lo: NDArray[np.int64], hi: NDArray[np.int64]) -> list[tuple[int, int]]:
+    """The keys that some row sees, slot by slot, overlapping ones joined."""
+    runs: list[tuple[int, int]] = []
+    for slot_lo, slot_hi in zip(lo, hi, strict=True):
+        seen = slot_lo < slot_hi
+        if seen.any():
+            runs.append((int(slot_lo[seen].min()), int(slot_hi[seen].max())))
+    joined: list[tuple[int, int]] = []
+    for a, b in sorted(runs):
+        if joined and a <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(b, joined[-1][1]))
+        else:
+            joined.append((a, b))
+    return joined
+
+
+def _from_blocks(
+    batch: int | None,
+    pointers: NDArray[np.int64],
+    cols: NDArray[np.int32],
+    full: NDArray[np.bool_],
+    rows: int,
+    keys: int,
+    block: int,
+) -> list[Step]:
+    steps = []
+    for row in range(len(pointers) - 1):
+        runs: list[Run] = []
+        for at in range(int(pointers[row]), int(pointers[row + 1])):
+            start = int(cols[at]) * block
+            stop, whole = min(start + block, keys), bool(full[at])
+            if runs and runs[-1].stop == start and runs[-1].full == whole:
+                runs[-1] = Run(runs[-1].start, stop, whole)
+            else:
+                runs.append(Run(start, stop, whole))
+        if runs:
+            kind = "rect" if all(run.full for run in runs) else "tile"
+            steps.append(Step(batch, row * block, min((row + 1) * block, rows), tuple(runs), kind, None, None))
+    return steps
+
+
+def permitted_of(step: Step, call: Call, rows: range, run: Run) -> Tensor | None:
+    """Which keys of a run some rows of the step may see: bool, broadcastable to [B, H, rows, run]; None means all."""
+    if run.full:
+        return None
+    device = call.query.device
+    if step.lo is not None and step.hi is not None:
+        at = slice(rows.start - step.start, rows.stop - step.start)
+        lo, hi = step.lo[:, at], step.hi[:, at]
+        if lo.shape[0] == 1 and int(lo.max()) <= run.start and int(hi.min()) >= run.stop:
+            return None
+        keys = torch.arange(run.start, run.stop, device=device)
+        seen: Tensor | None = None
+        for slot_lo, slot_hi in zip(lo, hi, strict=True):
+            inside = (keys >= _column(slot_lo, device)) & (keys < _column(slot_hi, device))
+            seen = inside if seen is None else seen | inside
+        assert seen is not None
+        return seen[None, None]
+    assert call.mask is not None
+    spec = call.spec
+    tile = call.mask.tile(rows, range(run.start, run.stop), spec.queries, spec.keys, offset=call.offset, device=device)
+    if step.batch is not None and tile.shape[0] > 1:
+        tile = tile[step.batch : step.batch + 1]
+    return tile
+
+
+def _column(numbers: NDArray[np.int64], device: torch.device) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(numbers)).to(device).unsqueeze(1)

@@ -1,0 +1,151 @@
+"""Runs a call step by step (see _schedule) with an engine that knows one step, and joins the results."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING
+
+import torch
+
+from regard.backends._base import FusedBackend, accumulation
+from regard.backends._schedule import Run, Step, steps_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from regard.spec import Call
+
+Grads = tuple["Tensor | None", ...]
+
+
+class TiledBackend(FusedBackend):
+    """A fused backend made of steps. Rows of different steps are independent, so each step is exact on its own."""
+
+    @abstractmethod
+    def step_forward(self, call: Call, step: Step, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """(out, lse) of the step's rows over its keys, without sinks; lse -inf where a row sees nothing."""
+
+    @abstractmethod
+    def step_backward(
+        self,
+        call: Call,
+        step: Step,
+        tensors: tuple[Tensor, Tensor, Tensor],
+        grad_out: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        grad_bias: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradients of the step's query, key and value; adds to ``grad_bias`` in place."""
+
+    def forward(self, call: Call) -> tuple[Tensor, Tensor]:
+        spec, query = call.spec, call.query
+        work = accumulation(spec.dtype)
+        if spec.empty:
+            out = query.new_zeros(spec.batch, spec.heads, spec.queries, spec.value_dim)
+            return out, query.new_full(out.shape[:3], -torch.inf, dtype=work)
+        steps = self.plan_steps(call)
+        if len(steps) == 1 and steps[0].rows == spec.queries and steps[0].batch is None:
+            out, lse = self.step_forward(call, steps[0], query, *gather(call, steps[0]))
+        else:
+            out = query.new_zeros(spec.batch, spec.heads, spec.queries, spec.value_dim)
+            lse = query.new_full(out.shape[:3], -torch.inf, dtype=work)
+            for step in steps:
+                where = rows_of(step)
+                part, part_lse = self.step_forward(call, step, query[where], *gather(call, step))
+                if step.again:
+                    _merge(out[where], lse[where], part, part_lse)
+                else:
+                    out[where] = part
+                    lse[where] = part_lse
+        if call.sinks is not None:
+            out, lse = _add_sinks(out, lse, call.sinks)
+        return out.to(spec.dtype), lse
+
+    def plan_steps(self, call: Call) -> list[Step]:
+        return steps_of(call)
+
+    def backward(self, call: Call, grad_out: Tensor, out: Tensor, lse: Tensor, needs: tuple[bool, ...]) -> Grads:
+        spec = call.spec
+        work = accumulation(spec.dtype)
+        bias = call.bias
+        grad_bias = bias.new_zeros(bias.shape, dtype=work) if needs[3] and bias is not None else None
+        grad_sinks = None
+        if needs[4] and call.sinks is not None:
+            # the sink has no value: its weight only takes away from the others'
+            weight = torch.exp(call.sinks.to(work).view(1, -1, 1) - lse).masked_fill(lse == -torch.inf, 0.0)
+            grad_sinks = -(weight * (grad_out.to(work) * out).sum(-1)).sum((0, 2)).to(call.sinks.dtype)
+        steps = [] if spec.empty else self.plan_steps(call)
+        tensors = (call.query, call.key, call.value)
+        if len(steps) == 1 and steps[0].batch is None and steps[0].rows == spec.queries and _is_whole(steps[0], spec.keys):
+            grads = self.step_backward(call, steps[0], tensors, grad_out, out, lse, grad_bias)
+        else:
+            grads = tuple(torch.zeros_like(t, dtype=work, memory_format=torch.contiguous_format) for t in tensors)
+            for step in steps:
+                where = rows_of(step)
+                inputs = (call.query[where], *gather(call, step))
+                parts = self.step_backward(call, step, inputs, grad_out[where], out[where], lse[where], grad_bias)
+                grads[0][where] += parts[0]
+                _scatter(grads[1], step, parts[1])
+                _scatter(grads[2], step, parts[2])
+        made = tuple(g.to(spec.dtype) if need else None for g, need in zip(grads, needs, strict=False))
+        grad_bias = None if grad_bias is None or bias is None else grad_bias.to(bias.dtype)
+        return (*made, grad_bias, grad_sinks)
+
+
+def rows_of(step: Step) -> tuple[slice, slice, slice]:
+    batch = slice(None) if step.batch is None else slice(step.batch, step.batch + 1)
+    return batch, slice(None), slice(step.start, step.stop)
+
+
+def gather(call: Call, step: Step) -> tuple[Tensor, Tensor]:
+    """The step's keys and values: views where they are one run, else the runs side by side."""
+    return _take(call.key, step), _take(call.value, step)
+
+
+def _take(tensor: Tensor, step: Step) -> Tensor:
+    batch = rows_of(step)[0]
+    parts = [tensor[batch, :, run.start : run.stop] for run in step.runs]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
+
+
+def _scatter(total: Tensor, step: Step, part: Tensor) -> None:
+    batch, at = rows_of(step)[0], 0
+    for run in step.runs:
+        size = run.stop - run.start
+        total[batch, :, run.start : run.stop] += part[:, :, at : at + size]
+        at += size
+
+
+def _is_whole(step: Step, keys: int) -> bool:
+    return len(step.runs) == 1 and step.runs[0].start == 0 and step.runs[0].stop == keys
+
+
+def _merge(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
+    """Join two parts of the same rows in place; each part is normalised on its own keys."""
+    total = torch.logaddexp(lse, part_lse)
+    safe = total.masked_fill(total == -torch.inf, 0.0)
+    mine, theirs = torch.exp(lse - safe).unsqueeze(-1), torch.exp(part_lse - safe).unsqueeze(-1)
+    out.copy_(out * mine + part * theirs)
+    lse.copy_(total)
+
+
+def _add_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
+    total = torch.logaddexp(lse, sinks.to(lse.dtype).view(1, -1, 1))
+    share = torch.exp(lse - total).unsqueeze(-1)
+    return out * share, total.masked_fill(lse == -torch.inf, -torch.inf)
+
+
+def bias_tile(call: Call, step: Step, rows: range, run: Run) -> Tensor | None:
+    """The part of the bias that lies over some rows and a run: a view, broadcast dims kept at 1."""
+    return None if call.bias is None else call.bias[bias_index(call.bias, step, rows, run)]
+
+
+def bias_index(bias: Tensor, step: Step, rows: range, run: Run) -> tuple[slice, slice, slice, slice]:
+    everything = slice(None)
+    return (
+        everything if bias.shape[0] == 1 or step.batch is None else slice(step.batch, step.batch + 1),
+        everything,
+        everything if bias.shape[2] == 1 else slice(rows.start, rows.stop),
+        everything if bias.shape[3] == 1 else slice(run.start, run.stop),
+    )

@@ -1,0 +1,210 @@
+"""Pure torch, any device: exact attention in tiles, memory O(L), empty tiles skipped, gradients by recomputation."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from regard.backends._base import accumulation
+from regard.backends._schedule import Run, Step, permitted_of
+from regard.backends._tiled import TiledBackend, bias_index, bias_tile
+from regard.backends.eager import dropout_factor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+    from regard.spec import Call, CallSpec
+
+# numbers in one tile of logits: large enough to keep the matrix units busy, small enough to stay in a core's cache
+TILE_NUMBERS = {"cpu": 1 << 19}
+TILE_NUMBERS_ELSEWHERE = 1 << 24
+TILE_KEYS = 1024
+
+
+class Blockwise(TiledBackend):
+    name = "blockwise"
+    about = "pure torch in tiles: memory O(L), empty tiles skipped, every modifier"
+
+    def refuse(self, spec: CallSpec) -> list[str]:
+        if spec.mode == "transform":
+            return ["torch.func transforms (vmap, grad, jvp) need operations that torch can see through: use eager"]
+        if spec.mode == "dual":
+            return ["it has no forward-mode derivative: use eager"]
+        return []
+
+    def seconds(self, spec: CallSpec) -> float:
+        return 1.5e-4 + spec.pairs * (4e-9 if spec.device == "cpu" else 1e-11)
+
+    def workspace(self, spec: CallSpec, kept_pairs: int) -> int:
+        itemsize = 8 if spec.dtype == torch.float64 else 4
+        rows = spec.batch * spec.heads * spec.queries
+        rows_a_tile, keys_a_tile = tile_shape(spec, spec.batch, spec.queries, spec.keys)
+        tile = spec.batch * spec.heads * rows_a_tile * keys_a_tile * itemsize
+        return rows * (spec.value_dim * (itemsize + spec.dtype.itemsize) + itemsize) + tile * (1 if spec.mask is None else 2)
+
+    def step_forward(self, call: Call, step: Step, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        spec = call.spec
+        work = accumulation(spec.dtype)
+        batch, heads, rows, _ = query.shape
+        out = query.new_empty((batch, heads, rows, spec.value_dim), dtype=work)
+        lse = query.new_empty((batch, heads, rows), dtype=work)
+        rows_a_tile, keys_a_tile = tile_shape(spec, batch, rows, step.width)
+        for start in range(0, rows, rows_a_tile):
+            part = slice(start, min(start + rows_a_tile, rows))
+            tile_rows = range(step.start + part.start, step.start + part.stop)
+            scaled = _fold(query[:, :, part].to(work) * spec.scale, spec.kv_heads)
+            state: tuple[Tensor, Tensor, Tensor] | None = None
+            for run, at in _tile_runs(step, tile_rows, keys_a_tile):
+                logits, _ = self._logits(call, step, scaled, key[:, :, at], tile_rows, run)
+                state = _absorb(call, step, state, logits, value[:, :, at].to(work), tile_rows, run)
+            if state is None:
+                out[:, :, part], lse[:, :, part] = 0.0, -torch.inf
+                continue
+            top, total, acc = state
+            shape = (batch, heads, part.stop - part.start)
+            out[:, :, part] = (acc / total.masked_fill(total == 0, 1.0)).view(*shape, -1)
+            lse[:, :, part] = (top + total.log()).view(shape)
+        return out, lse
+
+    def _logits(
+        self, call: Call, step: Step, scaled: Tensor, key: Tensor, rows: range, run: Run
+    ) -> tuple[Tensor, Tensor | None]:
+        """Masked logits of one tile [B·Hkv, G·rows, keys], and tanh(s/c) where there is a softcap c."""
+        spec = call.spec
+        logits = torch.bmm(scaled, _flat(key.to(scaled.dtype)).transpose(1, 2))
+        capped = None
+        if spec.softcap is not None:
+            capped = logits.div_(spec.softcap).tanh_()
+            logits = capped * spec.softcap
+        whole = logits.view(-1, spec.heads, len(rows), logits.shape[-1])
+        bias = bias_tile(call, step, rows, run)
+        if bias is not None:
+            whole.add_(bias)
+        permitted = permitted_of(step, call, rows, run)
+        if permitted is not None:
+            whole.masked_fill_(~permitted, -torch.inf)
+        return logits, capped
+
+    def step_backward(
+        self,
+        call: Call,
+        step: Step,
+        tensors: tuple[Tensor, Tensor, Tensor],
+        grad_out: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        grad_bias: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        spec = call.spec
+        work = accumulation(spec.dtype)
+        query, key, value = tensors
+        batch, heads, rows, _ = query.shape
+        grad_query = torch.zeros(query.shape, dtype=work, device=query.device)
+        grad_key = torch.zeros(key.shape, dtype=work, device=key.device)
+        grad_value = torch.zeros(value.shape, dtype=work, device=value.device)
+        flat_grads = _flat(grad_key), _flat(grad_value)
+        # an empty row's weights are exp(-inf - inf) = 0
+        lse = lse.masked_fill(lse == -torch.inf, torch.inf)
+        rows_a_tile, keys_a_tile = tile_shape(spec, batch, rows, step.width, passes=2)
+        for start in range(0, rows, rows_a_tile):
+            part = slice(start, min(start + rows_a_tile, rows))
+            tile_rows = range(step.start + part.start, step.start + part.stop)
+            scaled = _fold(query[:, :, part].to(work) * spec.scale, spec.kv_heads)
+            d_out = _fold(grad_out[:, :, part].to(work), spec.kv_heads)
+            delta = (d_out * _fold(out[:, :, part].to(work), spec.kv_heads)).sum(-1, keepdim=True)
+            row_lse = lse[:, :, part].reshape(*d_out.shape[:2], 1)
+            d_query = torch.zeros_like(scaled)
+            for run, at in _tile_runs(step, tile_rows, keys_a_tile):
+                logits, capped = self._logits(call, step, scaled, key[:, :, at], tile_rows, run)
+                weights = logits.sub_(row_lse).exp_()
+                d_weights = torch.bmm(d_out, _flat(value[:, :, at].to(work)).transpose(1, 2))
+                kept = weights
+                if spec.dropout:
+                    factor = _dropout(call, step, tile_rows, run, weights)
+                    kept = weights * factor
+                    d_weights *= factor
+                flat_grads[1][:, at].baddbmm_(kept.transpose(1, 2), d_out)
+                d_logits = d_weights.sub_(delta).mul_(weights)
+                if grad_bias is not None:
+                    index = bias_index(grad_bias, step, tile_rows, run)
+                    whole = d_logits.view(batch, heads, len(tile_rows), -1)
+                    grad_bias[index] += whole.sum_to_size(grad_bias[index].shape)
+                if capped is not None:
+                    d_logits = d_logits * (1 - capped * capped)
+                d_query.baddbmm_(d_logits, _flat(key[:, :, at].to(work)))
+                flat_grads[0][:, at].baddbmm_(d_logits.transpose(1, 2), scaled)
+            grad_query[:, :, part] = d_query.mul_(spec.scale).view(batch, heads, len(tile_rows), -1)
+        return grad_query, grad_key, grad_value
+
+
+def tile_shape(spec: CallSpec, batch: int, rows: int, width: int, passes: int = 1) -> tuple[int, int]:
+    """Rows and keys of one tile, so that its logits over all heads stay near TILE_NUMBERS."""
+    numbers = TILE_NUMBERS.get(spec.device, TILE_NUMBERS_ELSEWHERE) // passes
+    keys = max(1, min(width, TILE_KEYS))
+    return max(16, min(rows, numbers // (batch * spec.heads * keys))), keys
+
+
+def _tile_runs(step: Step, rows: range, size: int) -> Iterator[tuple[Run, slice]]:
+    """The step's runs cut to tiles, each with its place among the gathered keys; what these rows cannot see is left out."""
+    at = 0
+    for run in step.runs:
+        lo, hi = _visible(step, rows, run)
+        for start in range(lo, hi, size):
+            stop = min(start + size, hi)
+            yield Run(start, stop, run.full), slice(at + start - run.start, at + stop - run.start)
+        at += run.stop - run.start
+
+
+def _visible(step: Step, rows: range, run: Run) -> tuple[int, int]:
+    if step.lo is None or step.hi is None or step.lo.shape[0] > 1:
+        return run.start, run.stop
+    at = slice(rows.start - step.start, rows.stop - step.start)
+    return max(run.start, int(step.lo[0, at].min())), min(run.stop, int(step.hi[0, at].max()))
+
+
+def _absorb(
+    call: Call,
+    step: Step,
+    state: tuple[Tensor, Tensor, Tensor] | None,
+    logits: Tensor,
+    value: Tensor,
+    rows: range,
+    run: Run,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Fold one tile into the running (maximum, sum of exponentials, weighted values) of its rows; eats ``logits``."""
+    top = logits.amax(-1, keepdim=True)
+    if state is not None:
+        top = torch.maximum(top, state[0])
+    weights = logits.sub_(top.masked_fill(top == -torch.inf, 0.0)).exp_()
+    total = weights.sum(-1, keepdim=True)
+    if call.spec.dropout:
+        weights = weights * _dropout(call, step, rows, run, weights)
+    acc = torch.bmm(weights, _flat(value))
+    if state is not None:
+        # where the row has seen nothing yet, -inf - -inf is NaN; its sums are 0 whatever the factor
+        shrink = torch.exp(state[0] - top).masked_fill(state[0] == -torch.inf, 0.0)
+        total += state[1] * shrink
+        acc += state[2] * shrink
+    return top, total, acc
+
+
+def _dropout(call: Call, step: Step, rows: range, run: Run, like: Tensor) -> Tensor:
+    assert call.seed is not None
+    factor = dropout_factor(call.seed, call.spec, rows, range(run.start, run.stop), like)
+    if step.batch is not None:
+        factor = factor[step.batch : step.batch + 1]
+    return factor.reshape(like.shape)
+
+
+def _fold(tensor: Tensor, kv_heads: int) -> Tensor:
+    """[B, H, rows, dim] to [B·Hkv, G·rows, dim]: heads that share keys stand below each other."""
+    batch, heads, rows, dim = tensor.shape
+    return tensor.reshape(batch * kv_heads, heads // kv_heads * rows, dim)
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """[B, Hkv, keys, dim] to [B·Hkv, keys, dim]; a view where the strides allow it."""
+    return tensor.reshape(-1, *tensor.shape[2:])

@@ -1,0 +1,120 @@
+"""Plain torch operations on the whole matrix of logits: any derivative order, every transform, memory O(L·S)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from regard._hash import uniform
+from regard.backends._base import Backend, accumulation
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from regard.spec import Call, CallSpec
+
+
+class Whole(NamedTuple):
+    """Everything the formula produces, with heads ungrouped: [B, H, ...]."""
+
+    out: Tensor
+    lse: Tensor
+    weights: Tensor  # before dropout
+
+
+class Eager(Backend):
+    name = "eager"
+    about = "plain torch operations, the whole matrix in memory; any derivative order"
+
+    def refuse(self, spec: CallSpec) -> list[str]:
+        return []
+
+    def seconds(self, spec: CallSpec) -> float:
+        # memory-bound passes over the logits; the constant part is a dozen small operations
+        return 1.2e-4 + spec.pairs * (8e-9 if spec.device == "cpu" else 3e-11)
+
+    def workspace(self, spec: CallSpec, kept_pairs: int) -> int:
+        itemsize = 8 if spec.dtype == torch.float64 else 4
+        out = spec.batch * spec.heads * spec.queries * spec.value_dim * itemsize
+        matrices = 3 if spec.mask is None and spec.bias is None and spec.softcap is None else 4
+        return spec.pairs * itemsize * matrices + 2 * out
+
+    def run(self, call: Call, *, named: bool) -> tuple[Tensor, Tensor]:
+        whole = attend(call)
+        return whole.out, whole.lse
+
+
+def attend(call: Call, permitted: Tensor | None = None) -> Whole:
+    """softmax(softcap(scale·q·kᵀ) + bias)·v in accumulation precision. ``permitted`` replaces the mask when given."""
+    spec = call.spec
+    with torch.autocast(spec.device, enabled=False):
+        if permitted is None and call.mask is not None:
+            permitted = call.mask.tile(
+                range(spec.queries), range(spec.keys), spec.queries, spec.keys, offset=call.offset, device=call.query.device
+            )
+        logits = logits_of(call, call.query, call.key, call.bias)
+        weights, lse = softmax_with_sinks(logits, permitted, call.sinks)
+        dropped = weights
+        if spec.dropout:
+            assert call.seed is not None
+            dropped = weights * dropout_factor(call.seed, spec, range(spec.queries), range(spec.keys), weights)
+        out = _by_value(dropped, call.value, spec)
+        return Whole(out.to(spec.dtype), lse, weights)
+
+
+def logits_of(call: Call, query: Tensor, key: Tensor, bias: Tensor | None) -> Tensor:
+    """softcap(scale·q·k) + bias, [B, H, l, s]; grouped heads share their keys without a copy."""
+    spec = call.spec
+    work = accumulation(spec.dtype)
+    batch, heads, rows, dim = query.shape
+    kv_heads, cols = key.shape[1], key.shape[2]
+    grouped = (query.to(work) * spec.scale).reshape(batch, kv_heads, heads // kv_heads * rows, dim)
+    logits = (grouped @ key.to(work).transpose(-1, -2)).reshape(batch, heads, rows, cols)
+    if spec.softcap is not None:
+        logits = torch.tanh(logits / spec.softcap) * spec.softcap
+    if bias is not None:
+        logits = logits + bias
+    return logits
+
+
+def softmax_with_sinks(logits: Tensor, permitted: Tensor | None, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Weights and log-sum-exp of each row. A row with nothing permitted gets zeros and -inf, and zero gradients."""
+    if permitted is not None:
+        logits = logits.masked_fill(~permitted, -torch.inf)
+    if logits.shape[-1] == 0:
+        return logits, logits.new_full(logits.shape[:-1], -torch.inf)
+    top = logits.detach().amax(-1, keepdim=True)
+    empty = top == -torch.inf
+    sink = None
+    if sinks is not None:
+        sink = sinks.to(logits.dtype).view(1, -1, 1, 1)
+        top = torch.maximum(top, sink.detach())
+    top = top.masked_fill(top == -torch.inf, 0.0)
+    unnormalised = torch.exp(logits - top)
+    if permitted is not None:
+        # a NaN row would otherwise give NaN to keys it may not see, and from there to their gradients
+        unnormalised = unnormalised.masked_fill(~permitted, 0.0)
+    total = unnormalised.sum(-1, keepdim=True)
+    if sink is not None:
+        total = total + torch.exp(sink - top)
+    total = total.masked_fill(total == 0, 1.0)
+    lse = (top + torch.log(total)).masked_fill(empty, -torch.inf)
+    return unnormalised / total, lse.squeeze(-1)
+
+
+def dropout_factor(seed: Tensor, spec: CallSpec, rows: range, cols: range, like: Tensor) -> Tensor:
+    """0 where a weight is dropped, 1/(1-p) where it is kept, [B, H, l, s]; the draw depends on the element alone."""
+    device = like.device
+    lead = torch.arange(spec.batch * spec.heads, device=device).view(spec.batch, spec.heads, 1, 1) * spec.queries
+    i = torch.arange(rows.start, rows.stop, device=device).view(-1, 1)
+    j = torch.arange(cols.start, cols.stop, device=device)
+    kept = uniform(seed, (lead + i) * spec.keys + j) >= spec.dropout
+    return kept.to(like.dtype) * (0.0 if spec.dropout == 1 else 1.0 / (1.0 - spec.dropout))
+
+
+def _by_value(weights: Tensor, value: Tensor, spec: CallSpec) -> Tensor:
+    batch, heads, rows, cols = weights.shape
+    kv_heads = value.shape[1]
+    grouped = weights.reshape(batch, kv_heads, heads // kv_heads * rows, cols)
+    return (grouped @ value.to(weights.dtype)).reshape(batch, heads, rows, value.shape[-1])

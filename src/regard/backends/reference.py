@@ -1,0 +1,63 @@
+"""The NumPy oracle as a backend: slow, float64, no gradients. For checking the others, never chosen by "auto"."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from regard import reference as oracle
+from regard.backends._base import Backend
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from regard.spec import Call, CallSpec
+
+
+class Reference(Backend):
+    name = "reference"
+    about = "the NumPy float64 oracle; forward only"
+
+    def refuse(self, spec: CallSpec) -> list[str]:
+        reasons = []
+        if spec.device != "cpu":
+            reasons.append(f"it runs in NumPy on the CPU, not on {spec.device}")
+        if spec.grad:
+            reasons.append("it has no gradients: use torch.no_grad() or another backend")
+        if spec.dropout:
+            reasons.append("it draws nothing at random: dropout must be 0")
+        if spec.mode != "plain":
+            reasons.append("it leaves torch, so compile, vmap, torch.func and forward-mode AD cannot see it")
+        return reasons
+
+    def seconds(self, spec: CallSpec) -> float:
+        return float("inf")
+
+    def workspace(self, spec: CallSpec, kept_pairs: int) -> int:
+        out = spec.batch * spec.heads * spec.queries * spec.value_dim
+        return spec.pairs * 8 * 4 + out * (8 + spec.dtype.itemsize)
+
+    def run(self, call: Call, *, named: bool) -> tuple[Tensor, Tensor]:
+        spec = call.spec
+        permitted = None
+        if call.mask is not None:
+            rows, keys = range(spec.queries), range(spec.keys)
+            tile = call.mask.tile(rows, keys, spec.queries, spec.keys, offset=call.offset, device=call.query.device)
+            permitted = tile.numpy()
+        result = oracle.attention(
+            _array(call.query),
+            _array(call.key),
+            _array(call.value),
+            mask=permitted,
+            bias=None if call.bias is None else _array(call.bias),
+            scale=spec.scale,
+            softcap=spec.softcap,
+            sinks=None if call.sinks is None else _array(call.sinks),
+            return_weights=True,
+        )
+        return torch.from_numpy(result.out).to(spec.dtype), torch.from_numpy(result.lse)
+
+
+def _array(tensor: Tensor):  # type: ignore[no-untyped-def]
+    return tensor.detach().to(torch.float64).numpy()

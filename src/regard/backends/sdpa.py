@@ -1,0 +1,147 @@
+"""PyTorch's own fused kernels, asked for what they do right: flags instead of dense masks, and the log-sum-exp back.
+
+The kernels are called below ``F.scaled_dot_product_attention``, because that function may silently choose ``math``,
+hides the log-sum-exp, and gives NaN gradients on empty rows.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+from regard.backends import _kernels
+from regard.backends._schedule import Run, Step, permitted_of, steps_of
+from regard.backends._tiled import TiledBackend, bias_tile
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from regard.spec import Call, CallSpec
+
+# seconds to launch a step and seconds a query-key pair takes at head dim 64, on one ordinary CPU; only their ratio matters
+STEP_SECONDS = 3e-5
+PAIR_SECONDS = 1.6e-9
+
+
+class Sdpa(TiledBackend):
+    name = "sdpa"
+    about = "torch's fused kernels, one call or one a step"
+
+    def refuse(self, spec: CallSpec) -> list[str]:
+        if spec.mode == "transform":
+            return ["torch.func transforms (vmap, grad, jvp) need operations that torch can see through: use eager"]
+        if spec.mode == "dual":
+            return ["it has no forward-mode derivative: use eager"]
+        reasons = []
+        if spec.softcap is not None:
+            reasons.append("the fused kernels have no softcap")
+        if spec.dropout:
+            reasons.append("dropout would go to torch's unfused math path")
+        if spec.value_dim != spec.head_dim:
+            reasons.append(f"value dim {spec.value_dim} differs from head dim {spec.head_dim}: torch would use its math path")
+        if spec.bias is not None and spec.bias.needs_grad and spec.grad:
+            reasons.append("the bias requires grad, which the fused kernels do not give")
+        if not spec.unit_stride:
+            reasons.append("the last dim of query, key or value is strided: call .contiguous()")
+        return reasons + _kernels.refuse(spec)
+
+    def seconds(self, spec: CallSpec) -> float:
+        return 2e-5 + spec.pairs * (PAIR_SECONDS if spec.device == "cpu" else 1e-12)
+
+    def workspace(self, spec: CallSpec, kept_pairs: int) -> int:
+        rows = spec.batch * spec.heads * spec.queries
+        return rows * spec.value_dim * spec.dtype.itemsize + rows * 4 + _kernels.workspace(spec)
+
+    def plan_steps(self, call: Call) -> list[Step]:
+        """Steps where they save work; one masked call where launching them would cost more than the pairs they skip."""
+        spec = call.spec
+        steps = steps_of(call)
+        if len(steps) <= 1:
+            return steps
+        items = spec.batch if steps[0].batch is None else 1
+        area = items * sum(step.rows * step.width for step in steps)
+        pair = PAIR_SECONDS * spec.heads * spec.head_dim / 64
+        if spec.batch * spec.queries * spec.keys * pair <= len(steps) * STEP_SECONDS + area * pair:
+            return [Step(None, 0, spec.queries, (Run(0, spec.keys, False),), "tile", None, None)]
+        return steps
+
+    def step_forward(self, call: Call, step: Step, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        query, scale = _positive_scale(query, call.spec.scale)
+        causal, added = self._mask(call, step)
+        out, lse = _kernels.forward(query, key, value, causal, added, scale)
+        if added is not None and (call.bias is not None or step.has_empty_rows):
+            # the kernels give 0 and a lse of 0 to a row that sees nothing
+            lse = lse.masked_fill((added == -torch.inf).all(-1).expand(lse.shape), -torch.inf)
+        return out, lse
+
+    def step_backward(
+        self,
+        call: Call,
+        step: Step,
+        tensors: tuple[Tensor, Tensor, Tensor],
+        grad_out: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        grad_bias: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        query, scale = _positive_scale(tensors[0], call.spec.scale)
+        causal, added = self._mask(call, step)
+        if added is not None:
+            lse = lse.masked_fill(lse == -torch.inf, 0.0)
+        grads = _kernels.backward(grad_out, query, tensors[1], tensors[2], out, lse, causal, added, scale)
+        if call.spec.scale <= 0:
+            grads = (grads[0] * math.copysign(1.0 if call.spec.scale else 0.0, call.spec.scale), grads[1], grads[2])
+        return grads
+
+    def _mask(self, call: Call, step: Step) -> tuple[bool, Tensor | None]:
+        """The kernel's causal flag, and what is added to the logits, [B or 1, H or 1, rows or 1, width]."""
+        if call.bias is None:
+            if step.kind != "tile":
+                return step.kind == "triangle", None
+            if step.lo is None and step.start == 0 and step.stop == call.spec.queries and call.mask is not None:
+                return False, _whole_mask(call)
+        rows = range(step.start, step.stop)
+        parts = [self._added(call, step, rows, run) for run in step.runs]
+        return False, parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+    def _added(self, call: Call, step: Step, rows: range, run: Run) -> Tensor:
+        dtype, device = call.spec.dtype, call.query.device
+        bias = bias_tile(call, step, rows, run)
+        permitted = permitted_of(step, call, rows, run)
+        if bias is not None:
+            added = bias.to(dtype)
+            if permitted is not None:
+                added = torch.where(permitted, added, -torch.inf)
+        elif permitted is None:
+            added = torch.zeros(1, 1, 1, 1, dtype=dtype, device=device)
+        else:
+            added = torch.zeros(permitted.shape, dtype=dtype, device=device).masked_fill_(~permitted, -torch.inf)
+        return added.expand(*added.shape[:2], len(rows), run.stop - run.start)
+
+
+def _whole_mask(call: Call) -> Tensor:
+    """The mask as one additive tensor; kept with the mask while it is small, as small calls repeat."""
+    spec, mask = call.spec, call.mask
+    assert mask is not None
+
+    def build() -> Tensor:
+        tile = mask.tile(
+            range(spec.queries), range(spec.keys), spec.queries, spec.keys, offset=call.offset, device=call.query.device
+        )
+        tile = tile.expand(*tile.shape[:2], spec.queries, spec.keys)
+        return torch.zeros(tile.shape, dtype=spec.dtype, device=tile.device).masked_fill_(~tile, -torch.inf)
+
+    if spec.queries * spec.keys > 1 << 16 or mask.batch * mask.heads > 8:
+        return build()
+    key = ("added", spec.queries, spec.keys, call.offset, spec.dtype, call.query.device)
+    return mask.remember(key, call.offset, build)
+
+
+def _positive_scale(query: Tensor, scale: float) -> tuple[Tensor, float]:
+    # with the causal flag the kernels scale after masking: a negative scale would turn -inf into +inf
+    if scale > 0:
+        return query, scale
+    return query * math.copysign(1.0 if scale else 0.0, scale), abs(scale) or 1.0
+

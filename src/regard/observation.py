@@ -1,0 +1,58 @@
+"""The result of ``regard.observe``: the output beside the statistics that were asked for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from regard.plan import Plan
+    from regard.statistics import Want
+
+_ASK = {
+    "entropy": "rows=True",
+    "max_weight": "rows=True",
+    "key_mass": "key_mass=True",
+    "map": "map=(64, 64)",
+    "top_keys": "top_k=8",
+    "top_weights": "top_k=8",
+    "distance": "distance=True",
+    "first_mass": "first=4",
+    "weights": "weights=(slice(0, 64), slice(0, 64))",
+}
+
+
+class Observation:
+    """Output and statistics of one attention call; see ``regard.statistics`` for what each is.
+
+    ``out`` carries gradients; the statistics are detached, float32 (float64 for float64 input).
+    """
+
+    out: Tensor
+    lse: Tensor
+    entropy: Tensor
+    max_weight: Tensor
+    key_mass: Tensor
+    map: Tensor
+    top_keys: Tensor
+    top_weights: Tensor
+    distance: Tensor
+    first_mass: Tensor
+    weights: Tensor
+
+    def __init__(self, out: Tensor, lse: Tensor, plan: Plan, want: Want, found: dict[str, Tensor]) -> None:
+        self.out = out
+        self.lse = lse
+        self.plan = plan
+        self.want = want
+        self.__dict__.update(found)
+
+    def __getattr__(self, name: str) -> Tensor:
+        if name in _ASK:
+            raise AttributeError(f"{name} was not asked for: pass want=regard.Want({_ASK[name]}) to observe")
+        raise AttributeError(f"'Observation' object has no attribute {name!r}")
+
+    def __repr__(self) -> str:
+        has = [name for name in _ASK if name in self.__dict__]
+        return f"Observation(out {list(self.out.shape)}, lse{''.join(', ' + name for name in has)})"

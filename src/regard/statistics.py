@@ -1,0 +1,127 @@
+"""What each statistic of the attention weights is, and which of them are wanted.
+
+All of them are reductions of the matrix of weights p [L, S] of one batch item and head (dropout not applied):
+
+  lse         log of the sum of exponentials of a row's logits; -inf for an empty row
+  entropy     -sum p·log p of a row, in nats, with 0·log 0 = 0; missing (NaN) for an empty row
+  max_weight  the largest p of a row; missing likewise
+  key_mass    sum of p over the queries, for each key
+  map         sum of p in a cell of a coarse grid, divided by the cell's number of pairs
+  top         the k largest p of a row and their keys, ties to the lower key
+  distance    total p by |i - j|: bucket 0 is 0, bucket b is 2^(b-1) … 2^b - 1
+  first_mass  the p a row gives to its first n keys
+  weights     p itself, over a rectangle
+
+Rows are independent, and everything else is a sum over rows: parts computed on different ranges of queries merge by
+writing rows side by side and adding the sums.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+BUCKETS = 32
+
+
+@dataclass(frozen=True)
+class Want:
+    """Which statistics ``regard.observe`` gives; what is not asked for costs nothing."""
+
+    rows: bool = True  # entropy and max_weight
+    key_mass: bool = True
+    map: tuple[int, int] | None = (64, 64)
+    top_k: int = 8
+    distance: bool = True
+    first: int = 0  # first_mass over keys 0 … first-1
+    queries: slice | None = None  # limits key_mass and map to these queries
+    weights: tuple[slice, slice] | None = None  # an exact rectangle: (queries, keys)
+
+    def __post_init__(self) -> None:
+        if self.map is not None and (
+            not isinstance(self.map, tuple) or len(self.map) != 2 or any(not _count(n) or n < 1 for n in self.map)
+        ):
+            raise ValueError(f"Want(map=...) must be (rows, columns) of at least 1 each, or None, got {self.map!r}")
+        for name in ("top_k", "first"):
+            given = getattr(self, name)
+            if not _count(given) or given < 0:
+                raise ValueError(f"Want({name}=...) must be an int of at least 0, got {given!r}")
+        if self.queries is not None:
+            _check_slice("queries", self.queries)
+        if self.weights is not None:
+            if not isinstance(self.weights, tuple) or len(self.weights) != 2:
+                raise TypeError(f"Want(weights=...) must be (query slice, key slice), got {self.weights!r}")
+            for part in self.weights:
+                _check_slice("weights", part)
+
+    @classmethod
+    def all(cls) -> Want:
+        """Every statistic, and the whole matrix of weights: memory O(L·S)."""
+        return cls(first=4, weights=(slice(None), slice(None)))
+
+    @classmethod
+    def none(cls) -> Want:
+        """Only ``out`` and ``lse``."""
+        return cls(rows=False, key_mass=False, map=None, top_k=0, distance=False)
+
+    def but(self, **changes: Any) -> Want:
+        """A copy with some fields changed."""
+        return replace(self, **changes)
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """The same, hashable (slices are not before Python 3.12)."""
+        spans = [self.queries, *(self.weights or ())]
+        return (self.rows, self.key_mass, self.map, self.top_k, self.distance, self.first, *map(str, spans))
+
+    @property
+    def asks(self) -> bool:
+        """Whether anything beyond out and lse is wanted."""
+        return bool(
+            self.rows or self.key_mass or self.map or self.top_k or self.distance or self.first or self.weights is not None
+        )
+
+
+def _count(given: object) -> bool:
+    return isinstance(given, int) and not isinstance(given, bool)
+
+
+def _check_slice(name: str, given: object) -> None:
+    if not isinstance(given, slice) or given.step not in (None, 1):
+        raise TypeError(f"Want({name}=...) takes slices with step 1, got {given!r}")
+
+
+def entropy(weights: Tensor, log_weights: Tensor) -> Tensor:
+    """-sum p·log p; log p comes as logit - lse, which is accurate where log of a rounded p is not."""
+    return (-(weights * log_weights.masked_fill(weights == 0, 0.0)).sum(-1)).clamp_min(0.0)
+
+
+def cells(size: int, count: int, device: torch.device) -> Tensor:
+    """The cell of each of ``size`` positions on a grid of ``count``: cell c starts at ⌊c·size/count⌋."""
+    starts = torch.arange(count, device=device) * size // count
+    return torch.searchsorted(starts, torch.arange(size, device=device), right=True) - 1
+
+
+def buckets(distance: Tensor) -> Tensor:
+    """Bucket of a distance >= 0: its number of binary digits."""
+    return torch.frexp(distance.to(torch.float64)).exponent.to(torch.int64).clamp_max(BUCKETS - 1)
+
+
+def top(weights: Tensor, permitted: Tensor | None, k: int) -> tuple[Tensor, Tensor]:
+    """The k largest weights of each row with their keys, -1 and 0 where fewer keys are permitted; ties to the lower key."""
+    # forbidden keys rank below permitted ones whose weight is 0
+    ranked = weights if permitted is None else weights.masked_fill(~permitted, -1.0)
+    kept = min(k, weights.shape[-1])
+    found, keys = torch.sort(ranked, dim=-1, descending=True, stable=True)
+    found, keys = found[..., :kept], keys[..., :kept]
+    keys = keys.masked_fill(found < 0, -1)
+    found = found.clamp_min(0.0)
+    if kept < k:
+        keys = torch.nn.functional.pad(keys, (0, k - kept), value=-1)
+        found = torch.nn.functional.pad(found, (0, k - kept))
+    return found, keys
