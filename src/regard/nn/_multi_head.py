@@ -1,0 +1,291 @@
+"""Multi-head attention as a module."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from regard import api
+from regard.masks import Mask
+from regard.nn import _inputs
+from regard.nn._inputs import Inputs
+from regard.nn._layouts import convert_projections
+from regard.nn._protocols import Cache, Positions
+from regard.statistics import Want
+
+
+class _Call(NamedTuple):
+    """What goes into `regard.attention`, and what is needed to finish its result."""
+
+    inputs: Inputs
+    tensors: tuple[Tensor, Tensor, Tensor]  # query, key, value: [B, head, token, dim]
+    keywords: dict[str, Any]
+    pads: Tensor | None  # [B or 1, L]: query rows that are padding
+
+
+class MultiHeadAttention(nn.Module):
+    """Concat(head_1 … head_H) W^O, with head_i = attention(Q W_i^Q, K W_i^K, V W_i^V).
+
+        mha = MultiHeadAttention(512, 8)
+        y = mha(x)                                  # self attention, [batch, token, 512]
+        y = mha(x, mask=masks.causal())             # causal; masks.window(left=256) for local
+        y = mha(x, memory)                          # cross attention: queries from x, keys and values from memory
+        y = mha(x, mask=masks.padding(lengths))     # a padded batch: pad rows come out as 0
+        y = mha(torch.nested.nested_tensor(items, layout=torch.jagged), mask=masks.causal())    # no padding at all
+
+    Args:
+        embed_dim: width of `query` and of the output.
+        num_heads: query heads H.
+        num_kv_heads: key/value heads; a divisor of `num_heads` (grouped-query; 1 is multi-query). H when not given.
+        head_dim: width of a query or key head; `embed_dim / num_heads` when not given.
+        value_head_dim: width of a value head; `head_dim` when not given.
+        key_dim, value_dim: widths of `key` and `value`; `embed_dim`, and `key_dim`, when not given.
+        qkv_bias, out_bias: whether those projections have a bias.
+        packed: one matrix `qkv_proj` in place of `q_proj`, `k_proj`, `v_proj`, applied once where the three inputs are
+            the same tensor; where they are not, each input meets its own rows of it. State dicts of either layout load
+            into the other. Needs `key_dim == value_dim == embed_dim`.
+        qk_norm: RMS-normalise each head of the projected query and key (`q_norm`, `k_norm`, with a learned gain).
+        dropout: on the attention weights, in training only.
+        out_dropout: on the projected output, in training only.
+        positions: a position encoding (`regard.nn.Positions`) for the heads of query and key.
+
+    Weights start as those of `torch.nn.MultiheadAttention`: Xavier uniform for the input projections (a packed matrix
+    is drawn as one), `torch.nn.Linear`'s own for the output projection, zeros for all biases.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        num_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        value_head_dim: int | None = None,
+        key_dim: int | None = None,
+        value_dim: int | None = None,
+        qkv_bias: bool = True,
+        out_bias: bool = True,
+        packed: bool = False,
+        qk_norm: bool = False,
+        dropout: float = 0.0,
+        out_dropout: float = 0.0,
+        positions: Positions | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        _check_sizes(embed_dim, num_heads, num_kv_heads, head_dim, dropout, out_dropout)
+        self.embed_dim = embed_dim
+        self.num_heads = num_heads
+        self.num_kv_heads = num_kv_heads
+        self.head_dim = embed_dim // num_heads if head_dim is None else head_dim
+        self.value_head_dim = self.head_dim if value_head_dim is None else value_head_dim
+        self.key_dim = embed_dim if key_dim is None else key_dim
+        self.value_dim = self.key_dim if value_dim is None else value_dim
+        self.packed = packed
+        self.dropout = dropout
+        self.out_dropout = out_dropout
+        self.positions = positions
+
+        made: dict[str, Any] = {"device": device, "dtype": dtype}
+        q_width, k_width, v_width = self.projection_widths
+        if packed:
+            if (self.key_dim, self.value_dim) != (embed_dim, embed_dim):
+                raise ValueError(
+                    f"packed=True needs one width for query, key and value; got embed_dim {embed_dim}, key_dim "
+                    f"{self.key_dim}, value_dim {self.value_dim}: leave packed out"
+                )
+            self.qkv_proj = nn.Linear(embed_dim, q_width + k_width + v_width, bias=qkv_bias, **made)
+        else:
+            self.q_proj = nn.Linear(embed_dim, q_width, bias=qkv_bias, **made)
+            self.k_proj = nn.Linear(self.key_dim, k_width, bias=qkv_bias, **made)
+            self.v_proj = nn.Linear(self.value_dim, v_width, bias=qkv_bias, **made)
+        self.q_norm = nn.RMSNorm(self.head_dim, eps=1e-6, **made) if qk_norm else None
+        self.k_norm = nn.RMSNorm(self.head_dim, eps=1e-6, **made) if qk_norm else None
+        self.out_proj = nn.Linear(num_heads * self.value_head_dim, embed_dim, bias=out_bias, **made)
+        self.reset_parameters()
+
+    @property
+    def projection_widths(self) -> tuple[int, int, int]:
+        """Total widths of the projected query, key and value: the rows of `qkv_proj` in order."""
+        return (
+            self.num_heads * self.head_dim,
+            self.num_kv_heads * self.head_dim,
+            self.num_kv_heads * self.value_head_dim,
+        )
+
+    def reset_parameters(self) -> None:
+        projections = (self.qkv_proj,) if self.packed else (self.q_proj, self.k_proj, self.v_proj)
+        for projection in projections:
+            nn.init.xavier_uniform_(projection.weight)
+        self.out_proj.reset_parameters()
+        for projection in (*projections, self.out_proj):
+            if projection.bias is not None:
+                nn.init.zeros_(projection.bias)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor | None = None,
+        value: Tensor | None = None,
+        *,
+        mask: Mask | None = None,
+        bias: Any = None,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        """Attend from `query` to `key` and `value`.
+
+        Args:
+            query: `[batch, L, embed_dim]`, padded or nested (`torch.nested`, layout jagged).
+            key: `[batch, S, key_dim]`; `query` when not given (self attention).
+            value: `[batch, S, value_dim]`; `key` when not given.
+            mask: from `regard.masks`. In self attention the rows that `masks.padding` (or a document id of −1) calls
+                padding come out as exactly 0, and nothing they hold reaches another row or any gradient.
+            bias: added to the logits, as in `regard.attention`.
+            cache: keys and values of earlier tokens (`regard.nn.Cache`).
+
+        Nested input is computed as one packed sequence in which an item sees only itself, or, where the mask, a bias or
+        `positions` depend on where a token stands, as a padded batch; either way positions start at 0 in each item,
+        `masks.keep` and a bias index rows and columns of the padded batch, and the result is nested as `query` is.
+        """
+        call = self._prepare(query, key, value, mask, bias, cache)
+        return self._finish(api.attention(*call.tensors, **call.keywords), call)
+
+    def observe(
+        self,
+        query: Tensor,
+        key: Tensor | None = None,
+        value: Tensor | None = None,
+        *,
+        mask: Mask | None = None,
+        bias: Any = None,
+        cache: Cache | None = None,
+        want: Want | None = None,
+    ) -> Any:
+        """`forward`, also returning what the heads did: a `regard.Observation` whose `.out` is the module's output.
+
+        For nested input the statistics are those of the call as computed (see `forward`): packed, or padded.
+        """
+        call = self._prepare(query, key, value, mask, bias, cache)
+        seen = api.observe(*call.tensors, want=want, **call.keywords)
+        seen.out = self._finish(seen.out, call)
+        return seen
+
+    def _prepare(
+        self,
+        query: Tensor,
+        key: Tensor | None,
+        value: Tensor | None,
+        mask: Mask | None,
+        bias: Any,
+        cache: Cache | None,
+    ) -> _Call:
+        itself = key is None or key is query
+        inputs = _inputs.arrange(query, key, value, mask, may_pack=bias is None and self.positions is None)
+        self._check(inputs, cache)
+        pads = None
+        if cache is None:
+            pads = _inputs.padding(mask, inputs.key.shape[1], inputs.key.device)
+            inputs = _without_padding(inputs, pads, itself)
+        q, k, v = self._project(inputs.query, inputs.key, inputs.value)
+        q, k, v = _split(q, self.num_heads), _split(k, self.num_kv_heads), _split(v, self.num_kv_heads)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        offset: int | Tensor | None = inputs.query_offset
+        if self.positions is not None:
+            here = offset if cache is None else cache.position
+            q, k = self.positions(q, k, query_offset=k.shape[2] - q.shape[2] if here is None else here)
+        if cache is not None:
+            k, v, offset = cache.update(k, v)
+            pads = _inputs.padding(mask, k.shape[2], k.device)
+        rows = None if pads is None or not itself else _inputs.padding_of_rows(pads, q.shape[2], offset)
+        keywords = {
+            "mask": inputs.mask,
+            "bias": bias,
+            "dropout": self.dropout if self.training else 0.0,
+            "query_offset": offset,
+        }
+        return _Call(inputs, (q, k, v), keywords, rows)
+
+    def _finish(self, heads: Tensor, call: _Call) -> Tensor:
+        out: Tensor = self.out_proj(heads.transpose(1, 2).flatten(2))
+        if self.training and self.out_dropout > 0.0:
+            out = F.dropout(out, self.out_dropout)
+        if call.pads is not None:
+            out = out.masked_fill(call.pads.unsqueeze(-1), 0.0)
+        return out if call.inputs.ragged is None else _inputs.to_nested(out, call.inputs.ragged)
+
+    def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        if not self.packed:
+            return self.q_proj(query), self.k_proj(key), self.v_proj(value)
+        widths = list(self.projection_widths)
+        if query is key and key is value:
+            q, k, v = torch.split_with_sizes(self.qkv_proj(query), widths, dim=-1)
+            return q, k, v
+        weights = torch.split_with_sizes(self.qkv_proj.weight, widths)
+        bias = self.qkv_proj.bias
+        biases = (None, None, None) if bias is None else torch.split_with_sizes(bias, widths)
+        q, k, v = (F.linear(x, w, b) for x, w, b in zip((query, key, value), weights, biases, strict=True))
+        return q, k, v
+
+    def _check(self, inputs: Inputs, cache: Cache | None) -> None:
+        if cache is not None and inputs.ragged is not None:
+            raise ValueError("cache takes padded [batch, token, dim] input; got nested tensors")
+        if self.positions is not None and inputs.query_offset is not None:
+            raise ValueError(
+                "positions cannot be placed on nested query and key of different lengths; attend item by item"
+            )
+        widths = (("embed_dim", self.embed_dim), ("key_dim", self.key_dim), ("value_dim", self.value_dim))
+        for name, x, (width_name, width) in zip(("query", "key", "value"), inputs[:3], widths, strict=True):
+            if x.shape[-1] != width:
+                raise ValueError(f"{name} has width {x.shape[-1]}; the module was built with {width_name}={width}")
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any, **keywords: Any) -> None:
+        convert_projections(state_dict, prefix, packed=self.packed, widths=self.projection_widths)
+        super()._load_from_state_dict(state_dict, prefix, *rest, **keywords)
+
+    def extra_repr(self) -> str:
+        shown = {"embed_dim": self.embed_dim, "num_heads": self.num_heads, "head_dim": self.head_dim}
+        others: dict[str, tuple[Any, Any]] = {
+            "num_kv_heads": (self.num_kv_heads, self.num_heads),
+            "value_head_dim": (self.value_head_dim, self.head_dim),
+            "key_dim": (self.key_dim, self.embed_dim),
+            "value_dim": (self.value_dim, self.key_dim),
+            "dropout": (self.dropout, 0.0),
+            "out_dropout": (self.out_dropout, 0.0),
+        }
+        shown |= {name: given for name, (given, usual) in others.items() if given != usual}
+        return ", ".join(f"{name}={given}" for name, given in shown.items())
+
+
+def _split(x: Tensor, num_heads: int) -> Tensor:
+    batch, tokens, width = x.shape
+    return x.view(batch, tokens, num_heads, width // num_heads).transpose(1, 2)  # [B, H, T, D]
+
+
+def _without_padding(inputs: Inputs, pads: Tensor | None, itself: bool) -> Inputs:
+    """Zeros in place of padding tokens: a NaN there would pass through a projection's weight gradient as 0 · NaN."""
+    if pads is None:
+        return inputs
+    hide = pads.unsqueeze(-1)
+    query, key, value = _inputs.apply_once(lambda x: x.masked_fill(hide, 0.0), inputs.key, inputs.key, inputs.value)
+    return inputs._replace(query=query if itself else inputs.query, key=key, value=value)
+
+
+def _check_sizes(
+    embed_dim: int, num_heads: int, num_kv_heads: int, head_dim: int | None, dropout: float, out_dropout: float
+) -> None:
+    for name, size in (("embed_dim", embed_dim), ("num_heads", num_heads), ("num_kv_heads", num_kv_heads)):
+        if size < 1:
+            raise ValueError(f"{name} must be at least 1, got {size}")
+    if num_heads % num_kv_heads:
+        raise ValueError(f"num_kv_heads={num_kv_heads} must divide num_heads={num_heads}")
+    if head_dim is None and embed_dim % num_heads:
+        raise ValueError(f"embed_dim={embed_dim} is not a multiple of num_heads={num_heads}; give head_dim")
+    for name, p in (("dropout", dropout), ("out_dropout", out_dropout)):
+        if not 0.0 <= p <= 1.0:
+            raise ValueError(f"{name} must be in [0, 1], got {p}")
