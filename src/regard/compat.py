@@ -106,7 +106,7 @@ def _four_dims(
     if enable_gqa:
         key, value = _grouped(query, key, value)
     three = (query, key, value)
-    batch = _broadcast(three, 3) + (query.shape[-3],) if enable_gqa else _broadcast(three, 2)
+    batch = (*_broadcast(three, 3), query.shape[-3]) if enable_gqa else _broadcast(three, 2)
     heads = batch[-1] if batch else 1
     # One key/value head for all queries is what grouped attention does without copying it.
     shared = enable_gqa or (len(batch) > 0 and _heads(key) == _heads(value) == 1)

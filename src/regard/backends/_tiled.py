@@ -13,7 +13,7 @@ from regard.backends._schedule import Run, Step, steps_of
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from regard.spec import Call
+    from regard.spec import Call, CallSpec
 
 Grads = tuple["Tensor | None", ...]
 
@@ -77,7 +77,7 @@ class TiledBackend(FusedBackend):
             grad_sinks = -(weight * (grad_out.to(work) * out).sum(-1)).sum((0, 2)).to(call.sinks.dtype)
         steps = [] if spec.empty else self.plan_steps(call)
         tensors = (call.query, call.key, call.value)
-        if len(steps) == 1 and steps[0].batch is None and steps[0].rows == spec.queries and _is_whole(steps[0], spec.keys):
+        if len(steps) == 1 and is_whole(steps[0], spec):
             grads = self.step_backward(call, steps[0], tensors, grad_out, out, lse, grad_bias)
         else:
             grads = tuple(torch.zeros_like(t, dtype=work, memory_format=torch.contiguous_format) for t in tensors)
@@ -117,8 +117,10 @@ def _scatter(total: Tensor, step: Step, part: Tensor) -> None:
         at += size
 
 
-def _is_whole(step: Step, keys: int) -> bool:
-    return len(step.runs) == 1 and step.runs[0].start == 0 and step.runs[0].stop == keys
+def is_whole(step: Step, spec: CallSpec) -> bool:
+    """Whether a step is the whole call: all items, rows and keys."""
+    alone = step.batch is None and step.rows == spec.queries and len(step.runs) == 1
+    return alone and step.runs[0].start == 0 and step.runs[0].stop == spec.keys
 
 
 def _merge(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:

@@ -13,7 +13,7 @@ import torch
 
 from regard.backends import _kernels
 from regard.backends._schedule import Run, Step, permitted_of, steps_of
-from regard.backends._tiled import TiledBackend, bias_tile
+from regard.backends._tiled import TiledBackend, bias_tile, is_whole
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -100,7 +100,7 @@ class Sdpa(TiledBackend):
         if call.bias is None:
             if step.kind != "tile":
                 return step.kind == "triangle", None
-            if step.lo is None and step.start == 0 and step.stop == call.spec.queries and call.mask is not None:
+            if step.lo is None and is_whole(step, call.spec):
                 return False, _whole_mask(call)
         rows = range(step.start, step.stop)
         parts = [self._added(call, step, rows, run) for run in step.runs]
