@@ -271,9 +271,8 @@ class TestNested:
             assert found.shape == expected.shape
             pairs = zip(found.unbind(), expected.unbind(), strict=True)
             assert all(torch.allclose(a, b, rtol=0, atol=1e-12) for a, b in pairs)
-            grads = [
-                torch.autograd.grad(out.transpose(1, 2).values().square().sum(), x)[0] for out in (found, expected)
-            ]
+            losses = [out.transpose(1, 2).values().square().sum() for out in (found, expected)]
+            grads = [torch.autograd.grad(loss, x, retain_graph=True)[0] for loss in losses]
             torch.testing.assert_close(grads[0].values(), grads[1].values(), rtol=0, atol=1e-12)
 
     def test_causal_equals_each_item_alone(self):
