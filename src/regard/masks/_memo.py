@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
 from regard.masks._arguments import plain
@@ -34,12 +35,20 @@ class Memo:
         if value is not _MISSING:
             return value  # type: ignore[no-any-return]
         value = make()
-        if getattr(value, "nbytes", 0) <= self._largest:
+        if _lasting(value) and getattr(value, "nbytes", 0) <= self._largest:
             with _lock:
                 self._found[key] = value
                 while len(self._found) > _ENTRIES:
                     del self._found[next(iter(self._found))]
         return value
+
+
+def _lasting(value: object) -> bool:
+    """Whether a value means the same outside the mode (inference, vmap, fake tensors) in which it was made."""
+    if not isinstance(value, Tensor):
+        return True
+    wrapped = type(value) is not Tensor or torch._C._functorch.is_functorch_wrapped_tensor(value)
+    return not wrapped and not value.is_inference()
 
 
 def shared_memo(code: str) -> Memo:
