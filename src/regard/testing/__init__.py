@@ -1,0 +1,15 @@
+"""The conformance suite: PROMISES.md as checks that any function with `regard.attention`'s signature can be put to.
+
+>>> from regard.testing import check
+>>> print(check(regard.attention, rules=[3, 10]).table())   # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from regard.testing import _derivatives, _dropout, _invariance, _layouts, _masks, _numbers, _shapes
+from regard.testing._suite import check, numbers
+from regard.testing.report import Report, Row
+
+__all__ = ["Report", "Row", "check", "numbers"]
+
+RULE_FILES = (_masks, _shapes, _numbers, _layouts, _derivatives, _invariance, _dropout)
