@@ -92,6 +92,43 @@ def test_it_exports(keywords):
     assert close(exported.module()(other, shorter), model(other, shorter))
 
 
+def test_it_exports_with_free_batch_and_length():
+    class Plain(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.module = build(44, 4, packed=True)
+
+        def forward(self, x):
+            return self.module(x, mask=masks.causal())
+
+    model = Plain().eval()
+    free = {0: torch.export.Dim("batch", min=2, max=63), 1: torch.export.Dim("tokens", min=2, max=111)}
+    exported = torch.export.export(model, (random(3, 7, 44),), dynamic_shapes=(free,))
+    x = random(5, 11, 44)
+    assert close(exported.module()(x), model(x))
+
+
+def test_it_works_under_vmap_and_functional_gradients():
+    module, x = build(44, 4, packed=True, num_kv_heads=2), random(3, 7, 44)
+    parameters = dict(module.named_parameters())
+
+    def loss(parameters, item):
+        out = torch.func.functional_call(module, parameters, (item[None],), {"mask": masks.causal()})
+        return out.square().sum()
+
+    found = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(parameters, x)
+    for b, item in enumerate(x):
+        expected = torch.autograd.grad(loss(parameters, item), list(parameters.values()))
+        assert all(close(found[name][b], e, 1e-10) for name, e in zip(parameters, expected, strict=True))
+
+
+def test_nested_input_compiles_as_one_graph():
+    module = build(44, 4)
+    nested = torch.nested.nested_tensor([random(n, 44) for n in (5, 1, 7)], layout=torch.jagged)
+    compiled = torch.compile(lambda x: module(x, mask=masks.causal()), fullgraph=True, backend="aot_eager")
+    assert close(compiled(nested).values(), module(nested, mask=masks.causal()).values())
+
+
 def test_it_compiles_as_one_graph_with_gradients():
     model = Causal(build(44, 4, packed=True, num_kv_heads=2))
     x, lengths = random(3, 7, 44, grad=True), torch.tensor([7, 3, 5])
