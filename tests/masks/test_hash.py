@@ -67,7 +67,5 @@ def test_draws_are_the_same_under_vmap_and_compile():
 
 
 def test_the_generator_is_pinned():
-    assert uniform(2024, torch.tensor([0, 1, 2**33])).tolist() == PINNED
-
-
-PINNED = [0.0, 0.0, 0.0]
+    drawn = uniform(2024, torch.tensor([0, 1, 2**33]))
+    assert drawn.tolist() == [0.8756675720214844, 0.30164045095443726, 0.8566168546676636]

@@ -1,4 +1,4 @@
-"""Intervals, block tables and counts against the dense form: exact where promised, and never wrong in the unsafe way."""
+"""Intervals, block tables and counts against the dense form: exact where promised, else on the safe side."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def plain(tensor: Tensor) -> bool:
 
 def whole(mask: str, name: str, value: Any, least: int = 0) -> int:
     """``value`` as an int of at least ``least``, or an error that names the mask and the argument."""
-    if isinstance(value, (bool, Tensor)) or not hasattr(value, "__index__"):
+    if isinstance(value, (bool, Tensor)) or not (isinstance(value, int) or hasattr(value, "__index__")):
         raise TypeError(f"masks.{mask}: {name} must be an int, got {describe(value)}")
     number = operator.index(value)
     if not least <= number <= LARGEST:
@@ -81,7 +81,7 @@ def _from_list(mask: str, name: str, value: Any) -> Tensor:
     if items and not _all_integers(items):
         raise TypeError(f"masks.{mask}: {name} must hold integers, got {value!r}")
     # A tensor made inside inference mode could never be saved for a backward pass, and the mask may outlive the block.
-    if torch.is_inference_mode_enabled():
+    if not torch.compiler.is_compiling() and torch.is_inference_mode_enabled():
         with torch.inference_mode(False):
             return torch.tensor(items, dtype=torch.int64)
     return torch.tensor(items, dtype=torch.int64)
