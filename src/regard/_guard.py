@@ -10,7 +10,7 @@ Elsewhere nothing is read (it would wait for the device, or break a trace): keys
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -19,6 +19,8 @@ from regard.backends._base import accumulation
 from regard.backends.eager import softmax_with_sinks
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch import Tensor
 
     from regard.backends import Backend
@@ -83,14 +85,61 @@ def _careful(backend: Backend, call: Call, *, named: bool) -> tuple[Tensor, Tens
         value=call.value.masked_fill(bad_key.unsqueeze(-1), 0.0),
     )
     out, lse = backend.run(clean, named=named)
-    where = touched.nonzero(as_tuple=True)
+    index = touched.nonzero(as_tuple=True)
+    tensors = (call.query, call.key, call.value, call.bias, call.sinks)
+    rows, rows_lse = _ExactRows.apply(call, index, *tensors)  # type: ignore[no-untyped-call]
+    return out.index_put(index, rows), lse.index_put(index, rows_lse.to(lse.dtype))
+
+
+class _ExactRows(torch.autograd.Function):
+    """``_exact_rows`` in chunks, recomputed for the gradients, so that memory stays bounded.
+
+    A row whose output nobody uses passes no gradient on: 0·NaN would otherwise reach every key it sees.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, call: Call, index: tuple[Tensor, ...], *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
+        ctx.call = call.replace(query=None, key=None, value=None, bias=None, sinks=None)
+        ctx.index = index
+        ctx.save_for_backward(*tensors)
+        parts = [_exact_rows(call, chunk) for chunk in _chunks(call, index)]
+        if not parts:
+            work = accumulation(call.spec.dtype)
+            parts = [(call.value.new_empty(0, call.spec.value_dim), call.value.new_empty(0, dtype=work))]
+        out, lse = (torch.cat(part) for part in zip(*parts, strict=True))
+        ctx.mark_non_differentiable(lse)
+        return out, lse
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: Tensor, grad_lse: Tensor) -> tuple[Tensor | None, ...]:
+        tensors = ctx.saved_tensors
+        query, key, value, bias, sinks = tensors
+        call = ctx.call.replace(query=query, key=key, value=value, bias=bias, sinks=sinks)
+        used = (grad_out != 0).any(-1)
+        wanted = [n for n, need in enumerate(ctx.needs_input_grad[2:]) if need]
+        grads: dict[int, Tensor] = {n: torch.zeros_like(tensors[n]) for n in wanted}
+        again = torch.is_grad_enabled()
+        at = 0
+        grad_out = grad_out[used]
+        for chunk in _chunks(call, tuple(axis[used] for axis in ctx.index)):
+            size = len(chunk[0])
+            with torch.enable_grad():
+                out, _ = _exact_rows(call, chunk)
+                inputs = [tensors[n] for n in wanted]
+                some = grad_out[at : at + size]
+                parts = torch.autograd.grad(out, inputs, some, create_graph=again, allow_unused=True)
+            for n, part in zip(wanted, parts, strict=True):
+                if part is not None:
+                    grads[n] = grads[n] + part
+            at += size
+        return (None, None, *(grads.get(n) for n in range(5)))
+
+
+def _chunks(call: Call, index: tuple[Tensor, ...]) -> Iterator[tuple[Tensor, ...]]:
+    spec = call.spec
     at_once = max(1, _CHUNK // (spec.keys * max(spec.head_dim, spec.value_dim)))
-    for start in range(0, len(where[0]), at_once):
-        index = tuple(axis[start : start + at_once] for axis in where)
-        rows, rows_lse = _exact_rows(call, index)
-        out = out.index_put(index, rows)
-        lse = lse.index_put(index, rows_lse.detach().to(lse.dtype))
-    return out, lse
+    for start in range(0, len(index[0]), at_once):
+        yield tuple(axis[start : start + at_once] for axis in index)
 
 
 def _unusable(tensor: Tensor, scale: float) -> Tensor:
