@@ -98,7 +98,7 @@ def test_flags_and_rebuilding_work_while_compiling():
     assert torch.compile(run, fullgraph=True, backend="eager")(torch.zeros(3)).tolist() == [2, 2, 2]
 
 
-def test_block_tables_are_all_partial_while_compiling():
+def test_contents_are_not_readable_while_compiling():
     def run(x):
         assert not masks.causal().readable()
         return x
@@ -176,3 +176,11 @@ def test_the_same_mask_on_another_device_keeps_its_lists_on_cpu():
     assert tile.device.type == "meta"
     assert tile.shape == (3, 1, L, S)
     assert all(tensor.device.type == "cpu" for tensor in mask.tensors)
+
+
+def test_a_list_is_copied_to_another_device_once_even_in_inference_mode():
+    mask = masks.padding([4, 2, 6])
+    with torch.inference_mode():
+        first = mask._on(torch.device("meta"))
+    assert mask._on(torch.device("meta")) is first
+    assert not first.is_inference()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard.masks._arguments import DTYPE_NAMES, plain, shape_of
 from regard.masks._base import Mask, Structure
-from regard.masks._grid import Grid, on_device
+from regard.masks._grid import Grid
 from regard.masks._intervals import EMPTY, FULL, PARTIAL, Spans, States, Strip
 
 _MOST_RUNS = 4
@@ -43,7 +43,7 @@ class _Attendance(Mask):
             part = part[:, :, grid.row_start : grid.row_stop]
         if part.shape[3] != 1:
             part = part[:, :, :, grid.col_start : grid.col_stop]
-        return self._permits(on_device(part, grid.device))
+        return self._permits(part.to(grid.device))
 
     def _spans(self, strip: Strip) -> Spans | None:
         four = self._four()
@@ -83,7 +83,7 @@ class _Attendance(Mask):
         four = self._four()
         if four.shape[2] != 1:
             return None, None
-        seen = self._permits(on_device(four, device))[:, :, 0]
+        seen = self._permits(four.to(device))[:, :, 0]
         wide = (seen.shape[0], S)
         return ~seen.any(dim=1).expand(wide), seen.all(dim=1).expand(wide)
 

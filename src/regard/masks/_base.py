@@ -239,6 +239,21 @@ class Mask:
         """[B or 1, S], True at keys that no query may see wherever it stands; None when no such key is known of."""
         return self._key_sets(S, torch.device(device))[0]
 
+    def _on(self, device: torch.device) -> Tensor:
+        """The mask's first tensor where a tile is computed; only what is on CPU is moved (lists become CPU tensors)."""
+        tensor = self.tensors[0]
+        if tensor.device == device or tensor.device.type != "cpu":
+            return tensor
+        if torch.compiler.is_compiling():
+            return tensor.to(device)
+
+        def copy() -> Tensor:
+            # Made in inference mode, the copy could not be kept for calls outside of it.
+            with torch.inference_mode(False):
+                return tensor.to(device)
+
+        return self.remember(("on", device), 0, copy)
+
     def remember(self, key: Any, offset: Offset, make: Callable[[], Answer]) -> Answer:
         """``make()``, remembered unless it depends on tensors whose changes cannot be noticed."""
         if torch.compiler.is_compiling() or isinstance(offset, Tensor):

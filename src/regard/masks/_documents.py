@@ -12,7 +12,7 @@ from torch import Tensor
 from regard.masks._arguments import DTYPE_NAMES, plain, shape_of
 from regard.masks._base import Mask, Structure
 from regard.masks._flags import Fused
-from regard.masks._grid import Grid, on_device
+from regard.masks._grid import Grid
 from regard.masks._intervals import Spans, Strip, Whole
 from regard.masks._padding import contents
 
@@ -55,7 +55,7 @@ class Documents(Mask):
 
     def _documents_of(self, at: Tensor, grid: Grid) -> Tensor:
         """The document at each position (any number where the position is outside), [B or 1, 1, rows, columns]."""
-        tensor = on_device(self.tensors[0], grid.device)
+        tensor = self._on(grid.device)
         if self.by == "lengths":
             ends = tensor.to(torch.int64).cumsum(0)
             # The zero belongs to the same transform as the lengths: searchsorted warns about a mixture under vmap.
@@ -99,7 +99,7 @@ class Documents(Mask):
     def _key_sets(self, S: int, device: torch.device) -> tuple[Tensor | None, Tensor | None]:
         if self.by == "lengths":
             return None, None
-        padded = on_device(self.tensors[0], device) < 0
+        padded = self._on(device) < 0
         return (padded if padded.dim() == 2 else padded.unsqueeze(0)), None
 
     def _check_shape(self, B: int, H: int, L: int, S: int) -> None:

@@ -55,10 +55,3 @@ def _bounds(part: range | slice, size: int) -> tuple[int, int]:
     if part.step not in (None, 1):
         raise ValueError(f"a tile takes neighbouring rows and columns, got {part}")
     return start, max(start, min(stop, size))
-
-
-def on_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """The tensor where the tile is computed; only what is on CPU is ever moved (lists become CPU tensors)."""
-    if tensor.device == device or tensor.device.type != "cpu":
-        return tensor
-    return tensor.to(device)

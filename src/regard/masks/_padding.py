@@ -11,7 +11,7 @@ from torch import Tensor
 from regard.masks._arguments import DTYPE_NAMES, plain, shape_of
 from regard.masks._base import Mask, Structure
 from regard.masks._flags import Fused
-from regard.masks._grid import Grid, on_device
+from regard.masks._grid import Grid
 from regard.masks._intervals import Spans, Strip
 
 
@@ -34,7 +34,7 @@ class Padding(Mask):
         return self.tensors[0]
 
     def _seen(self, j: Tensor, S: int) -> Tensor:
-        lengths = on_device(self.lengths, j.device).unsqueeze(1)
+        lengths = self._on(j.device).unsqueeze(1)
         return j < lengths if self.side == "right" else j >= S - lengths
 
     def _see(self, grid: Grid) -> Tensor:

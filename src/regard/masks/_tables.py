@@ -12,10 +12,11 @@ from torch import Tensor
 from regard._hash import mix, mix_number
 from regard.masks._arguments import plain, shape_of
 from regard.masks._base import Mask, Structure
-from regard.masks._grid import Grid, on_device
+from regard.masks._grid import Grid
 from regard.masks._intervals import EMPTY, FULL, PARTIAL, States, Strip, Whole
 
 Cells = NDArray[np.bool_]
+_CPU = torch.device("cpu")
 
 
 class _Table(Mask):
@@ -78,12 +79,12 @@ class Blocks(_Table):
     def _rebuild(cls, structure: Structure, tensors: Iterator[Tensor]) -> Mask:
         return cls(next(tensors), structure[1])
 
-    def _four(self) -> Tensor:
-        table = self.tensors[0]
+    def _four(self, device: torch.device) -> Tensor:
+        table = self._on(device)
         return table if table.dim() == 4 else table[None, None]
 
     def _see(self, grid: Grid) -> Tensor:
-        table = on_device(self._four(), grid.device)
+        table = self._four(grid.device)
         batch, heads, height, width = table.shape
         if height == 0 or width == 0:
             return torch.zeros(batch, heads, 1, 1, dtype=torch.bool, device=grid.device)
@@ -96,7 +97,7 @@ class Blocks(_Table):
     def _cells(self, strip: Strip, first: int, last: int) -> Cells | None:
         if not plain(self.tensors[0]):
             return None
-        table = strip.pick(self._four().numpy())[0]
+        table = strip.pick(self._four(_CPU).numpy())[0]
         table = table[strip.head if len(table) > 1 else 0]
         cells = np.zeros((last - first + 1, -(-strip.S // self.size)), dtype=np.bool_)
         rows = slice(max(first, 0), min(last + 1, table.shape[0]))
