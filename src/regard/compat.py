@@ -21,6 +21,8 @@ from regard import api, masks
 
 __all__ = ["scaled_dot_product_attention"]
 
+_CAUSAL = masks.causal()
+
 
 def scaled_dot_product_attention(
     query: Tensor,
@@ -58,7 +60,7 @@ def scaled_dot_product_attention(
     out = api.attention(
         q, k, v, mask=mask, bias=bias, scale=scale, dropout=max(float(dropout_p), 0.0), query_offset=offset
     )
-    return out.reshape(*batch, q.shape[2], v.shape[3])
+    return out if len(batch) == 2 else out.reshape(*batch, q.shape[2], v.shape[3])
 
 
 class _Mask(NamedTuple):
@@ -69,12 +71,12 @@ class _Mask(NamedTuple):
 
 def _mask(attn_mask: Tensor | None, is_causal: bool, full: tuple[int, ...], q: Tensor) -> _Mask:
     if is_causal:
-        return _Mask(masks.causal(), None, 0)
+        return _Mask(_CAUSAL, None, 0)
     if attn_mask is None:
         return _Mask(None, None, None)
     variant = getattr(attn_mask, "variant", None)
     if variant is not None:  # torch.nn.attention.bias.CausalBias: a rule dressed as a tensor
-        return _Mask(masks.causal(), None, 0 if variant.name == "UPPER_LEFT" else None)
+        return _Mask(_CAUSAL, None, 0 if variant.name == "UPPER_LEFT" else None)
     given = _mask_in_four_dims(attn_mask, full)
     if given.dtype == torch.bool:
         return _Mask(masks.keep(given), None, None)
@@ -103,6 +105,8 @@ def _four_dims(
     query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool
 ) -> tuple[Tensor, Tensor, Tensor, tuple[int, ...]]:
     """The three as `[batch, head, token, dim]`, and the shape that PyTorch's result has before `[L, Ev]`."""
+    if query.dim() == 4 and query.shape[:2] == key.shape[:2] == value.shape[:2]:
+        return query, key, value, tuple(query.shape[:2])
     if enable_gqa:
         key, value = _grouped(query, key, value)
     three = (query, key, value)
@@ -151,16 +155,18 @@ def _check(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, dropout_p: float, is_causal: bool
 ) -> None:
     """What PyTorch refuses, as the RuntimeError that its callers know."""
-    three = (query, key, value)
-    if min(x.dim() for x in three) < 2:
-        raise RuntimeError(f"query, key and value need two dims or more, got {[x.dim() for x in three]}")
+    if query.dim() < 2 or key.dim() < 2 or value.dim() < 2:
+        dims = [x.dim() for x in (query, key, value)]
+        raise RuntimeError(f"query, key and value need two dims or more, got {dims}")
     autocast = torch.is_autocast_enabled(query.device.type)
-    if not autocast and (key.dtype != query.dtype or value.dtype != query.dtype):
-        raise RuntimeError(f"query, key and value must have the same dtype, got {[str(x.dtype) for x in three]}")
+    if not autocast and not query.dtype == key.dtype == value.dtype:
+        dtypes = [str(x.dtype) for x in (query, key, value)]
+        raise RuntimeError(f"query, key and value must have the same dtype, got {dtypes}")
     if not query.is_floating_point():
         raise RuntimeError(f"query, key and value must be floating point, got {query.dtype}")
-    if key.device != query.device or value.device != query.device:
-        raise RuntimeError(f"query, key and value must be on one device, got {[str(x.device) for x in three]}")
+    if not query.device == key.device == value.device:
+        devices = [str(x.device) for x in (query, key, value)]
+        raise RuntimeError(f"query, key and value must be on one device, got {devices}")
     if query.shape[-1] != key.shape[-1]:
         raise RuntimeError(f"query and key must have the same last dim, got {query.shape[-1]} and {key.shape[-1]}")
     if key.shape[-2] != value.shape[-2]:

@@ -14,7 +14,8 @@ from regard.nn._protocols import Cache
 class AttentionSublayer(nn.Module):
     """`LayerNorm(x + attention(x))` (`norm="post"`, as in 2017), or `x + attention(LayerNorm(x))` (`norm="pre"`).
 
-    In cross attention the residual and the norm are the query's; `key` and `value` are used as they come.
+    In cross attention the residual and the norm are the query's; `key` and `value` are used as they come. Rows that are
+    padding get nothing from attention and keep their residual.
 
     Args:
         embed_dim, num_heads: as in `MultiHeadAttention`, which takes all other keywords too.
