@@ -24,7 +24,7 @@ def embed(words: list[str], num_heads: int, head_dim: int) -> torch.Tensor:
 
 def draw(weights: torch.Tensor, allowed: torch.Tensor, title: str, colour: bool) -> list[Text]:
     """One line a query; the shade of a cell is its weight, and what the mask forbids stays empty."""
-    lines = [Text(title), Text("".join(f"{j:>2}" for j in range(weights.shape[1])), style="dim")]
+    lines = [Text(title), Text("".join(f"{j:<4}" for j in range(0, weights.shape[1], 2)).rstrip(), style="dim")]
     for row, may in zip(weights.tolist(), allowed.tolist(), strict=True):
         line = Text()
         for weight, permitted in zip(row, may, strict=True):
@@ -32,7 +32,7 @@ def draw(weights: torch.Tensor, allowed: torch.Tensor, title: str, colour: bool)
             if not permitted:
                 line.append("  ")
             elif colour:
-                line.append("  ", style=f"on {COLOURS[level]}")
+                line.append("██", style=COLOURS[level])
             else:
                 line.append(SHADES[level] * 2)
         lines.append(line)
@@ -47,20 +47,18 @@ def main() -> None:
     call = {"mask": mask, "scale": 0.25}
 
     console.print(f'"{SENTENCE}"\n')
-    console.print("tokens  [batch, head, token, dim] =", list(tokens.shape))
-    console.print("mask   ", mask, "\n", markup=False)
+    console.print(f"tokens  [batch, head, token, dim] = {list(tokens.shape)}", markup=False)
+    console.print(f"mask    {mask}\n", markup=False)
     print(regard.explain(tokens, tokens, tokens, **call))
 
-    everything = (slice(0, length), slice(0, length))
-    seen = regard.observe(tokens, tokens, tokens, **call, want=regard.Want(weights=everything))
+    want = regard.Want(weights=(slice(None), slice(None)))
+    seen = regard.observe(tokens, tokens, tokens, **call, want=want)
     same = torch.equal(seen.out, regard.attention(tokens, tokens, tokens, **call))
     allowed = mask.dense(length, length)
+    colour = console.color_system is not None and not console.no_color
 
     labels = ["", "query", *(f"{i:>2} {word}" for i, word in enumerate(WORDS))]
-    pictures = [
-        draw(seen.weights[0, head], allowed, f"head {head}: key →", console.is_terminal and not console.no_color)
-        for head in (0, 1)
-    ]
+    pictures = [draw(seen.weights[0, head], allowed, f"head {head}: key →", colour) for head in (0, 1)]
     console.print()
     for label, *cells in zip(labels, *pictures, strict=True):
         line = Text(f"{label:<11}")
@@ -70,11 +68,15 @@ def main() -> None:
         line.rstrip()
         console.print(line, no_wrap=True, overflow="crop")
 
-    query = length - 1
+    query = length // 2
+    console.print("A cell is a weight; what the mask forbids is blank.\n", style="dim")
     strongest = seen.top_keys[0, 0, query, :3].tolist()
     share = ", ".join(f"{WORDS[j]} ({j}) {seen.weights[0, 0, query, j]:.2f}" for j in strongest)
-    console.print(f"\n'{WORDS[query]}' ({query}) in head 0 looks at: {share}")
-    console.print(f"its entropy is {seen.entropy[0, 0, query]:.2f} nats; watching changed the output: {not same}")
+    console.print(f"'{WORDS[query]}' ({query}) in head 0 looks at: {share}")
+    console.print(
+        f"entropy of that row: {seen.entropy[0, 0, query]:.2f} nats of at most {allowed[query].sum().log():.2f}"
+    )
+    console.print(f"output with and without watching is the same, bit for bit: {same}")
 
 
 if __name__ == "__main__":
