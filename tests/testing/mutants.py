@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from tests.testing.plain import HALF, Plain, Plan
 from torch import Tensor
 
 from regard import masks, reference
-from tests.testing.plain import HALF, Plain, Plan
 
 MUTANTS: dict[int, list[type[Plain]]] = {}
 

@@ -6,10 +6,10 @@ import json
 
 import pytest
 import torch
-
-from regard.testing import check, numbers
 from tests.testing.mutants import MUTANTS
 from tests.testing.plain import Plain
+
+from regard.testing import check, numbers
 
 RULES = [*range(1, 51), 55, 56, 57]
 PAIRS = [(rule, mutant) for rule, mutants in sorted(MUTANTS.items()) for mutant in mutants]

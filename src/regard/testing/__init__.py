@@ -6,10 +6,10 @@
 
 from __future__ import annotations
 
-from regard.testing import _derivatives, _dropout, _invariance, _layouts, _masks, _numbers, _shapes
+from regard.testing import _derivatives, _dropout, _invariance, _layouts, _masks, _numbers, _poison, _shapes
 from regard.testing._suite import check, numbers
 from regard.testing.report import Report, Row
 
 __all__ = ["Report", "Row", "check", "numbers"]
 
-RULE_FILES = (_masks, _shapes, _numbers, _layouts, _derivatives, _invariance, _dropout)
+RULE_FILES = (_masks, _poison, _shapes, _numbers, _layouts, _derivatives, _invariance, _dropout)

@@ -8,13 +8,14 @@ from itertools import combinations
 
 import torch
 from torch import Tensor
+from torch.autograd.gradcheck import GradcheckError
 
 from regard.testing._calls import INPUTS, Call, array, expect
 from regard.testing._masks import trees
 from regard.testing._suite import DOUBLE, Trial, rule, within
 
 MASKS = ("no mask", *trees(3, 5), "joined")
-BESIDE = ("bias", "-inf in bias", "sinks", "softcap", "scale 0", "GQA and d_v", "everything")
+BESIDE = ("bias", "-inf in bias", "sinks", "softcap", "scale 0", "GQA and d_v", "all together")
 
 
 def differentiable_calls(t: Trial) -> dict[str, Call]:
@@ -30,7 +31,7 @@ def differentiable_calls(t: Trial) -> dict[str, Call]:
     found["softcap"] = t.call(2, 3, 3, 5, 2, options={"softcap": 0.8})
     found["scale 0"] = t.call(2, 3, 3, 5, 2, options={"scale": 0.0})
     found["GQA and d_v"] = t.call(2, 4, 3, 5, 2, Hkv=2, Dv=3, tree=("causal",))
-    found["everything"] = t.call(
+    found["all together"] = t.call(
         2,
         4,
         3,
@@ -82,7 +83,7 @@ def second_derivatives(t: Trial, case: str) -> str:
 def _passes(checker: Callable[..., bool], run: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> None:
     try:
         checker(run, inputs, fast_mode=True)
-    except torch.autograd.gradcheck.GradcheckError as error:
+    except GradcheckError as error:
         expect(False, " ".join(str(error).split())[:300])
 
 
@@ -94,7 +95,7 @@ def forward_mode(t: Trial, case: str) -> str:
     with warnings.catch_warnings():
         # torch compiles its own decompositions on the first use of forward mode, and warns of how it does so.
         warnings.filterwarnings("ignore", message=".*torch.jit.*", category=DeprecationWarning)
-        out, forward = torch.func.jvp(run, plain, tangents)
+        out, forward = torch.func.jvp(run, plain, tangents)[:2]
     cotangent = t.normal(*out.shape, seed=30)
     reverse = torch.autograd.grad(run(*inputs), inputs, cotangent)
     ahead = float((forward * cotangent).sum())

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from regard.testing._calls import Call, array, expect, largest, rounding
-from regard.testing._masks import observe
 from regard.testing._suite import DOUBLE, WIDE, Trial, rule, within
 
 
@@ -111,7 +110,7 @@ def observing(t: Trial, case: str) -> str:
     p = 0.3 if case == "0.3" else 0.0
     plain = _dropped(t, call, p)
     torch.manual_seed(0)
-    seen = observe(t, call.but(options={**call.options, "dropout": p}))
+    seen = t.observe(call.but(options={**call.options, "dropout": p}))
     expect(torch.equal(seen.out, plain), f"the output changed by {_gap(seen.out, plain)}")
     bound = 1e-6 + 2.0**-23 * 10
     return within("weights", seen.weights, call.oracle.weights, bound)

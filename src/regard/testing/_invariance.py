@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 
 from regard.testing._calls import Call, expect
@@ -102,7 +104,7 @@ def split_queries(t: Trial, case: str) -> str:
     call = t.call(2, 4, 11, 13, 7, Hkv=2, tree=("window", 3, 0) if "window" in case else ("causal",))
     call.bias = t.normal(4, 11, 13, seed=4, dtype=t.side)
     cuts = {"one by one": list(range(12)), "3 + 8": [0, 3, 11], "5 + 6 with a window": [0, 5, 11]}[case]
-    rows = [_rows(call, low, high).run(t.fn) for low, high in zip(cuts[:-1], cuts[1:], strict=True)]
+    rows = [_rows(call, low, high).run(t.fn) for low, high in pairwise(cuts)]
     return t.same("output", torch.cat(rows, 2), call.run(t.fn), 2 * call.value_budget())
 
 

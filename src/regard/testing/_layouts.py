@@ -138,7 +138,10 @@ def plan(t: Trial, case: str) -> str:
     return f"{found.backend}: {found.reason}"
 
 
-@rule(37, "the output has q's dtype and device; under autocast the autocast dtype", ("plain", "float32 bias", "masked"))
+DTYPE = "the output has q's dtype and device; under autocast the autocast dtype"
+
+
+@rule(37, DTYPE, ("plain", "float32 bias", "masked"))
 def output_dtype(t: Trial, case: str) -> str:
     call = t.call(2, 3, 5, 7, 11)
     if case == "float32 bias":
@@ -151,7 +154,7 @@ def output_dtype(t: Trial, case: str) -> str:
     return f"{out.dtype} on {out.device}"
 
 
-@rule(37, "the output has q's dtype and device; under autocast the autocast dtype", ("alike", "mixed"), (torch.float32,))
+@rule(37, DTYPE, ("alike", "mixed"), (torch.float32,))
 def output_dtype_under_autocast(t: Trial, case: str) -> str:
     call = t.call(2, 3, 5, 7, 11, tree=("causal",))
     if case == "mixed":
@@ -228,5 +231,3 @@ def mapped(t: Trial, case: str) -> str:
         query = call.query.detach().requires_grad_()
         expected.append(torch.autograd.grad(one(query, call.key, call.value).square().sum(), query)[0])
     return t.same("gradient of query", found, torch.stack(expected), 10 * budget + FLOOR[t.dtype])
-
-

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 
 from regard.testing._calls import Call, array, expect, largest, rounding
-from regard.testing._masks import observe
 from regard.testing._suite import DOUBLE, HALF, Trial, rule, within
 
 GRID = tuple(
@@ -184,7 +183,7 @@ def _tolerance(logits: Any) -> float:
 @rule(31, "weights are ≥ 0 and each non-empty row sums to 1", WEIGHTY)
 def weights_sum_to_one(t: Trial, case: str) -> str:
     call = weighty_calls(t)[case]
-    weights = array(observe(t, call).weights)
+    weights = array(t.observe(call).weights)
     expect(bool((weights >= 0).all()), f"smallest weight {weights.min()}")
     some = ~np.isneginf(call.oracle.lse)
     error, bound = largest(weights.sum(-1)[some] - 1), _tolerance(call.oracle.logits)
@@ -197,7 +196,7 @@ def weights_from_lse(t: Trial, case: str) -> str:
     call = weighty_calls(t)["causal" if case == "sinks" else case]
     if case == "sinks":
         call.sinks = t.normal(3, seed=6, dtype=t.side)
-    seen = observe(t, call)
+    seen = t.observe(call)
     lse, logits = array(seen.lse), call.oracle.logits
     with np.errstate(invalid="ignore"):
         expected = np.where(np.isneginf(logits), 0.0, np.exp(logits - lse[..., None]))

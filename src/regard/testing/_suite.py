@@ -14,7 +14,6 @@ from torch import Tensor
 import regard
 from regard._errors import Refused
 from regard.testing._calls import Attention, Call, Failed, array, expect, largest, normal
-from regard.testing._rules_of_masks import Tree
 from regard.testing.report import Outcome, Report, Row
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -67,6 +66,12 @@ class Trial:
         key = self.normal(B, Hkv or H, S, D, seed=2)
         value = self.normal(B, Hkv or H, S, Dv or D, seed=3)
         return Call(query, key, value, masks=self.masks, **given)
+
+    def observe(self, call: Call) -> Any:
+        """The call's observation, with its whole matrix of weights."""
+        _, _, L, S = call.sizes
+        want = regard.Want(weights=(slice(0, L), slice(0, S)))
+        return self.need("observe")(call.query, call.key, call.value, want=want, **call.keywords())
 
     def agrees(self, call: Call, *, gradients: bool = True) -> str:
         """The function's output, and its gradients, are within the derived budgets of the oracle's."""

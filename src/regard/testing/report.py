@@ -57,7 +57,7 @@ class Report:
         found = Counter(row.outcome for row in rows)
         if len(found) == 1:
             return rows[0].outcome
-        word = "fail" if found["fail"] else "refused"
+        word: Outcome = "fail" if found["fail"] else "refused"
         return f"{word} {found[word]}/{len(rows)}"
 
     def table(self, *, details: bool = True) -> str:
