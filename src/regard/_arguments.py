@@ -124,6 +124,7 @@ def prepare(
         dtype,
         device.type,
         None if mask is None else mask.structure,
+        None if mask is None or device.type == "cpu" else _flags(mask, queries, keys, offset),
         bias_spec,
         scale,
         softcap,
@@ -136,6 +137,15 @@ def prepare(
         want,
     )
     return Call(spec, query, key, value, mask, bias, sinks, offset)
+
+
+def _flags(mask: Mask, queries: int, keys: int, offset: int | Tensor) -> tuple[Any, ...] | None:
+    """The mask as flags, without its tensors: (causal, left, right, padding, how documents are given)."""
+    found = mask.fused(queries, keys, offset)
+    if found is None:
+        return None
+    documents = None if found.documents is None else "lengths" if found.documents.lengths is not None else "ids"
+    return (found.causal, found.left, found.right, found.padding is not None, documents)
 
 
 def _mode(*tensors: Tensor | None) -> str:

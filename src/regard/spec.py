@@ -36,6 +36,7 @@ class CallSpec(NamedTuple):
     dtype: torch.dtype
     device: str
     mask: tuple[Any, ...] | None  # the mask's structure: kinds, numbers, shapes; never contents
+    flags: tuple[Any, ...] | None  # what of the mask a fused kernel can take as flags; only where that decides
     bias: BiasSpec | None
     scale: float
     softcap: float | None

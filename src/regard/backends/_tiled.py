@@ -45,8 +45,8 @@ class TiledBackend(FusedBackend):
             out = query.new_zeros(spec.batch, spec.heads, spec.queries, spec.value_dim)
             return out, query.new_full(out.shape[:3], -torch.inf, dtype=work)
         steps = self.plan_steps(call)
-        if len(steps) == 1 and steps[0].rows == spec.queries and steps[0].batch is None:
-            out, lse = self.step_forward(call, steps[0], query, *gather(call, steps[0]))
+        if len(steps) == 1 and is_whole(steps[0], spec):
+            out, lse = self.step_forward(call, steps[0], query, call.key, call.value)
         else:
             out = query.new_zeros(spec.batch, spec.heads, spec.queries, spec.value_dim)
             lse = query.new_full(out.shape[:3], -torch.inf, dtype=work)
@@ -59,8 +59,8 @@ class TiledBackend(FusedBackend):
                     out[where] = part
                     lse[where] = part_lse
         if call.sinks is not None:
-            out, lse = _add_sinks(out, lse, call.sinks)
-        return out.to(spec.dtype), lse
+            out, lse = add_sinks(out, lse, call.sinks)
+        return out if out.dtype == spec.dtype else out.to(spec.dtype), lse
 
     def plan_steps(self, call: Call) -> list[Step]:
         return steps_of(call)
@@ -70,11 +70,7 @@ class TiledBackend(FusedBackend):
         work = accumulation(spec.dtype)
         bias = call.bias
         grad_bias = bias.new_zeros(bias.shape, dtype=work) if needs[3] and bias is not None else None
-        grad_sinks = None
-        if needs[4] and call.sinks is not None:
-            # the sink has no value: its weight only takes away from the others'
-            weight = torch.exp(call.sinks.to(work).view(1, -1, 1) - lse).masked_fill(lse == -torch.inf, 0.0)
-            grad_sinks = -(weight * (grad_out.to(work) * out).sum(-1)).sum((0, 2)).to(call.sinks.dtype)
+        grad_sinks = sink_gradient(call, grad_out, out, lse) if needs[4] else None
         steps = [] if spec.empty else self.plan_steps(call)
         tensors = (call.query, call.key, call.value)
         if len(steps) == 1 and is_whole(steps[0], spec):
@@ -132,10 +128,18 @@ def _merge(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
     lse.copy_(total)
 
 
-def _add_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
+def add_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
     total = torch.logaddexp(lse, sinks.to(lse.dtype).view(1, -1, 1))
     share = torch.exp(lse - total).unsqueeze(-1)
-    return out * share, total.masked_fill(lse == -torch.inf, -torch.inf)
+    return (out * share).to(out.dtype), total.masked_fill(lse == -torch.inf, -torch.inf)
+
+
+def sink_gradient(call: Call, grad_out: Tensor, out: Tensor, lse: Tensor) -> Tensor | None:
+    if call.sinks is None:
+        return None
+    # the sink has no value: its weight only takes away from the others'
+    weight = torch.exp(call.sinks.to(lse.dtype).view(1, -1, 1) - lse).masked_fill(lse == -torch.inf, 0.0)
+    return -(weight * (grad_out.to(lse.dtype) * out).sum(-1)).sum((0, 2)).to(call.sinks.dtype)
 
 
 def bias_tile(call: Call, step: Step, rows: range, run: Run) -> Tensor | None:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from regard.backends import _kernels
+from regard.backends import _cuda, _kernels
 from regard.backends._schedule import Run, Step, permitted_of, steps_of
-from regard.backends._tiled import TiledBackend, bias_tile, is_whole
+from regard.backends._tiled import Grads, TiledBackend, add_sinks, bias_tile, is_whole, sink_gradient
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,26 +54,34 @@ class Sdpa(TiledBackend):
         rows = spec.batch * spec.heads * spec.queries
         return rows * spec.value_dim * spec.dtype.itemsize + rows * 4 + _kernels.workspace(spec)
 
+    def forward(self, call: Call) -> tuple[Tensor, Tensor]:
+        if call.spec.device == "cpu" or call.spec.empty:
+            return super().forward(call)
+        out, lse = _cuda.forward(call)
+        return (out, lse) if call.sinks is None else add_sinks(out, lse, call.sinks)
+
+    def backward(self, call: Call, grad_out: Tensor, out: Tensor, lse: Tensor, needs: tuple[bool, ...]) -> Grads:
+        if call.spec.device == "cpu" or call.spec.empty:
+            return super().backward(call, grad_out, out, lse, needs)
+        grads = _cuda.backward(call, grad_out, out, lse)
+        sinks = sink_gradient(call, grad_out, out, lse) if needs[4] else None
+        return (*(grad if need else None for grad, need in zip(grads, needs, strict=False)), None, sinks)
+
     def plan_steps(self, call: Call) -> list[Step]:
         """Steps where they save work; one masked call where launching them would cost more than the pairs they skip."""
-        spec = call.spec
-        steps = steps_of(call)
-        if len(steps) <= 1:
-            return steps
-        items = spec.batch if steps[0].batch is None else 1
-        area = items * sum(step.rows * step.width for step in steps)
-        pair = PAIR_SECONDS * spec.heads * spec.head_dim / 64
-        if spec.batch * spec.queries * spec.keys * pair <= len(steps) * STEP_SECONDS + area * pair:
-            return [Step(None, 0, spec.queries, (Run(0, spec.keys, False),), "tile", None, None)]
-        return steps
+        spec, mask = call.spec, call.mask
+        if mask is None:
+            return steps_of(call)
+        key = ("sdpa steps", spec.queries, spec.keys, call.offset, spec.batch, spec.heads, spec.head_dim)
+        return mask.remember(key, call.offset, lambda: _worthwhile(steps_of(call), spec))
 
     def step_forward(self, call: Call, step: Step, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         query, scale = _positive_scale(query, call.spec.scale)
-        causal, added = self._mask(call, step)
+        causal, added, empty = self._mask(call, step)
         out, lse = _kernels.forward(query, key, value, causal, added, scale)
-        if added is not None and (call.bias is not None or step.has_empty_rows):
+        if empty is not None:
             # the kernels give 0 and a lse of 0 to a row that sees nothing
-            lse = lse.masked_fill((added == -torch.inf).all(-1).expand(lse.shape), -torch.inf)
+            lse = lse.masked_fill(empty.expand(lse.shape), -torch.inf)
         return out, lse
 
     def step_backward(
@@ -87,24 +95,26 @@ class Sdpa(TiledBackend):
         grad_bias: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         query, scale = _positive_scale(tensors[0], call.spec.scale)
-        causal, added = self._mask(call, step)
-        if added is not None:
+        causal, added, empty = self._mask(call, step)
+        if empty is not None:
             lse = lse.masked_fill(lse == -torch.inf, 0.0)
         grads = _kernels.backward(grad_out, query, tensors[1], tensors[2], out, lse, causal, added, scale)
         if call.spec.scale <= 0:
             grads = (grads[0] * math.copysign(1.0 if call.spec.scale else 0.0, call.spec.scale), grads[1], grads[2])
         return grads
 
-    def _mask(self, call: Call, step: Step) -> tuple[bool, Tensor | None]:
-        """The kernel's causal flag, and what is added to the logits, [B or 1, H or 1, rows or 1, width]."""
+    def _mask(self, call: Call, step: Step) -> tuple[bool, Tensor | None, Tensor | None]:
+        """The kernel's causal flag; what is added to the logits [B or 1, H or 1, rows, width]; which rows see nothing."""
         if call.bias is None:
             if step.kind != "tile":
-                return step.kind == "triangle", None
+                return step.kind == "triangle", None, None
             if step.lo is None and is_whole(step, call.spec):
-                return False, _whole_mask(call)
+                return False, *_whole_mask(call)
         rows = range(step.start, step.stop)
         parts = [self._added(call, step, rows, run) for run in step.runs]
-        return False, parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+        added = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+        may_be_empty = call.bias is not None or step.has_empty_rows
+        return False, added, (added == -torch.inf).all(-1) if may_be_empty else None
 
     def _added(self, call: Call, step: Step, rows: range, run: Run) -> Tensor:
         dtype, device = call.spec.dtype, call.query.device
@@ -121,17 +131,29 @@ class Sdpa(TiledBackend):
         return added.expand(*added.shape[:2], len(rows), run.stop - run.start)
 
 
-def _whole_mask(call: Call) -> Tensor:
-    """The mask as one additive tensor; kept with the mask while it is small, as small calls repeat."""
+def _worthwhile(steps: list[Step], spec: CallSpec) -> list[Step]:
+    if len(steps) <= 1:
+        return steps
+    items = spec.batch if steps[0].batch is None else 1
+    area = items * sum(step.rows * step.width for step in steps)
+    pair = PAIR_SECONDS * spec.heads * spec.head_dim / 64
+    if spec.batch * spec.queries * spec.keys * pair <= len(steps) * STEP_SECONDS + area * pair:
+        return [Step(None, 0, spec.queries, (Run(0, spec.keys, False),), "tile", None, None)]
+    return steps
+
+
+def _whole_mask(call: Call) -> tuple[Tensor, Tensor | None]:
+    """The mask as one additive tensor, and its empty rows; kept with the mask while it is small, as small calls repeat."""
     spec, mask = call.spec, call.mask
     assert mask is not None
 
-    def build() -> Tensor:
+    def build() -> tuple[Tensor, Tensor | None]:
         tile = mask.tile(
             range(spec.queries), range(spec.keys), spec.queries, spec.keys, offset=call.offset, device=call.query.device
         )
-        tile = tile.expand(*tile.shape[:2], spec.queries, spec.keys)
-        return torch.zeros(tile.shape, dtype=spec.dtype, device=tile.device).masked_fill_(~tile, -torch.inf)
+        added = torch.zeros(tile.shape, dtype=spec.dtype, device=tile.device).masked_fill_(~tile, -torch.inf)
+        empty = ~tile.any(-1)
+        return added, empty if spec.device != "cpu" or bool(empty.any()) else None
 
     if spec.queries * spec.keys > 1 << 16 or mask.batch * mask.heads > 8:
         return build()
