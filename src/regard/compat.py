@@ -57,9 +57,9 @@ def scaled_dot_product_attention(
     mask, bias, offset = _mask(attn_mask, is_causal, (*batch, q.shape[2], k.shape[2]), q)
     if q.shape[-1] == 0:
         q, k = torch.nn.functional.pad(q, (0, 1)), torch.nn.functional.pad(k, (0, 1))
-    out = api.attention(
-        q, k, v, mask=mask, bias=bias, scale=scale, dropout=max(float(dropout_p), 0.0), query_offset=offset
-    )
+    scale = None if scale is None else float(scale)
+    dropout = max(float(dropout_p), 0.0)
+    out = api.attention(q, k, v, mask=mask, bias=bias, scale=scale, dropout=dropout, query_offset=offset)
     return out if len(batch) == 2 else out.reshape(*batch, q.shape[2], v.shape[3])
 
 
