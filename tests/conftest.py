@@ -2,43 +2,20 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
-import typing
 
 # Read by oneDNN when torch is loaded: one instruction set for bfloat16, whatever the CPU offers.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 import hypothesis
-import jaxtyping
 import numpy as np
 import pytest
 import torch
 
-# What lies behind the public calls. The entry points (api, masks, compat, nn, reference, testing) are not among them:
-# what they say about a wrong argument is tested, and must be theirs. Nor is spec: the compiler traces its constructors.
-CHECKED = ["_hash", "backends", "plan", "_guard", "_observing", "observation"]
+from annotation_checks import load_with_checks
 
-
-def load_with_checked_annotations() -> None:
-    """Import these so that every function of theirs checks its arguments and its result against its annotations.
-
-    Names that only annotations need are imported under TYPE_CHECKING; a check whose names are missing would be passed
-    over in silence.
-    """
-    for name in ("beartype", "regard.masks"):  # these must not be loaded as a type checker sees them
-        importlib.import_module(name)
-    with jaxtyping.install_import_hook([f"regard.{name}" for name in CHECKED], "beartype.beartype"):
-        typing.TYPE_CHECKING = True
-        try:
-            for name in CHECKED:
-                importlib.import_module(f"regard.{name}")
-        finally:
-            typing.TYPE_CHECKING = False
-
-
-load_with_checked_annotations()
+load_with_checks()
 
 # No deadline: the machines are shared, and a slow example is not a wrong one. Derandomised: what fails in CI fails
 # everywhere; `make fuzz` is what searches at random.
