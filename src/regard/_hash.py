@@ -25,12 +25,15 @@ def mix(x: Tensor) -> Tensor:
     >>> mix(torch.tensor([0, 1, 2**32 + 1]))
     tensor([         0, 2261973619, 2261973619])
     """
-    x = x & _WORD
-    x = x ^ (x >> 16)
-    x = (x * _FIRST) & _WORD
-    x = x ^ (x >> 15)
-    x = (x * _SECOND) & _WORD
-    return x ^ (x >> 15)
+    x = x & _WORD  # a tensor of our own, so the rest may happen in place
+    x ^= x >> 16
+    x *= _FIRST
+    x &= _WORD
+    x ^= x >> 15
+    x *= _SECOND
+    x &= _WORD
+    x ^= x >> 15
+    return x
 
 
 def mix_number(x: int) -> int:

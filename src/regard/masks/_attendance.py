@@ -142,7 +142,7 @@ def _over_blocks(seen: NDArray[np.bool_], join: np.ufunc, block_q: int, block_k:
     """Join a [rows or 1, keys or 1] array block by block."""
     if 0 in seen.shape:
         return np.zeros((-(-seen.shape[0] // block_q), -(-seen.shape[1] // block_k)), dtype=np.bool_)
-    rows = np.arange(0, seen.shape[0], block_q)
-    cols = np.arange(0, seen.shape[1], block_k)
-    joined: NDArray[np.bool_] = join.reduceat(join.reduceat(seen, cols, axis=1), rows, axis=0)
+    # Rows first: whole rows are joined at vector speed, and few are left for the slower walk along columns.
+    rows = [join.reduce(seen[start : start + block_q], axis=0) for start in range(0, seen.shape[0], block_q)]
+    joined: NDArray[np.bool_] = join.reduceat(np.stack(rows), np.arange(0, seen.shape[1], block_k), axis=1)
     return joined

@@ -165,7 +165,9 @@ class RandomBlocks(_Table):
         return self._chosen(first + steps, grid.S)[grid.i // self.size - first, grid.j // self.size]
 
     def _cells(self, strip: Strip, first: int, last: int) -> Cells | None:
-        return self._chosen(torch.arange(first, last + 1), strip.S).numpy()
+        return self.remember(
+            ("cells", first, last, strip.S), 0, lambda: self._chosen(torch.arange(first, last + 1), strip.S).numpy()
+        )
 
     def _text(self) -> str:
         return f"random_blocks(count={self.count}, size={self.size}, seed={self.seed})"
