@@ -6,7 +6,7 @@ an implementation may have 2E in the output and 3E in gradients, plus the floor 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -59,6 +59,7 @@ class Call:
     sinks: Tensor | None = None
     query_offset: Any = None
     options: dict[str, Any] = field(default_factory=dict)  # scale, softcap
+    kept: Array | None = None  # what dropout multiplied each weight by, for the oracle: 0 or 1/(1-p)
 
     def but(self, **changes: Any) -> Call:
         return replace(self, **changes)
@@ -103,9 +104,11 @@ class Call:
         found = reference.gradients(*self._arrays(), array(grad_out), **self._modifiers())
         return {name: part for name, part in zip(INPUTS, found, strict=True) if part is not None}
 
-    def differentiate(self, fn: Attention, grad_out: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
-        """The output, and the gradient of each input that there is."""
-        leaves = {name: getattr(self, name).detach().requires_grad_() for name in INPUTS if self._has(name)}
+    def differentiate(
+        self, fn: Attention, grad_out: Tensor | None = None, wrt: Sequence[str] = INPUTS
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The output, and the gradient of each input among `wrt` that there is."""
+        leaves = {name: getattr(self, name).detach().requires_grad_() for name in wrt if self._has(name)}
         out = self.but(**leaves).run(fn)
         found = torch.autograd.grad(out, list(leaves.values()), self.grad_out if grad_out is None else grad_out)
         return out.detach(), dict(zip(leaves, found, strict=True))
@@ -123,7 +126,7 @@ class Call:
     def _naive(self, query: Tensor, key: Tensor, value: Tensor, **given: Any) -> Tensor:
         given = {name: option for name, option in given.items() if name not in ("mask", "query_offset")}
         pairs = None if self.pairs is None else torch.from_numpy(self.pairs.copy()).to(query.device)
-        return naive(query, key, value, pairs, **given)
+        return naive(query, key, value, pairs, kept=self.kept, **given)
 
     def _has(self, name: str) -> bool:
         return getattr(self, name) is not None
@@ -134,7 +137,7 @@ class Call:
     def _modifiers(self) -> dict[str, Any]:
         bias = None if self.bias is None else array(self.bias)
         sinks = None if self.sinks is None else array(self.sinks)
-        return {"mask": self.pairs, "bias": bias, "sinks": sinks, **self.options}
+        return {"mask": self.pairs, "bias": bias, "sinks": sinks, "keep": self.kept, **self.options}
 
 
 def naive(
@@ -147,6 +150,7 @@ def naive(
     sinks: Tensor | None = None,
     scale: float | None = None,
     softcap: float | None = None,
+    kept: Array | None = None,
 ) -> Tensor:
     """The textbook's arithmetic in the inputs' own dtype, logits and weights included: what E is measured on."""
     group = query.shape[1] // key.shape[1]
@@ -164,6 +168,8 @@ def naive(
     if sinks is not None:
         logits = torch.cat([logits, sinks.to(logits.dtype)[:, None, None].expand(*logits.shape[:3], 1)], -1)
     weights = torch.softmax(logits, -1)[..., : key.shape[2]] * some
+    if kept is not None:
+        weights = weights * torch.from_numpy(kept).to(weights)
     return weights @ value
 
 

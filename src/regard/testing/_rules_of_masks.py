@@ -40,6 +40,15 @@ def bits(seed: int, shape: tuple[int, ...]) -> Pairs:
     return drawn
 
 
+def document_ids(seed: int, shape: tuple[int, ...]) -> NDArray[np.int64]:
+    """Documents of several lengths, some of it padding (-1); in runs for most seeds, shuffled for every third."""
+    random = np.random.default_rng(seed)
+    ids = np.cumsum(random.random(shape) < 0.15, axis=-1)
+    if seed % 3 == 0:
+        ids = random.permuted(ids, axis=-1)
+    return np.where(random.random(shape) < 0.1, -1, ids)
+
+
 def build(masks: Any, tree: Tree, device: str | torch.device = "cpu") -> Any:
     """The mask object of a tree, made with the constructors of `masks`."""
     kind, *rest = tree
@@ -54,7 +63,7 @@ def build(masks: Any, tree: Tree, device: str | torch.device = "cpu") -> Any:
     if kind == "documents_lengths":
         return masks.documents(lengths=list(rest[0]))
     if kind == "documents_ids":
-        return masks.documents(ids=torch.tensor(rest[0], dtype=torch.int64, device=device))
+        return masks.documents(ids=torch.tensor(_ids(*rest), dtype=torch.int64, device=device))
     if kind == "blocks":
         return masks.blocks(torch.from_numpy(bits(*rest[:2])).to(device), rest[2])
     if kind == "from_additive":
@@ -110,6 +119,11 @@ def kinds(tree: Tree) -> list[str]:
     return found
 
 
+def _ids(*given: Any) -> Any:
+    """Documents as they were given, or drawn from a seed and a shape."""
+    return given[0] if len(given) == 1 else document_ids(*given)
+
+
 def _padding(i: Any, j: Any, S: int, lengths: tuple[int, ...], side: str) -> Any:
     length = np.asarray(lengths)[:, None, None, None]
     return (j < length) if side == "right" else (j >= S - length)
@@ -143,7 +157,7 @@ _POSITIONAL: dict[str, Any] = {
     "window": lambda i, j, S, left, right: (j - i >= -left) & (j - i <= right),
     "padding": _padding,
     "documents_lengths": lambda i, j, S, lengths: _documents(i, j, S, np.repeat(np.arange(len(lengths)), lengths)),
-    "documents_ids": _documents,
+    "documents_ids": lambda i, j, S, *given: _documents(i, j, S, _ids(*given)),
     "prefix": lambda i, j, S, n: (i < n) & (j < n),
     "columns": lambda i, j, S, n: (j < n) & (i == i),
     "strided": lambda i, j, S, s: (i - j) % s == 0,
