@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _DTYPES = frozenset((torch.float64, torch.float32, torch.float16, torch.bfloat16))
 _HALF = frozenset((torch.float16, torch.bfloat16))
+_USUAL = frozenset(("cpu", "cuda"))
 _OFFSETS = frozenset((torch.int64, torch.int32))
 _transforms = torch._C._functorch.peek_interpreter_stack
 
@@ -44,7 +45,9 @@ def prepare(
             "regard.nn.MultiHeadAttention takes nested ones, or pack the items into one row and use masks.documents."
         )
     device = query.device
-    if torch.is_autocast_enabled(device.type):
+    if key.device != device or value.device != device:
+        _bad_devices(query=query, key=key, value=value)
+    if (device.type in _USUAL or torch.amp.is_autocast_available(device.type)) and torch.is_autocast_enabled(device.type):
         query, key, value = _autocast((query, key, value), device.type)
     q_shape, k_shape, v_shape = query.shape, key.shape, value.shape
     if len(q_shape) != 4 or len(k_shape) != 4 or len(v_shape) != 4:
@@ -67,17 +70,20 @@ def prepare(
     dtype = query.dtype
     if dtype not in _DTYPES or key.dtype != dtype or value.dtype != dtype:
         _bad_dtypes(query=query, key=key, value=value)
-    if key.device != device or value.device != device:
-        _bad_devices(query=query, key=key, value=value)
 
     if scale is None:
         scale = 1.0 / math.sqrt(head_dim)
     elif not isinstance(scale, (int, float)) or not math.isfinite(scale):
         raise _bad_number("scale", scale, "a finite number, or None for 1/sqrt(head_dim)")
-    if softcap is not None and (not isinstance(softcap, (int, float)) or not 0 < softcap < math.inf):
-        raise _bad_number("softcap", softcap, "a number above 0, or None for no cap")
+    else:
+        scale = float(scale)
+    if softcap is not None:
+        if not isinstance(softcap, (int, float)) or not 0 < softcap < math.inf:
+            raise _bad_number("softcap", softcap, "a number above 0, or None for no cap")
+        softcap = float(softcap)
     if not isinstance(dropout, (int, float)) or not 0.0 <= dropout <= 1.0:
         raise _bad_number("dropout", dropout, "a probability in [0, 1]")
+    dropout = float(dropout)
 
     offset: int | Tensor
     if query_offset is None:

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from regard import _guard, masks
 from regard._arguments import prepare
-from regard._errors import Refused
 from regard.backends._base import FusedBackend, accumulation
 from regard.plan import choose
 from regard.spec import BiasSpec, Call
@@ -42,8 +41,6 @@ def attention(
 
         call.seed = torch.randint(0, 2**31 - 1, (), device=query.device) if dropout else None
         return attend(_guard.neutralised(call)).out
-    if backend == "reference":
-        raise Refused("backend 'reference' cannot run under torch.compile: it leaves torch for NumPy")
     spec = call.spec
     seed = torch.randint(0, 2**31 - 1, (), device=query.device) if dropout else None
     start, offset = (0, call.offset) if isinstance(call.offset, Tensor) else (call.offset, None)
@@ -81,7 +78,7 @@ def _rebuild(
 def _forward(*arguments: Any) -> tuple[Tensor, Tensor]:
     backend, call = _rebuild(*arguments)
     out, lse = backend.forward(call)
-    return out.contiguous(), lse.contiguous()
+    return out.to(call.spec.dtype).contiguous(), lse.contiguous()
 
 
 @_forward.register_fake

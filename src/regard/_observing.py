@@ -11,6 +11,8 @@ from regard.backends._base import accumulation
 from regard.backends.eager import logits_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch import Tensor
 
     from regard.spec import Call
@@ -22,12 +24,10 @@ _NUMBERS = 1 << 22
 
 def observe_rows(call: Call, lse: Tensor, want: Want) -> dict[str, Tensor]:
     """Every wanted statistic of the call, [B, H, ...]."""
-    spec = call.spec
     found = _Found(call, want)
-    at_once = max(1, _NUMBERS // max(1, spec.batch * spec.heads * spec.keys))
-    with torch.no_grad(), torch.autocast(spec.device, enabled=False):
-        for start in range(0, spec.queries, at_once):
-            found.add(range(start, min(start + at_once, spec.queries)), lse)
+    with torch.no_grad(), torch.autocast(call.spec.device, enabled=False):
+        for rows in _row_chunks(call):
+            found.add(rows, lse)
     return found.result()
 
 
@@ -70,20 +70,12 @@ class _Found:
         return torch.zeros(*self.lead, *shape, dtype=self.dtype, device=self.call.query.device)
 
     def add(self, rows: range, lse: Tensor) -> None:
-        call, want, spec = self.call, self.want, self.call.spec
+        want, spec = self.want, self.call.spec
         at = slice(rows.start, rows.stop)
-        permitted = None
-        if call.mask is not None:
-            permitted = call.mask.tile(
-                rows, range(spec.keys), spec.queries, spec.keys, offset=call.offset, device=call.query.device
-            )
-        bias = call.bias if call.bias is None or call.bias.shape[2] == 1 else call.bias[:, :, at]
-        logs = logits_of(call, call.query[:, :, at], call.key, bias)
+        logs, seen = _masked_logits(self.call, rows)
         row_lse = lse[:, :, at].to(self.dtype).unsqueeze(-1)
         empty = row_lse == -torch.inf
         logs = logs - row_lse.masked_fill(empty, 0.0)
-        if permitted is not None:
-            logs = logs.masked_fill(~permitted, -torch.inf)
         weights = logs.exp()
         parts = self.parts
         if want.rows:
@@ -94,7 +86,6 @@ class _Found:
         if want.first:
             parts["first_mass"][:, :, at] = weights[..., : want.first].sum(-1)
         if want.top_k:
-            seen = _seen(permitted, bias)
             parts["top_weights"][:, :, at], parts["top_keys"][:, :, at] = statistics.top(weights, seen, want.top_k)
         if want.distance:
             self._distance(rows, weights)
@@ -135,8 +126,38 @@ class _Found:
         return self.parts
 
 
-def _seen(permitted: Tensor | None, bias: Tensor | None) -> Tensor | None:
-    if bias is None:
-        return permitted
-    visible = bias != -torch.inf
-    return visible if permitted is None else permitted & visible
+def _masked_logits(call: Call, rows: range) -> tuple[Tensor, Tensor | None]:
+    """Logits of some rows over all keys, -inf where forbidden, and what they may see (None: everything)."""
+    spec, at = call.spec, slice(rows.start, rows.stop)
+    bias = call.bias if call.bias is None or call.bias.shape[2] == 1 else call.bias[:, :, at]
+    logits = logits_of(call, call.query[:, :, at], call.key, bias)
+    seen = None if bias is None else bias != -torch.inf
+    if call.mask is not None:
+        permitted = call.mask.tile(
+            rows, range(spec.keys), spec.queries, spec.keys, offset=call.offset, device=call.query.device
+        )
+        logits = logits.masked_fill(~permitted, -torch.inf)
+        seen = permitted if seen is None else permitted & seen
+    return logits, seen
+
+
+def exact_lse(call: Call) -> Tensor:
+    """Log-sum-exp of every row in accumulation precision, sinks included."""
+    spec = call.spec
+    found = []
+    with torch.no_grad(), torch.autocast(spec.device, enabled=False):
+        for rows in _row_chunks(call):
+            lse = torch.logsumexp(_masked_logits(call, rows)[0], -1)
+            if call.sinks is not None:
+                total = torch.logaddexp(lse, call.sinks.to(lse.dtype).view(1, -1, 1))
+                lse = total.masked_fill(lse == -torch.inf, -torch.inf)
+            found.append(lse)
+    empty = call.query.new_empty(spec.batch, spec.heads, 0, dtype=accumulation(spec.dtype))
+    return torch.cat([empty, *found], 2)
+
+
+def _row_chunks(call: Call) -> Iterator[range]:
+    spec = call.spec
+    at_once = max(1, _NUMBERS // max(1, spec.batch * spec.heads * spec.keys))
+    for start in range(0, spec.queries, at_once):
+        yield range(start, min(start + at_once, spec.queries))

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 def run_fused(backend: FusedBackend, call: Call, *, named: bool) -> tuple[Tensor, Tensor]:
     if not call.spec.grad:
-        return backend.forward(call)
+        out, lse = backend.forward(call)
+        return out if out.dtype == call.spec.dtype else out.to(call.spec.dtype), lse
     out, lse = _Fused.apply(backend, call, named, call.query, call.key, call.value, call.bias, call.sinks)  # type: ignore[no-untyped-call]
     return out, lse
 
@@ -44,7 +45,7 @@ class _Fused(torch.autograd.Function):
         # saving the mask's tensors makes torch refuse a backward pass after one was changed in place
         held = () if call.mask is None else call.mask.tensors
         ctx.save_for_backward(query, key, value, bias, sinks, out, lse, *held)
-        return out, lse
+        return out if out.dtype == call.spec.dtype else out.to(call.spec.dtype), lse
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:

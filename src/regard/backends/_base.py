@@ -43,7 +43,7 @@ class FusedBackend(Backend):
 
     @abstractmethod
     def forward(self, call: Call) -> tuple[Tensor, Tensor]:
-        """(out, lse) of the call's tensors."""
+        """(out, lse) of the call's tensors; out may be in accumulation precision, which makes gradients more exact."""
 
     @abstractmethod
     def backward(

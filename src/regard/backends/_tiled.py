@@ -48,7 +48,7 @@ class TiledBackend(FusedBackend):
         if len(steps) == 1 and is_whole(steps[0], spec):
             out, lse = self.step_forward(call, steps[0], query, call.key, call.value)
         else:
-            out = query.new_zeros(spec.batch, spec.heads, spec.queries, spec.value_dim)
+            out = query.new_zeros(spec.batch, spec.heads, spec.queries, spec.value_dim, dtype=self.part_dtype(spec))
             lse = query.new_full(out.shape[:3], -torch.inf, dtype=work)
             for step in steps:
                 where = rows_of(step)
@@ -60,10 +60,14 @@ class TiledBackend(FusedBackend):
                     lse[where] = part_lse
         if call.sinks is not None:
             out, lse = add_sinks(out, lse, call.sinks)
-        return out if out.dtype == spec.dtype else out.to(spec.dtype), lse
+        return out, lse
 
     def plan_steps(self, call: Call) -> list[Step]:
         return steps_of(call)
+
+    def part_dtype(self, spec: CallSpec) -> torch.dtype:
+        """What ``step_forward`` returns its output in."""
+        return accumulation(spec.dtype)
 
     def backward(self, call: Call, grad_out: Tensor, out: Tensor, lse: Tensor, needs: tuple[bool, ...]) -> Grads:
         spec = call.spec

@@ -83,6 +83,8 @@ def softmax_with_sinks(logits: Tensor, permitted: Tensor | None, sinks: Tensor |
     if permitted is not None:
         logits = logits.masked_fill(~permitted, -torch.inf)
     if logits.shape[-1] == 0:
+        if sinks is not None:
+            logits = logits + sinks.view(1, -1, 1, 1)  # nothing to add to, but sinks get their (zero) gradient
         return logits, logits.new_full(logits.shape[:-1], -torch.inf)
     top = logits.detach().amax(-1, keepdim=True)
     empty = top == -torch.inf

@@ -43,6 +43,8 @@ class Sdpa(TiledBackend):
             reasons.append(f"value dim {spec.value_dim} differs from head dim {spec.head_dim}: torch would use its math path")
         if spec.bias is not None and spec.bias.needs_grad and spec.grad:
             reasons.append("the bias requires grad, which the fused kernels do not give")
+        if spec.sinks and spec.device == "cpu" and spec.dtype.itemsize == 2:
+            reasons.append("in half precision the CPU kernel's output would be rounded before the sinks join")
         if not spec.unit_stride:
             reasons.append("the last dim of query, key or value is strided: call .contiguous()")
         return reasons + _kernels.refuse(spec)
@@ -75,10 +77,14 @@ class Sdpa(TiledBackend):
         key = ("sdpa steps", spec.queries, spec.keys, call.offset, spec.batch, spec.heads, spec.head_dim)
         return mask.remember(key, call.offset, lambda: _worthwhile(steps_of(call), spec))
 
+    def part_dtype(self, spec: CallSpec) -> torch.dtype:
+        return spec.dtype
+
     def step_forward(self, call: Call, step: Step, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         query, scale = _positive_scale(query, call.spec.scale)
         causal, added, empty = self._mask(call, step)
         out, lse = _kernels.forward(query, key, value, causal, added, scale)
+        out, lse = _show_nan(call, query, out, lse)
         if empty is not None:
             # the kernels give 0 and a lse of 0 to a row that sees nothing
             lse = lse.masked_fill(empty.expand(lse.shape), -torch.inf)
@@ -121,7 +127,7 @@ class Sdpa(TiledBackend):
         bias = bias_tile(call, step, rows, run)
         permitted = permitted_of(step, call, rows, run)
         if bias is not None:
-            added = bias.to(dtype)
+            added = bias  # in float32 beside half precision: -1e5 would be -inf in float16
             if permitted is not None:
                 added = torch.where(permitted, added, -torch.inf)
         elif permitted is None:
@@ -129,6 +135,14 @@ class Sdpa(TiledBackend):
         else:
             added = torch.zeros(permitted.shape, dtype=dtype, device=device).masked_fill_(~permitted, -torch.inf)
         return added.expand(*added.shape[:2], len(rows), run.stop - run.start)
+
+
+def _show_nan(call: Call, query: Tensor, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+    """NaN for the rows of NaN queries, which the CPU kernel takes for empty rows and fills with zeros."""
+    if call.spec.mode == "plain" and (call.mask is not None or call.bias is not None or math.isfinite(torch.linalg.vector_norm(query).item())):
+        return out, lse  # with a mask such rows have been taken out before
+    lost = query.isnan().any(-1)
+    return out.masked_fill(lost.unsqueeze(-1), torch.nan), lse.masked_fill(lost, torch.nan)
 
 
 def _worthwhile(steps: list[Step], spec: CallSpec) -> list[Step]:
