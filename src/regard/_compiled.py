@@ -9,6 +9,7 @@ from torch import Tensor
 
 from regard import _guard, masks
 from regard._arguments import prepare
+from regard.backends import ALL
 from regard.backends._base import FusedBackend, accumulation
 from regard.plan import choose
 from regard.spec import BiasSpec, Call
@@ -37,10 +38,8 @@ def attention(
     call = prepare(query, key, value, mask, bias, scale, softcap, sinks, dropout, query_offset, mode="compile")
     if backend == "eager":
         # plain operations: the compiler sees through them, and derivatives of any order remain
-        from regard.backends.eager import attend
-
         call.seed = torch.randint(0, 2**31 - 1, (), device=query.device) if dropout else None
-        return attend(_guard.neutralised(call)).out
+        return _guard.run(ALL["eager"], call, named=True)[0]
     spec = call.spec
     seed = torch.randint(0, 2**31 - 1, (), device=query.device) if dropout else None
     start, offset = (0, call.offset) if isinstance(call.offset, Tensor) else (call.offset, None)
@@ -58,7 +57,7 @@ def _rebuild(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, sinks: Tensor | None, offset: Tensor | None,
     seed: Tensor | None, mask: list[Tensor], code: str, start: int, scale: float, softcap: float | None, dropout: float,
     backend: str, grad: bool, bias_grad: bool,
-) -> tuple[FusedBackend, Call]:  # fmt: skip
+) -> tuple[FusedBackend, Call, Tensor | None]:  # fmt: skip
     rule = masks.rebuild(code, tuple(mask)) if code else None
     call = prepare(
         query, key, value, rule, bias, scale, softcap, sinks, dropout, start if offset is None else offset, mode="compile"
@@ -71,13 +70,15 @@ def _rebuild(
         # eager is chosen for tiny calls only; inside an opaque node a hand-written backward pass is needed
         chosen = choose(call.spec, "blockwise").backend
     assert isinstance(chosen, FusedBackend)
-    return chosen, _guard.neutralised(call)
+    return chosen, *_guard.unread(chosen, call)
 
 
 @torch.library.custom_op("regard::attention", mutates_args=(), schema=f"({_TENSORS}, {_NUMBERS}) -> (Tensor, Tensor)")
 def _forward(*arguments: Any) -> tuple[Tensor, Tensor]:
-    backend, call = _rebuild(*arguments)
+    backend, call, lost = _rebuild(*arguments)
     out, lse = backend.forward(call)
+    if lost is not None:
+        out, lse = out.masked_fill(lost.unsqueeze(-1), torch.nan), lse.masked_fill(lost, torch.nan)
     return out.to(call.spec.dtype).contiguous(), lse.contiguous()
 
 
@@ -94,7 +95,10 @@ def _(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tuple[Tensor, Te
     schema=f"(Tensor grad_out, Tensor out, Tensor lse, bool[] needs, {_TENSORS}, {_NUMBERS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 def _backward(grad_out: Tensor, out: Tensor, lse: Tensor, needs: list[bool], *arguments: Any) -> tuple[Tensor, ...]:
-    backend, call = _rebuild(*arguments)
+    backend, call, lost = _rebuild(*arguments)
+    if lost is not None:
+        grad_out, lse = grad_out.masked_fill(lost.unsqueeze(-1), 0.0), lse.masked_fill(lost, 0.0)
+        out = out.masked_fill(lost.unsqueeze(-1), 0.0)
     grads = backend.backward(call, grad_out, out, lse, tuple(needs))
     return tuple(out.new_empty(0) if grad is None else grad.contiguous() for grad in grads)
 

@@ -4,7 +4,8 @@ On CPU in plain mode the data is looked at: one norm per tensor. If all is well 
 keys are replaced by zeros, the backend runs on the clean tensors (so clean rows keep their bits), and the rows that may
 see something bad are computed one by one on exactly the keys they may see.
 
-Elsewhere nothing is read (it would wait for the device, or break a trace): keys that a whole item hides are zeroed.
+Elsewhere nothing is read (it would wait for the device, or break a trace). On eager and blockwise the bad rows are found
+without a branch and set to NaN; on the fused kernels, keys that a whole item hides are zeroed.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ def run(backend: Backend, call: Call, *, named: bool) -> tuple[Tensor, Tensor]:
     if (spec.mask is None and spec.bias is None) or spec.pairs == 0:
         return backend.run(call, named=named)
     if spec.mode != "plain" or spec.device != "cpu":
-        return backend.run(neutralised(call), named=named)
+        call, lost = unread(backend, call)
+        out, lse = backend.run(call, named=named)
+        return (out, lse) if lost is None else (out.masked_fill(lost.unsqueeze(-1), torch.nan), lse.masked_fill(lost, torch.nan))
     if call.bias is not None:
         check_bias(call.bias)
     if _harmless(call):
@@ -44,8 +47,31 @@ def run(backend: Backend, call: Call, *, named: bool) -> tuple[Tensor, Tensor]:
     return _careful(backend, call, named=named)
 
 
-def neutralised(call: Call) -> Call:
-    """The call with keys and values that no query of an item may see set to zero; reads nothing."""
+def unread(backend: Backend, call: Call) -> tuple[Call, Tensor | None]:
+    """A clean call, made without reading a value, and the rows [B, H, L] whose output must become NaN (None: no row)."""
+    if call.mask is None:
+        return call, None
+    if backend.name not in ("eager", "blockwise"):
+        return _neutralised(call), None
+    group = call.spec.heads // call.spec.kv_heads
+    bad_query = ~torch.isfinite(call.query.detach()).all(-1)
+    bad_key = ~(torch.isfinite(call.key.detach()).all(-1) & torch.isfinite(call.value.detach()).all(-1))
+    at_once = call.spec.queries if backend.name == "eager" else 256
+    lost = bad_query | _sees(call, bad_key.repeat_interleave(group, 1), at_once)
+    return _without(call, lost, bad_key), lost
+
+
+def _without(call: Call, rows: Tensor, keys: Tensor) -> Call:
+    """The call with zeros in place of some query rows [B, H, L] and some keys [B, Hkv, S] with their values."""
+    return call.replace(
+        query=call.query.masked_fill(rows.unsqueeze(-1), 0.0),
+        key=call.key.masked_fill(keys.unsqueeze(-1), 0.0),
+        value=call.value.masked_fill(keys.unsqueeze(-1), 0.0),
+    )
+
+
+def _neutralised(call: Call) -> Call:
+    """The call with keys and values that no query of an item may see set to zero."""
     hidden = None if call.mask is None else call.mask.hidden_keys(call.spec.keys, call.key.device)
     if hidden is None:
         return call
@@ -79,12 +105,7 @@ def _careful(backend: Backend, call: Call, *, named: bool) -> tuple[Tensor, Tens
     bad_query = _unusable(call.query, spec.scale)  # [B, H, L]
     bad_key = _unusable(call.key, spec.scale) | ~torch.isfinite(call.value.detach()).all(-1)  # [B, Hkv, S]
     touched = bad_query | _sees(call, bad_key.repeat_interleave(group, 1))
-    clean = call.replace(
-        query=call.query.masked_fill(touched.unsqueeze(-1), 0.0),
-        key=call.key.masked_fill(bad_key.unsqueeze(-1), 0.0),
-        value=call.value.masked_fill(bad_key.unsqueeze(-1), 0.0),
-    )
-    out, lse = backend.run(clean, named=named)
+    out, lse = backend.run(_without(call, touched, bad_key), named=named)
     index = touched.nonzero(as_tuple=True)
     tensors = (call.query, call.key, call.value, call.bias, call.sinks)
     rows, rows_lse = _ExactRows.apply(call, index, *tensors)  # type: ignore[no-untyped-call]
@@ -163,12 +184,12 @@ def _permitted(call: Call, rows: range) -> Tensor:
     return seen
 
 
-def _sees(call: Call, bad: Tensor) -> Tensor:
+def _sees(call: Call, bad: Tensor, at_once: int = 256) -> Tensor:
     """Rows that may see a bad key, [B, H, L]; ``bad`` is [B, H, S]."""
     spec = call.spec
     found = []
-    for start in range(0, spec.queries, 256):
-        rows = range(start, min(start + 256, spec.queries))
+    for start in range(0, spec.queries, at_once):
+        rows = range(start, min(start + at_once, spec.queries))
         seen = (_permitted(call, rows) & bad.unsqueeze(2)).any(-1)
         found.append(seen.expand(spec.batch, spec.heads, len(rows)))
     return torch.cat(found, 2)
