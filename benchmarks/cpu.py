@@ -208,7 +208,7 @@ print(json.dumps({{"extra": (peak - before - results) / 2**20}}))
 
 
 def memory(sizes: Sizes) -> Iterator[Row]:
-    """Peak resident memory beyond inputs, output and gradients; for grouped keys, less than one repeated copy of them."""
+    """Peak resident memory beyond inputs, output and gradients; for grouped keys, less than a repeated copy of them."""
     length = sizes.documents
     copy = 16 * length * DIM * 4 / 2**20
     window_mask = f"masks.causal() & masks.window(left={WINDOW})"
