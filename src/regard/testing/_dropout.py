@@ -11,7 +11,7 @@ from regard.testing._suite import DOUBLE, WIDE, Trial, rule, within
 
 @rule(55, "p = 0 is identity, p = 1 gives zeros, p outside [0, 1] raises", ("p = 0", "p = 1"))
 def extreme(t: Trial, case: str) -> str:
-    call = t.call(2, 4, 5, 7, 11, Hkv=2, tree=("causal",))
+    call = t.call(2, 4, 5, 7, 11, tree=("causal",))
     if case == "p = 0":
         expect(torch.equal(_dropped(t, call, 0.0), call.run(t.fn)), "p = 0 changes the output")
         return "identity"
@@ -47,9 +47,9 @@ def _dropped(t: Trial, call: Call, p: float, seed: int = 0) -> Tensor:
 
 def _weights_call(t: Trial) -> Call:
     """A call whose values are the unit vectors, so that its output is the matrix of weights."""
-    call = t.call(2, 4, 33, 33, 33, Hkv=2)
+    call = t.call(2, 4, 33, 33, 33)
     call.query = call.query * 0.3
-    call.value = torch.eye(33, dtype=t.dtype, device=t.device).expand(2, 2, 33, 33).contiguous()
+    call.value = torch.eye(33, dtype=t.dtype, device=t.device).expand(2, 4, 33, 33).contiguous()
     return call
 
 
@@ -87,7 +87,7 @@ def seeded(t: Trial, case: str) -> str:
 def gradient_under_dropout(t: Trial, case: str) -> str:
     call = _weights_call(t)
     kept = (array(_dropped(t, call, 0.4)) != 0) / 0.6  # the multiplier of each weight
-    call.value = t.normal(2, 2, 33, 33, seed=9)
+    call.value = t.normal(2, 4, 33, 33, seed=9)
     leaf = getattr(call, case).detach().requires_grad_()
     out = _dropped(t, call.but(**{case: leaf}), 0.4)
     (found,) = torch.autograd.grad(out, leaf, call.grad_out)

@@ -29,7 +29,7 @@ def _gap(first: torch.Tensor, second: torch.Tensor) -> str:
 @rule(46, "an item alone equals the item in a batch, and 1 thread equals 2", ("plain", "causal", "keep", "padding"))
 def item_alone(t: Trial, case: str) -> str:
     trees = {"plain": None, "causal": ("causal",), "keep": ("keep", 3, (1, 4, 5, 7)), "padding": None}
-    call = t.call(3, 4, 5, 7, 11, Hkv=2, tree=trees[case])
+    call = t.call(3, 4, 5, 7, 11, tree=trees[case])
     lengths = (7, 3, 5)
     call.tree = ("padding", lengths, "right") if case == "padding" else call.tree
     whole, details = call.run(t.fn), []
@@ -68,7 +68,7 @@ def permuted(t: Trial, case: str) -> str:
     bias = t.normal(7, 9, seed=4, dtype=t.side)
     if "mask" in case:
         bias[t.normal(7, 9, seed=5) > 0.5] = -float("inf")
-    call = t.call(2, 4, 7, 9, 11, Hkv=2, bias=bias)
+    call = t.call(2, 4, 7, 9, 11, bias=bias)
     out, tolerance = call.run(t.fn), 2 * call.value_budget()
     if case == "queries":
         order = _order(7, 6).to(t.device)
@@ -82,9 +82,9 @@ def permuted(t: Trial, case: str) -> str:
 @rule(48, "appending non-permitted keys changes nothing", ("padding", "causal", "-inf bias", "many, across a block"))
 def appended(t: Trial, case: str) -> str:
     extra = 131 if "many" in case else 4
-    call = t.call(2, 4, 5, 7, 11, Hkv=2, query_offset=2, tree=("causal",) if case == "causal" else None)
-    key = torch.cat([call.key, t.normal(2, 2, extra, 11, seed=8)], 2)
-    value = torch.cat([call.value, t.normal(2, 2, extra, 11, seed=9)], 2)
+    call = t.call(2, 4, 5, 7, 11, query_offset=2, tree=("causal",) if case == "causal" else None)
+    key = torch.cat([call.key, t.normal(2, 4, extra, 11, seed=8)], 2)
+    value = torch.cat([call.value, t.normal(2, 4, extra, 11, seed=9)], 2)
     longer = call.but(key=key, value=value)
     if case == "-inf bias":
         longer.bias = torch.zeros(1, 7 + extra, dtype=t.side, device=t.device)
@@ -101,7 +101,7 @@ def appended(t: Trial, case: str) -> str:
 
 @rule(49, "any split of the queries gives the same rows", ("one by one", "3 + 8", "5 + 6 with a window"))
 def split_queries(t: Trial, case: str) -> str:
-    call = t.call(2, 4, 11, 13, 7, Hkv=2, tree=("window", 3, 0) if "window" in case else ("causal",))
+    call = t.call(2, 4, 11, 13, 7, tree=("window", 3, 0) if "window" in case else ("causal",))
     call.bias = t.normal(4, 11, 13, seed=4, dtype=t.side)
     cuts = {"one by one": list(range(12)), "3 + 8": [0, 3, 11], "5 + 6 with a window": [0, 5, 11]}[case]
     rows = [_rows(call, low, high).run(t.fn) for low, high in pairwise(cuts)]

@@ -104,7 +104,7 @@ def gradient_of_an_empty_row(t: Trial, case: str) -> str:
 
 
 def _with_empty_row(t: Trial, case: str) -> Call:
-    call = t.call(2, 4, 5, 7, 11, Hkv=2, tree=("and", ("keep", 4, (5, 7)), ("blocks", 2, (2, 1, 7, 9), 1)))
+    call = t.call(2, 4, 5, 7, 11, tree=("and", ("keep", 4, (5, 7)), ("blocks", 2, (2, 1, 7, 9), 1)))
     if "sinks" in case:
         call.sinks = t.normal(4, seed=5, dtype=t.side)
     if "bias" in case:

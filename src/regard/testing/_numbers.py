@@ -152,7 +152,7 @@ def constant_in_a_row(t: Trial, case: str) -> str:
 def weighty_calls(t: Trial) -> dict[str, Call]:
     """Calls whose weights are looked at: without sinks, with rows of every kind."""
     # Whole numbers and a scale of 1/4: the products are exact in float32, so that the bound is about the softmax.
-    large = t.call(2, 4, 5, 7, 11, Hkv=2, options={"scale": 0.25})
+    large = t.call(2, 4, 5, 7, 11, options={"scale": 0.25})
     large.query, large.key = (large.query * 30).round(), (large.key * 3).round()
     return {
         "plain": t.call(2, 4, 5, 7, 11, Hkv=2),

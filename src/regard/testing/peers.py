@@ -12,7 +12,6 @@ import importlib
 import math
 import warnings
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -96,20 +95,22 @@ def _module(query: Tensor, key: Tensor, value: Tensor, **given: Any) -> Tensor:
     if added is not None:
         added = added.expand(B, H, L, key.shape[2]).reshape(B * H, L, key.shape[2])
         added = ~added if added.dtype == torch.bool else added  # True means forbidden there
-    flat = [x.permute(2, 0, 1, 3).reshape(x.shape[2], x.shape[0], H * D) for x in (query, key, value)]
+    q, k, v = (x.permute(2, 0, 1, 3).reshape(x.shape[2], x.shape[0], H * D) for x in (query, key, value))
     unit = torch.eye(H * D, dtype=query.dtype, device=query.device)
     out, _ = F.multi_head_attention_forward(
-        *flat,
-        H * D,
-        H,
-        None,
-        None,
-        None,
-        None,
-        False,
-        given.get("dropout", 0.0),
-        unit,
-        None,
+        q,
+        k,
+        v,
+        embed_dim_to_check=H * D,
+        num_heads=H,
+        in_proj_weight=None,
+        in_proj_bias=None,
+        bias_k=None,
+        bias_v=None,
+        add_zero_attn=False,
+        dropout_p=given.get("dropout", 0.0),
+        out_proj_weight=unit,
+        out_proj_bias=None,
         training=True,
         need_weights=False,
         attn_mask=added,
@@ -138,23 +139,30 @@ def _flex(query: Tensor, key: Tensor, value: Tensor, **given: Any) -> Tensor:
         logit = logit if softcap is None else softcap * torch.tanh(logit / softcap)
         return logit if spread is None else logit + spread[b, h, i, j]
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it advises to compile, which is a matter of speed
-        out = flex_attention(
-            query,
-            key,
-            value,
-            score_mod=None if softcap is None and spread is None else score,
-            block_mask=table,
-            scale=given.get("scale"),
-            enable_gqa=query.ndim == 4 and query.shape[1] != key.shape[1],
-        )
+    out = _quietly(
+        flex_attention,
+        query,
+        key,
+        value,
+        score_mod=None if softcap is None and spread is None else score,
+        block_mask=table,
+        scale=given.get("scale"),
+        enable_gqa=query.ndim == 4 and query.shape[1] != key.shape[1],
+    )
     assert isinstance(out, Tensor)
     return out
 
 
-def _x_transformers(flash: bool, query: Tensor, key: Tensor, value: Tensor, **given: Any) -> Tensor:
-    Attend = importlib.import_module("x_transformers.attend").Attend
+def _quietly(fn: Callable[..., Any], *tensors: Tensor, **given: Any) -> Any:
+    """Without FlexAttention's advice to compile it, which is a matter of speed."""
+    if torch.compiler.is_compiling():
+        return fn(*tensors, **given)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return fn(*tensors, **given)
+
+
+def _x_transformers(Attend: Any, flash: bool, query: Tensor, key: Tensor, value: Tensor, **given: Any) -> Tensor:
     _without(softcap=given.get("softcap"), sinks=given.get("sinks"))
     attend = Attend(dropout=given.get("dropout", 0.0), scale=given.get("scale"), flash=flash, heads=query.shape[1])
     pairs = _pairs(given.get("mask"), query, key, given.get("query_offset"))
@@ -168,35 +176,48 @@ def _x_transformers(flash: bool, query: Tensor, key: Tensor, value: Tensor, **gi
     return out
 
 
-def _transformers(eager: bool, query: Tensor, key: Tensor, value: Tensor, **given: Any) -> Tensor:
+class _Layer:
+    """What Hugging Face's functions read of the module that calls them."""
+
+    training = True
+    is_causal = False
+
+    def __init__(self, groups: int) -> None:
+        self.num_key_value_groups = groups
+
+
+def _transformers(fn: Any, eager: bool, query: Tensor, key: Tensor, value: Tensor, **given: Any) -> Tensor:
     """Hugging Face's attention functions, in the calling convention of its models."""
     _without(softcap=given.get("softcap"), sinks=given.get("sinks"))
     pairs = _pairs(given.get("mask"), query, key, given.get("query_offset"))
     added = _added(pairs, given.get("bias"), query)
     if isinstance(added, Tensor) and added.dtype == torch.bool and eager:
         added = torch.zeros_like(added, dtype=query.dtype).masked_fill(~added, torch.finfo(query.dtype).min)
-    module: Any = SimpleNamespace(num_key_value_groups=query.shape[1] // key.shape[1], training=True, is_causal=False)
     scaling = query.shape[-1] ** -0.5 if given.get("scale") is None else given["scale"]
-    if eager:
-        fn = importlib.import_module("transformers.models.llama.modeling_llama").eager_attention_forward
-    else:
-        fn = importlib.import_module("transformers.integrations.sdpa_attention").sdpa_attention_forward
-        if isinstance(added, Tensor) and added.ndim < 4:
-            added = added.expand(1, 1, *added.shape[-2:]) if added.ndim == 2 else added
+    module = _Layer(query.shape[1] // key.shape[1])
     found: Tensor = fn(module, query, key, value, added, scaling=scaling, dropout=given.get("dropout", 0.0))[0]
     return found.transpose(1, 2)
 
 
-def _needs(package: str, fn: Callable[..., Tensor]) -> Callable[[], Attention]:
-    def loader() -> Attention:
-        try:
-            importlib.import_module(package)
-        except ImportError as error:
-            install = package.replace("_", "-")
-            raise Missing(f"{install} is not installed here ({error}); install it with: pip install {install}") from None
-        return fn
+def _from(module: str, name: str) -> Any:
+    """Something of an optional package; Missing says how to get it."""
+    package = module.partition(".")[0].replace("_", "-")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except ImportError as error:
+        raise Missing(f"{package} is not installed here ({error}); install it with: pip install {package}") from None
 
-    return loader
+
+def _load_x_transformers(flash: bool) -> Attention:
+    return functools.partial(_x_transformers, _from("x_transformers.attend", "Attend"), flash)
+
+
+def _load_transformers(eager: bool) -> Attention:
+    if eager:
+        fn = _from("transformers.models.llama.modeling_llama", "eager_attention_forward")
+    else:
+        fn = _from("transformers.integrations.sdpa_attention", "sdpa_attention_forward")
+    return functools.partial(_transformers, fn, eager)
 
 
 PEERS: dict[str, Callable[[], Attention]] = {
@@ -205,8 +226,8 @@ PEERS: dict[str, Callable[[], Attention]] = {
     "torch-is_causal": lambda: functools.partial(_sdpa, True),
     "nn.MultiheadAttention": lambda: _module,
     "flex": lambda: _flex,
-    "x-transformers": _needs("x_transformers", functools.partial(_x_transformers, False)),
-    "x-transformers-flash": _needs("x_transformers", functools.partial(_x_transformers, True)),
-    "transformers-sdpa": _needs("transformers", functools.partial(_transformers, False)),
-    "transformers-eager": _needs("transformers", functools.partial(_transformers, True)),
+    "x-transformers": functools.partial(_load_x_transformers, False),
+    "x-transformers-flash": functools.partial(_load_x_transformers, True),
+    "transformers-sdpa": functools.partial(_load_transformers, False),
+    "transformers-eager": functools.partial(_load_transformers, True),
 }
