@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from regard._hash import uniform
-from regard.backends._base import accumulation
+from regard.backends._base import accumulation, reads_values
 from regard.backends.eager import softmax_with_sinks
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def run(backend: Backend, call: Call, *, named: bool) -> tuple[Tensor, Tensor]:
     spec = call.spec
     if (spec.mask is None and spec.bias is None) or spec.pairs == 0:
         return backend.run(call, named=named)
-    if spec.mode != "plain" or spec.device != "cpu":
+    if not reads_values(spec):
         call, lost = unread(backend, call)
         out, lse = backend.run(call, named=named)
         return (out, lse) if lost is None else (out.masked_fill(lost.unsqueeze(-1), torch.nan), lse.masked_fill(lost, torch.nan))
@@ -49,7 +49,7 @@ def run(backend: Backend, call: Call, *, named: bool) -> tuple[Tensor, Tensor]:
 
 def unread(backend: Backend, call: Call) -> tuple[Call, Tensor | None]:
     """A clean call, made without reading a value, and the rows [B, H, L] whose output must become NaN (None: no row)."""
-    if call.mask is None:
+    if call.mask is None and call.bias is None:
         return call, None
     if backend.name not in ("eager", "blockwise"):
         return _neutralised(call), None

@@ -62,3 +62,8 @@ def accumulation(dtype: torch.dtype) -> torch.dtype:
     import torch
 
     return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def reads_values(spec: CallSpec) -> bool:
+    """Whether a masked call's numbers are looked at, and cleaned, before a backend sees them (see ``_guard``)."""
+    return spec.mode == "plain" and spec.device == "cpu"

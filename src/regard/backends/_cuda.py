@@ -9,6 +9,7 @@ lse is [B, H, L] float32, and -inf for an empty row, in both directions.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -55,6 +56,7 @@ def refuse(spec: CallSpec) -> list[str]:
     return reasons
 
 
+@lru_cache(4096)
 def flags_of(spec: CallSpec) -> Flags | None:
     """The kernel flags that mean the same as the mask at this offset; None when there are none."""
     if spec.mask is None:
@@ -83,6 +85,7 @@ def _plain(spec: CallSpec, flags: Flags) -> bool:
     return not flags.causal or flags.used_keys == spec.queries
 
 
+@lru_cache(4096)
 def kernel_of(spec: CallSpec) -> str:
     flags = flags_of(spec)
     assert flags is not None
@@ -95,10 +98,12 @@ def forward(call: Call) -> tuple[Tensor, Tensor]:
     spec = call.spec
     flags = flags_of(spec)
     assert flags is not None
-    query, key, value = call.query, call.key[:, :, : flags.used_keys], call.value[:, :, : flags.used_keys]
+    used = flags.used_keys
+    query, key, value = (_aligned(t) for t in (call.query, call.key[:, :, :used], call.value[:, :, :used]))
     kernel = kernel_of(spec)
     if kernel == "cudnn":
-        out, lse, *_ = _aten._scaled_dot_product_cudnn_attention(
+        # of the same names in torch.ops and torch, the second is reached sooner
+        out, lse, *_ = torch._scaled_dot_product_cudnn_attention(
             query, key, value, None, True, 0.0, flags.causal, False, scale=spec.scale
         )
         return out, lse.reshape(lse.shape[:3])
@@ -125,7 +130,8 @@ def backward(call: Call, grad_out: Tensor, out: Tensor, lse: Tensor) -> tuple[Te
     flags = flags_of(spec)
     assert flags is not None
     used = flags.used_keys
-    query, key, value = call.query, call.key[:, :, :used], call.value[:, :, :used]
+    query, key, value = (_aligned(t) for t in (call.query, call.key[:, :, :used], call.value[:, :, :used]))
+    grad_out, out = _aligned(grad_out), _aligned(out)
     kernel = kernel_of(spec)
     seed = torch.zeros((), dtype=torch.uint64 if kernel == "flash" else torch.int64, device=query.device)
     lse = lse.masked_fill(lse == -torch.inf, torch.inf)
@@ -163,6 +169,14 @@ def _flash_backward(
     if flags.documents:
         grads = tuple(grad.view(spec.batch, -1, *grad.shape[1:]) for grad in grads)
     return tuple(grad.transpose(1, 2) for grad in grads)
+
+
+def _aligned(tensor: Tensor) -> Tensor:
+    """The tensor, copied if its rows do not start at 16-byte addresses: the kernels read wrong numbers from others."""
+    unit = 16 // tensor.element_size()
+    if tensor.data_ptr() % 16 == 0 and tensor.stride(3) == 1 and not any(tensor.stride(n) % unit for n in range(3)):
+        return tensor
+    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def _right(flags: Flags) -> int:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from regard.backends._base import accumulation
+from regard.backends._base import accumulation, reads_values
 from regard.backends._schedule import Run, Step, permitted_of
 from regard.backends._tiled import TiledBackend, bias_index, bias_tile
 from regard.backends.eager import dropout_factor
@@ -83,6 +83,8 @@ class Blockwise(TiledBackend):
         bias = bias_tile(call, step, rows, run)
         if bias is not None:
             whole.add_(bias)
+            if not reads_values(spec):
+                whole.masked_fill_(bias == -torch.inf, -torch.inf)  # an overflown logit plus -inf is NaN
         permitted = permitted_of(step, call, rows, run)
         if permitted is not None:
             whole.masked_fill_(~permitted, -torch.inf)
@@ -119,8 +121,10 @@ class Blockwise(TiledBackend):
             d_query = torch.zeros_like(scaled)
             for run, at in _tile_runs(step, tile_rows, keys_a_tile):
                 logits, capped = self._logits(call, step, scaled, key[:, :, at], tile_rows, run)
-                weights = logits.sub_(row_lse).exp_()
                 d_weights = torch.bmm(d_out, _flat(value[:, :, at].to(work)).transpose(1, 2))
+                if not reads_values(spec):
+                    d_weights.masked_fill_(logits == -torch.inf, 0.0)  # a huge hidden value may have overflown
+                weights = logits.sub_(row_lse).exp_()
                 kept = weights
                 if spec.dropout:
                     factor = _dropout(call, step, tile_rows, run, weights)

@@ -74,7 +74,8 @@ def logits_of(call: Call, query: Tensor, key: Tensor, bias: Tensor | None) -> Te
     if spec.softcap is not None:
         logits = torch.tanh(logits / spec.softcap) * spec.softcap
     if bias is not None:
-        logits = logits + bias
+        # filled rather than only added: an overflown logit plus -inf would be NaN
+        logits = (logits + bias).masked_fill(bias == -torch.inf, -torch.inf)
     return logits
 
 
@@ -94,15 +95,13 @@ def softmax_with_sinks(logits: Tensor, permitted: Tensor | None, sinks: Tensor |
         top = torch.maximum(top, sink.detach())
     top = top.masked_fill(top == -torch.inf, 0.0)
     unnormalised = torch.exp(logits - top)
-    if permitted is not None:
-        # a NaN row would otherwise give NaN to keys it may not see, and from there to their gradients
-        unnormalised = unnormalised.masked_fill(~permitted, 0.0)
     total = unnormalised.sum(-1, keepdim=True)
     if sink is not None:
         total = total + torch.exp(sink - top)
     total = total.masked_fill(total == 0, 1.0)
     lse = (top + torch.log(total)).masked_fill(empty, -torch.inf)
-    return unnormalised / total, lse.squeeze(-1)
+    # filled once more: it keeps a NaN row, and gradients that overflow on hidden values, away from what is hidden
+    return (unnormalised / total).masked_fill(logits == -torch.inf, 0.0), lse.squeeze(-1)
 
 
 def dropout_factor(seed: Tensor, spec: CallSpec, rows: range, cols: range, like: Tensor) -> Tensor:
