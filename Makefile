@@ -40,7 +40,7 @@ docs: $(READY)
 	@$(PY) -m pytest tests/test_docs.py
 
 fuzz: $(READY)
-	@$(PY) -m tests.fuzz $(N)
+	@OMP_NUM_THREADS=1 $(PY) -m regard.testing.fuzz --calls $(N) --jobs 2
 
 test-gpu: $(READY)
 	@$(PY) -m pytest -m gpu
