@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import functools
 import multiprocessing
-import os
 import sys
 import time
 from collections import Counter
@@ -145,8 +144,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = parser.parse_args(argv)
     if given.calls < 1 or given.jobs < 1:
         parser.error("--calls and --jobs must be at least 1")
-    os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
     began = time.monotonic()
     counts, failures = run(given.calls, given.seed, given.jobs, given.backend or _recipes.BACKENDS)
     say = sys.stdout.write

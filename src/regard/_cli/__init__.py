@@ -1,0 +1,1 @@
+"""What the commands do, apart from the parsing of their options."""

@@ -1,0 +1,75 @@
+"""Tables of the commands."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Collection, Sequence
+from importlib import metadata
+
+import torch
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+import regard
+from regard.testing import Report
+
+COLOURS = {"pass": "green", "fail": "red", "refused": "yellow", "n.a.": "dim"}
+OPTIONAL = ("triton", "transformers", "x-transformers", "matplotlib", "safetensors")
+
+
+def reports(console: Console, found: Sequence[Report], detailed: Collection[str]) -> None:
+    """One line a rule, one column an implementation; then what failed, with its numbers, for those in `detailed`."""
+    table = Table(show_edge=False, pad_edge=False)
+    table.add_column("rule", justify="right")
+    table.add_column("what is promised", ratio=1)
+    for report in found:
+        table.add_column(escape(report.name), no_wrap=True)
+    statements = {row.rule: row.statement for report in found for row in reversed(report.rows)}
+    for rule, statement in sorted(statements.items()):
+        table.add_row(str(rule), escape(statement), *(_coloured(report.outcome(rule)) for report in found))
+    counts = [", ".join(f"{number} {outcome}" for outcome, number in report.counts.items()) for report in found]
+    console.print(table)
+    for report, line in zip(found, counts, strict=True):
+        console.print(f"{report.name}: {line}", markup=False)
+    for report in found:
+        for row in report.failures if report.name in detailed else ():
+            line = f"{report.name}: rule {row.rule}, {row.case} [{row.dtype}]: {row.detail}"
+            console.print(line, markup=False, highlight=False)
+
+
+def _coloured(outcome: str) -> str:
+    colour = COLOURS[outcome.split()[0]]
+    return f"[{colour}]{outcome}[/{colour}]"
+
+
+def machine() -> list[tuple[str, str]]:
+    """Versions, devices and backends, as pairs."""
+    lines = [
+        ("regard", regard.__version__),
+        ("python", platform.python_version()),
+        ("torch", torch.__version__),
+        ("numpy", metadata.version("numpy")),
+    ]
+    for package in OPTIONAL:
+        lines.append((package, _version(package)))
+    lines.append(("cpu", f"{os.cpu_count()} cores, {torch.get_num_threads()} threads used"))
+    devices = ["cpu"]
+    for index in range(torch.cuda.device_count()):
+        memory = torch.cuda.get_device_properties(index).total_memory / 2**30
+        lines.append((f"cuda:{index}", f"{torch.cuda.get_device_name(index)}, {memory:.0f} GiB"))
+        devices = ["cpu", "cuda"]
+    if torch.backends.mps.is_available():
+        lines.append(("mps", "available"))
+        devices.append("mps")
+    for device in devices:
+        lines.append((f"backends on {device}", ", ".join(regard.backends.available(device))))
+    return lines
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"

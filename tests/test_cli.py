@@ -1,0 +1,132 @@
+"""The command: what it prints, and that bad input gives one short message and status 2."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+import regard
+from regard.cli import app
+
+
+def run(*words: str):
+    return CliRunner().invoke(app, list(words))
+
+
+def test_check_prints_a_column_for_each_backend():
+    result = run("check", "--rules", "3,10", "--dtype", "float64")
+    assert result.exit_code == 0, result.output
+    for name in ("auto", *regard.backends.available("cpu")):
+        assert f"regard {name}" in result.output
+    assert "no permitted key" in result.output
+
+
+def test_check_json_holds_every_row():
+    result = run("check", "--rules", "10", "--dtype", "float32", "--backend", "eager", "--json")
+    (report,) = json.loads(result.output)
+    assert report["name"] == "regard eager"
+    assert {row["dtype"] for row in report["rows"]} == {"float32"}
+    assert {row["rule"] for row in report["rows"]} == {10}
+
+
+def test_check_against_a_peer_prints_it_beside_ours_and_its_failures_are_not_ours():
+    result = run("check", "--rules", "10", "--dtype", "float32", "--against", "torch,torch-is_causal")
+    assert result.exit_code == 0, result.output
+    assert "regard auto" in result.output
+    assert "fail" in next(line for line in result.output.splitlines() if "query_offset" in line)
+    assert "torch-is_causal: rule 10" not in result.output
+
+
+def test_check_lists_what_failed_in_a_peer_on_request():
+    result = run("check", "--rules", "10", "--dtype", "float32", "--against", "torch-is_causal", "--details")
+    assert "torch-is_causal: rule 10" in result.output
+
+
+def test_check_fails_with_status_1_when_ours_fails(monkeypatch):
+    right = regard.attention
+    monkeypatch.setattr(regard, "attention", lambda *given, **named: right(*given, **named) + 1)
+    result = run("check", "--rules", "10", "--dtype", "float64", "--backend", "eager")
+    assert result.exit_code == 1
+    assert "rule 10" in result.output
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["check", "--rules", "3,x"], "'x'"),
+        (["check", "--rules", "51"], "[51]"),
+        (["check", "--rules", "9-"], "'9-'"),
+        (["check", "--dtype", "int8"], "'int8'"),
+        (["check", "--backend", "warp"], "'warp'"),
+        (["check", "--device", "nowhere"], "'nowhere'"),
+        (["check", "--against", "jax"], "'jax'"),
+        (["explain", "2,8,128"], "'2,8,128'"),
+        (["explain", "2,8,128,sixty"], "sixty"),
+        (["explain", "2,8,128,64", "--key", "2,3,128,64"], "8 heads"),
+        (["explain", "2,8,128,64", "--mask", "causal("], "not an expression"),
+        (["explain", "2,8,128,64", "--mask", "open('x')"], "open('x')"),
+        (["explain", "2,8,128,64", "--mask", "causal() & 3"], "'3'"),
+        (["explain", "2,8,128,64", "--mask", "window()"], "window"),
+        (["explain", "2,8,128,64", "--mask", "padding([3, 4, 5])"], "padding"),
+        (["explain", "2,8,128,64", "--backend", "warp"], "warp"),
+        (["explain", "2,8,128,64", "--dropout", "1.5"], "dropout"),
+        (["explain", "2,8,128,64", "--dtype", "float16,float32"], "one dtype"),
+        (["explain", "99999999,99999999,99999,64"], "cannot be made here"),
+    ],
+)
+def test_bad_input_is_one_short_message_and_status_2(words, said):
+    result = run(*words)
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert result.stderr.startswith("regard: ")
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert isinstance(result.exception, SystemExit)
+
+
+def test_missing_peer_is_one_line_and_status_2(monkeypatch):
+    monkeypatch.setitem(sys.modules, "x_transformers", None)
+    monkeypatch.setitem(sys.modules, "x_transformers.attend", None)
+    result = run("check", "--against", "x-transformers")
+    assert result.exit_code == 2
+    assert "pip install x-transformers" in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_unknown_option_has_no_traceback():
+    done = subprocess.run(
+        [sys.executable, "-m", "regard.cli", "check", "--bogus"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "--bogus" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_explain_prints_the_plan():
+    result = run("explain", "2,8,33,16", "--key", "2,4,65,16", "--mask", "~(causal() & window(left=9)) | columns(2)")
+    assert result.exit_code == 0, result.output
+    assert "B=2 H=8 Hkv=4 L=33 S=65" in result.output
+    assert "backend" in result.output
+
+
+def test_explain_takes_every_modifier():
+    modifiers = ["--softcap", "2", "--scale", "0.5", "--sinks", "--bias", "1,1,5,7", "--query-offset", "1", "--grad"]
+    result = run("explain", "1,2,5,8", "--key", "1,2,7,8", *modifiers, "--dtype", "bfloat16", "--backend", "eager")
+    assert result.exit_code == 0, result.output
+    assert "bfloat16" in result.output
+
+
+def test_info_names_versions_and_backends():
+    result = run("info")
+    assert result.exit_code == 0
+    assert regard.__version__ in result.output
+    assert "backends on cpu" in result.output
+    assert ("not installed" in result.output) or importlib.util.find_spec("triton")
+
+
+def test_version_option():
+    assert run("--version").output.strip() == regard.__version__

@@ -1,0 +1,35 @@
+"""Every backend of regard passes the whole suite, or refuses by name."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+
+import regard
+from regard.testing import check
+
+DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
+BACKENDS = ["auto", *regard.backends.available("cpu")]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_backend_passes_every_rule_or_refuses(backend, dtype):
+    report = check(functools.partial(regard.attention, backend=backend), dtype=dtype)
+    assert [(row.rule, row.case, row.detail) for row in report.failures] == []
+    assert report.counts["n.a."] == 0
+
+
+def test_auto_refuses_nothing():
+    report = check(regard.attention, dtype=[torch.float64, torch.float32])
+    assert [(row.rule, row.case, row.detail) for row in report.rows if row.outcome == "refused"] == []
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
+@pytest.mark.parametrize("backend", ["auto", *regard.backends.available("cuda")])
+def test_backend_passes_every_rule_or_refuses_on_the_gpu(backend, dtype):
+    report = check(functools.partial(regard.attention, backend=backend), device="cuda", dtype=dtype)
+    assert [(row.rule, row.case, row.detail) for row in report.failures] == []
