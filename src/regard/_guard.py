@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from regard._hash import uniform
-from regard.backends._base import accumulation, reads_values
+from regard.backends._base import accumulation, norm_of, reads_values
 from regard.backends.eager import softmax_with_sinks
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from regard.backends import Backend
     from regard.spec import Call
 
-_FLOAT32_MAX = torch.finfo(torch.float32).max
 # rows times keys times dim that are gathered at once on the careful path
 _CHUNK = 1 << 22
 
@@ -92,11 +91,8 @@ def check_bias(bias: Tensor) -> None:
 def _harmless(call: Call) -> bool:
     """Whether no logit can overflow and no key or value is NaN or inf, by |q·k| <= |q||k|."""
     work = accumulation(call.spec.dtype)
-    query, key, value = (
-        torch.linalg.vector_norm(t.detach(), dtype=work).item() for t in (call.query, call.key, call.value)
-    )
-    limit = _FLOAT32_MAX if work == torch.float32 else torch.finfo(torch.float64).max
-    return query * key * max(1.0, abs(call.spec.scale)) < limit and math.isfinite(value)
+    logit = norm_of(call.query) * norm_of(call.key) * max(1.0, abs(call.spec.scale))
+    return logit < torch.finfo(work).max and math.isfinite(call.value.detach().sum(dtype=work).item())
 
 
 def _careful(backend: Backend, call: Call, *, named: bool) -> tuple[Tensor, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -29,6 +30,21 @@ def observe_rows(call: Call, lse: Tensor, want: Want) -> dict[str, Tensor]:
         for rows in _row_chunks(call):
             found.add(rows, lse)
     return found.result()
+
+
+def observing_bytes(call: Call, want: Want) -> int:
+    """Bytes alive at the peak of ``observe_rows``: the statistics, and some rows of logits and weights."""
+    spec = call.spec
+    rows, heads = spec.queries, spec.batch * spec.heads
+    itemsize = accumulation(spec.dtype).itemsize
+    numbers = rows * (2 * want.rows + bool(want.first) + 3 * want.top_k) + spec.keys * want.key_mass
+    if want.map is not None:
+        numbers += want.map[0] * want.map[1]
+    if want.weights is not None:
+        spans = zip(want.weights, (rows, spec.keys), strict=True)
+        numbers += math.prod(len(range(size)[span]) for span, size in spans)
+    alive = heads * spec.keys * max(1, min(rows, _NUMBERS // max(1, heads * spec.keys)))
+    return itemsize * (heads * numbers + alive * (4 + 4 * bool(want.top_k or want.distance)))
 
 
 class _Found:

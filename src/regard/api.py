@@ -8,7 +8,7 @@ import torch
 
 from regard import _guard
 from regard._arguments import prepare
-from regard._observing import exact_lse, observe_rows
+from regard._observing import exact_lse, observe_rows, observing_bytes
 from regard.backends._base import accumulation
 from regard.observation import Observation
 from regard.plan import Choice, Cost, Plan, choose
@@ -85,11 +85,13 @@ def explain(
     backend: str = "auto",
 ) -> Plan:
     """How ``attention`` (or ``observe``, with ``want``) would run this call; runs nothing."""
+    check_want(want)
     call = prepare(query, key, value, mask, bias, scale, softcap, sinks, dropout, query_offset)
-    return make_plan(call, choose(call.spec, backend))
+    return make_plan(call, choose(call.spec, backend), want)
 
 
-def make_plan(call: Call, choice: Choice) -> Plan:
+def make_plan(call: Call, choice: Choice, want: Want | None = None) -> Plan:
+    """The plan of a call; with ``want``, its cost includes the observation after the forward pass."""
     spec, mask, offset = call.spec, call.mask, call.offset
 
     def cost() -> Cost:
@@ -103,8 +105,14 @@ def make_plan(call: Call, choice: Choice) -> Plan:
         if spec.bias is not None:
             moved += spec.bias.dtype.itemsize * torch.Size(spec.bias.shape).numel()
         flops = 2 * kept * (spec.head_dim + spec.value_dim)
-        return Cost(flops, moved, kept, choice.backend.workspace(spec, kept), exact)
+        peak = choice.backend.workspace(spec, kept)
+        if want is not None and want.asks:
+            flops += 2 * kept * spec.head_dim
+            peak += observing_bytes(call, want)
+        return Cost(flops, moved, kept, peak, exact)
 
+    if want is not None:
+        spec = spec._replace(want=want.key)
     return Plan(spec, choice, cost)
 
 
@@ -133,8 +141,7 @@ def observe(
     ``.out`` is what ``attention`` gives for the same call: the same backend and the same random draw.
     """
     want = Want() if want is None else want
-    if not isinstance(want, Want):
-        raise TypeError(f"want must be a regard.Want, got {type(want).__name__}")
+    check_want(want)
     call = prepare(query, key, value, mask, bias, scale, softcap, sinks, dropout, query_offset)
     choice = choose(call.spec, backend)
     if dropout:
@@ -144,4 +151,9 @@ def observe(
     if call.spec.dtype in (torch.float16, torch.bfloat16):
         lse = exact_lse(call)  # the half-precision kernels' own is off by 1e-5, and weights would not sum to 1
     found = observe_rows(call, lse, want) if want.asks else {}
-    return Observation(out, lse, make_plan(call, choice), want, found)
+    return Observation(out, lse, make_plan(call, choice, want), want, found)
+
+
+def check_want(want: object) -> None:
+    if want is not None and not isinstance(want, Want):
+        raise TypeError(f"want must be a regard.Want, such as Want(top_k=4), got {type(want).__name__}")

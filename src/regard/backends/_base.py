@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
+import torch
+
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
     from regard.spec import Call, CallSpec
@@ -57,10 +59,17 @@ class FusedBackend(Backend):
         return run_fused(self, call, named=named)
 
 
+def norm_of(tensor: Tensor) -> float:
+    """The Euclidean norm of all numbers, read from the device; inf or NaN when one of them is, or is huge."""
+    tensor = tensor.detach()
+    if tensor.is_contiguous() and tensor.dtype in (torch.float32, torch.float64):
+        flat = tensor.view(-1)  # the fastest reduction there is
+        return math.sqrt(torch.dot(flat, flat).item())
+    return torch.linalg.vector_norm(tensor, dtype=accumulation(tensor.dtype)).item()
+
+
 def accumulation(dtype: torch.dtype) -> torch.dtype:
     """The precision sums are kept in: float64 for float64, else float32."""
-    import torch
-
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 

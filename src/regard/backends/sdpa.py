@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from regard.backends import _cuda, _kernels
+from regard.backends._base import norm_of
 from regard.backends._schedule import Run, Step, permitted_of, steps_of
 from regard.backends._tiled import Grads, TiledBackend, add_sinks, bias_tile, is_whole, sink_gradient
 
@@ -139,7 +140,7 @@ class Sdpa(TiledBackend):
 
 def _show_nan(call: Call, query: Tensor, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
     """NaN for the rows of NaN queries, which the CPU kernel takes for empty rows and fills with zeros."""
-    if call.spec.mode == "plain" and (call.mask is not None or call.bias is not None or math.isfinite(torch.linalg.vector_norm(query).item())):
+    if call.spec.mode == "plain" and (call.mask is not None or call.bias is not None or math.isfinite(norm_of(query))):
         return out, lse  # with a mask such rows have been taken out before
     lost = query.isnan().any(-1)
     return out.masked_fill(lost.unsqueeze(-1), torch.nan), lse.masked_fill(lost, torch.nan)
