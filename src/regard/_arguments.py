@@ -47,7 +47,9 @@ def prepare(
     device = query.device
     if key.device != device or value.device != device:
         _bad_devices(query=query, key=key, value=value)
-    if (device.type in _USUAL or torch.amp.is_autocast_available(device.type)) and torch.is_autocast_enabled(device.type):
+    if (device.type in _USUAL or torch.amp.is_autocast_available(device.type)) and torch.is_autocast_enabled(
+        device.type
+    ):
         query, key, value = _autocast((query, key, value), device.type)
     q_shape, k_shape, v_shape = query.shape, key.shape, value.shape
     if len(q_shape) != 4 or len(k_shape) != 4 or len(v_shape) != 4:
@@ -159,7 +161,7 @@ def _mode(*tensors: Tensor | None) -> str:
         return "transform"
     if forward_ad._current_level >= 0:
         for tensor in tensors:
-            if tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None:
+            if tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None:  # type: ignore[no-untyped-call]
                 return "dual"
     return "plain"
 
@@ -188,10 +190,12 @@ def _checked_bias(bias: Tensor, full: tuple[int, ...], dtype: torch.dtype, devic
     if not bias.is_floating_point():
         raise TypeError(
             f"bias is added to the logits and must be floating point, got {bias.dtype}; "
-            "a boolean tensor is a mask: pass mask=masks.keep(tensor) (True = attend) or masks.drop(tensor) (True = hide)"
+            "a boolean tensor is a mask: use mask=masks.keep(tensor) (True = attend) or masks.drop(tensor) (hidden)"
         )
     if bias.dtype != dtype and not (dtype in _HALF and bias.dtype == torch.float32):
-        raise TypeError(f"bias has dtype {bias.dtype} but query has {dtype}; convert one (float32 may join half precision)")
+        raise TypeError(
+            f"bias has dtype {bias.dtype} but query has {dtype}; convert one (float32 may join half precision)"
+        )
     if bias.device != device:
         raise TypeError(f"bias is on {bias.device} but query is on {device}; move one of them")
     shape = (1,) * (4 - bias.dim()) + tuple(bias.shape)
@@ -219,7 +223,9 @@ def _check_sinks(sinks: Tensor, heads: int, dtype: torch.dtype, device: torch.de
 def _check_mask_devices(mask: Mask, device: torch.device) -> None:
     for tensor in mask.given:
         if tensor.device != device:
-            raise TypeError(f"mask {mask!r} holds a tensor on {tensor.device} but query is on {device}; move one of them")
+            raise TypeError(
+                f"mask {mask!r} holds a tensor on {tensor.device} but query is on {device}; move one of them"
+            )
 
 
 def _not_tensors(**arguments: object) -> NoReturn:
@@ -286,11 +292,11 @@ def _bad_mask(mask: object) -> NoReturn:
         raise TypeError(f"mask must be a regard mask such as masks.causal(), got {type(mask).__name__}")
     if mask.is_floating_point():
         raise TypeError(
-            f"mask is a {mask.dtype} tensor: a float tensor is added to the logits, so pass it as bias=, or, if it holds "
-            "only 0 and -inf, as masks.from_additive(tensor)"
+            f"mask is a {mask.dtype} tensor: float tensors are added to the logits, so pass it as bias=, or, if it "
+            "holds only 0 and -inf, as masks.from_additive(tensor)"
         )
     raise TypeError(
-        f"mask is a bare {mask.dtype} tensor, and libraries disagree on what True means: pass masks.keep(tensor) if True "
-        "means may attend (torch SDPA), or masks.drop(tensor) if True means hidden (torch.nn.MultiheadAttention); "
+        f"mask is a bare {mask.dtype} tensor, and libraries disagree on what True means: pass masks.keep(tensor) if "
+        "True means may attend (torch SDPA), or masks.drop(tensor) if True means hidden (torch.nn.MultiheadAttention); "
         "convert an integer tensor with .bool() first"
     )

@@ -1,4 +1,4 @@
-"""Attention as one custom op, so that torch.compile and torch.export see a single node with known shapes and gradients."""
+"""Attention as one custom op: torch.compile and torch.export see a single node with known shapes and gradients."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from regard.spec import BiasSpec, Call
 if TYPE_CHECKING:
     from regard.masks import Mask
 
-_TENSORS = "Tensor query, Tensor key, Tensor value, Tensor? bias, Tensor? sinks, Tensor? offset, Tensor? seed, Tensor[] mask"
+_TENSORS = (
+    "Tensor query, Tensor key, Tensor value, Tensor? bias, Tensor? sinks, Tensor? offset, Tensor? seed, Tensor[] mask"
+)
 _NUMBERS = "str code, SymInt start, float scale, float? softcap, float dropout, str backend, bool grad, bool bias_grad"
 
 
@@ -60,7 +62,17 @@ def _rebuild(
 ) -> tuple[FusedBackend, Call, Tensor | None]:  # fmt: skip
     rule = masks.rebuild(code, tuple(mask)) if code else None
     call = prepare(
-        query, key, value, rule, bias, scale, softcap, sinks, dropout, start if offset is None else offset, mode="compile"
+        query,
+        key,
+        value,
+        rule,
+        bias,
+        scale,
+        softcap,
+        sinks,
+        dropout,
+        start if offset is None else offset,
+        mode="compile",
     )
     described = None if bias is None else BiasSpec(tuple(bias.shape), bias.dtype, bias_grad)
     call.spec = call.spec._replace(grad=grad, bias=described)
@@ -92,7 +104,8 @@ def _(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tuple[Tensor, Te
 @torch.library.custom_op(
     "regard::attention_backward",
     mutates_args=(),
-    schema=f"(Tensor grad_out, Tensor out, Tensor lse, bool[] needs, {_TENSORS}, {_NUMBERS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    schema=f"(Tensor grad_out, Tensor out, Tensor lse, bool[] needs, {_TENSORS}, {_NUMBERS}) -> "
+    "(Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 def _backward(grad_out: Tensor, out: Tensor, lse: Tensor, needs: list[bool], *arguments: Any) -> tuple[Tensor, ...]:
     backend, call, lost = _rebuild(*arguments)

@@ -1,11 +1,11 @@
 """Keeps what is masked from leaking: NaN, inf and overflow in keys and values that a query may not see.
 
-On CPU in plain mode the data is looked at: one norm per tensor. If all is well the backend runs as it is. If not, the bad
-keys are replaced by zeros, the backend runs on the clean tensors (so clean rows keep their bits), and the rows that may
-see something bad are computed one by one on exactly the keys they may see.
+On CPU in plain mode the data is looked at: one sum per tensor. If all is well the backend runs as it is. If not, the
+bad keys are replaced by zeros, the backend runs on the clean tensors (so clean rows keep their bits), and the rows that
+may see something bad are computed one by one on exactly the keys they may see.
 
-Elsewhere nothing is read (it would wait for the device, or break a trace). On eager and blockwise the bad rows are found
-without a branch and set to NaN; on the fused kernels, keys that a whole item hides are zeroed.
+Elsewhere nothing is read (it would wait for the device, or break a trace). On eager and blockwise the bad rows are
+found without a branch and set to NaN; on the fused kernels, keys that a whole item hides are zeroed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,11 @@ def run(backend: Backend, call: Call, *, named: bool) -> tuple[Tensor, Tensor]:
     if not reads_values(spec):
         call, lost = unread(backend, call)
         out, lse = backend.run(call, named=named)
-        return (out, lse) if lost is None else (out.masked_fill(lost.unsqueeze(-1), torch.nan), lse.masked_fill(lost, torch.nan))
+        return (
+            (out, lse)
+            if lost is None
+            else (out.masked_fill(lost.unsqueeze(-1), torch.nan), lse.masked_fill(lost, torch.nan))
+        )
     if call.bias is not None:
         check_bias(call.bias)
     if _harmless(call):
@@ -47,7 +51,7 @@ def run(backend: Backend, call: Call, *, named: bool) -> tuple[Tensor, Tensor]:
 
 
 def unread(backend: Backend, call: Call) -> tuple[Call, Tensor | None]:
-    """A clean call, made without reading a value, and the rows [B, H, L] whose output must become NaN (None: no row)."""
+    """A clean call, made without reading a value, and the rows [B, H, L] whose output must become NaN (None: none)."""
     if call.mask is None and call.bias is None:
         return call, None
     if backend.name not in ("eager", "blockwise"):

@@ -23,17 +23,6 @@ app = typer.Typer(
 )
 
 
-@app.callback()
-def _version(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.", is_eager=True)] = False,
-) -> None:
-    if version:
-        import regard
-
-        typer.echo(regard.__version__)
-        raise typer.Exit()
-
-
 @app.command()
 def check(
     backend: Annotated[str, typer.Option(help="regard's backends, with commas; all by default.")] = "",

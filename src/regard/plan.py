@@ -89,7 +89,11 @@ def _choose(spec: CallSpec, name: str) -> Choice:
         return Choice(backends.ALL[name], True, "it was named", refusals)
     able_ones = [backend for other, backend in backends.ALL.items() if other not in refusals]
     best = min(able_ones, key=lambda backend: backend.seconds(spec))
-    others = [f"{backend.name} ~{backend.seconds(spec) / best.seconds(spec):.3g}x" for backend in able_ones if backend is not best]
+    others = [
+        f"{backend.name} ~{backend.seconds(spec) / best.seconds(spec):.3g}x"
+        for backend in able_ones
+        if backend is not best
+    ]
     others = [other for other in others if "inf" not in other]
     reason = f"the fastest that can: {best.about}"
     if others:

@@ -83,7 +83,13 @@ class Want:
     def asks(self) -> bool:
         """Whether anything beyond out and lse is wanted."""
         return bool(
-            self.rows or self.key_mass or self.map or self.top_k or self.distance or self.first or self.weights is not None
+            self.rows
+            or self.key_mass
+            or self.map
+            or self.top_k
+            or self.distance
+            or self.first
+            or self.weights is not None
         )
 
 
@@ -113,7 +119,7 @@ def buckets(distance: Tensor) -> Tensor:
 
 
 def top(weights: Tensor, permitted: Tensor | None, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest weights of each row with their keys, -1 and 0 where fewer keys are permitted; ties to the lower key."""
+    """The k largest weights of each row and their keys, ties to the lower key; 0 and -1 where fewer are permitted."""
     # forbidden keys rank below permitted ones whose weight is 0
     ranked = weights if permitted is None else weights.masked_fill(~permitted, -1.0)
     kept = min(k, weights.shape[-1])

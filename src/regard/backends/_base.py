@@ -34,7 +34,7 @@ class Backend(ABC):
 
     @abstractmethod
     def run(self, call: Call, *, named: bool) -> tuple[Tensor, Tensor]:
-        """Compute (out, lse); lse is [B, H, L], detached or not differentiated. ``named``: the caller asked for this one."""
+        """(out, lse); lse [B, H, L] is for reading, not for gradients. ``named``: the caller asked for this one."""
 
 
 class FusedBackend(Backend):
@@ -65,7 +65,7 @@ def norm_of(tensor: Tensor) -> float:
     if tensor.is_contiguous() and tensor.dtype in (torch.float32, torch.float64):
         flat = tensor.view(-1)  # the fastest reduction there is
         return math.sqrt(torch.dot(flat, flat).item())
-    return torch.linalg.vector_norm(tensor, dtype=accumulation(tensor.dtype)).item()
+    return float(torch.linalg.vector_norm(tensor, dtype=accumulation(tensor.dtype)).item())
 
 
 def accumulation(dtype: torch.dtype) -> torch.dtype:

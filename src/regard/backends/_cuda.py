@@ -75,7 +75,9 @@ def flags_of(spec: CallSpec) -> Flags | None:
         keys = spec.offset + spec.queries
     if spec.offset != keys - spec.queries and (left is not None or right is not None):
         return None
-    return Flags(causal and left is None, -1 if left is None else left, -1 if right is None else right, bool(documents), keys)
+    return Flags(
+        causal and left is None, -1 if left is None else left, -1 if right is None else right, bool(documents), keys
+    )
 
 
 def _plain(spec: CallSpec, flags: Flags) -> bool:
@@ -155,7 +157,15 @@ def backward(call: Call, grad_out: Tensor, out: Tensor, lse: Tensor) -> tuple[Te
 
 
 def _flash_backward(
-    call: Call, flags: Flags, grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, seed: Tensor
+    call: Call,
+    flags: Flags,
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    seed: Tensor,
 ) -> tuple[Tensor, ...]:
     spec = call.spec
     starts, longest = _starts(call) if flags.documents else (None, 0)
@@ -164,7 +174,8 @@ def _flash_backward(
         lse = lse.transpose(0, 1).reshape(spec.heads, -1)
     grads = _aten._flash_attention_backward(
         *packed, lse.contiguous(), starts, starts, longest or packed[1].shape[-3], longest or packed[2].shape[-3], 0.0,
-        flags.causal, seed.new_zeros(2), seed, scale=spec.scale, window_size_left=flags.left, window_size_right=_right(flags),
+        flags.causal, seed.new_zeros(2), seed, scale=spec.scale, window_size_left=flags.left,
+        window_size_right=_right(flags),
     )  # fmt: skip
     if flags.documents:
         grads = tuple(grad.view(spec.batch, -1, *grad.shape[1:]) for grad in grads)

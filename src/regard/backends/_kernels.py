@@ -37,7 +37,7 @@ def workspace(spec: CallSpec) -> int:
 def forward(
     query: Tensor, key: Tensor, value: Tensor, causal: bool, added: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor]:
-    return _cpu_forward(query, key, value, 0.0, causal, attn_mask=added, scale=scale)  # type: ignore[no-any-return]
+    return _cpu_forward(query, key, value, 0.0, causal, attn_mask=added, scale=scale)
 
 
 def backward(

@@ -166,9 +166,7 @@ def _tiles(batch: int | None, lo: NDArray[np.int64], hi: NDArray[np.int64], star
             continue
         same = (inside_lo == inside_lo[:, :1]).all() and (inside_hi == inside_hi[:, :1]).all()
         kind = "rect" if same else "tile"
-        steps.append(
-            Step(batch, top, end, tuple(Run(a, b, bool(same)) for a, b in runs), kind, inside_lo, inside_hi)
-        )
+        steps.append(Step(batch, top, end, tuple(Run(a, b, bool(same)) for a, b in runs), kind, inside_lo, inside_hi))
     return steps
 
 

@@ -78,9 +78,9 @@ class TiledBackend(FusedBackend):
         steps = [] if spec.empty else self.plan_steps(call)
         tensors = (call.query, call.key, call.value)
         if len(steps) == 1 and is_whole(steps[0], spec):
-            grads = self.step_backward(call, steps[0], tensors, grad_out, out, lse, grad_bias)
+            grads = list(self.step_backward(call, steps[0], tensors, grad_out, out, lse, grad_bias))
         else:
-            grads = tuple(torch.zeros_like(t, dtype=work, memory_format=torch.contiguous_format) for t in tensors)
+            grads = [torch.zeros(t.shape, dtype=work, device=t.device) for t in tensors]
             for step in steps:
                 where = rows_of(step)
                 inputs = (call.query[where], *gather(call, step))

@@ -43,7 +43,9 @@ class Blockwise(TiledBackend):
         rows = spec.batch * spec.heads * spec.queries
         rows_a_tile, keys_a_tile = tile_shape(spec, spec.batch, spec.queries, spec.keys)
         tile = spec.batch * spec.heads * rows_a_tile * keys_a_tile * itemsize
-        return rows * (spec.value_dim * (itemsize + spec.dtype.itemsize) + itemsize) + tile * (1 if spec.mask is None else 2)
+        return rows * (spec.value_dim * (itemsize + spec.dtype.itemsize) + itemsize) + tile * (
+            1 if spec.mask is None else 2
+        )
 
     def step_forward(self, call: Call, step: Step, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         spec = call.spec
@@ -152,7 +154,7 @@ def tile_shape(spec: CallSpec, batch: int, rows: int, width: int, passes: int = 
 
 
 def _tile_runs(step: Step, rows: range, size: int) -> Iterator[tuple[Run, slice]]:
-    """The step's runs cut to tiles, each with its place among the gathered keys; what these rows cannot see is left out."""
+    """The step's runs cut to tiles, each with its place among the gathered keys; without what these rows cannot see."""
     at = 0
     for run in step.runs:
         lo, hi = _visible(step, rows, run)

@@ -51,7 +51,12 @@ def attend(call: Call, permitted: Tensor | None = None) -> Whole:
     with torch.autocast(spec.device, enabled=False):
         if permitted is None and call.mask is not None:
             permitted = call.mask.tile(
-                range(spec.queries), range(spec.keys), spec.queries, spec.keys, offset=call.offset, device=call.query.device
+                range(spec.queries),
+                range(spec.keys),
+                spec.queries,
+                spec.keys,
+                offset=call.offset,
+                device=call.query.device,
             )
         logits = logits_of(call, call.query, call.key, call.bias)
         weights, lse = softmax_with_sinks(logits, permitted, call.sinks)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from regard.spec import Call, CallSpec
 
-# seconds to launch a step and seconds a query-key pair takes at head dim 64, on one ordinary CPU; only their ratio matters
+# seconds to launch a step, and seconds a query-key pair takes at head dim 64, on an ordinary CPU; their ratio matters
 STEP_SECONDS = 3e-5
 PAIR_SECONDS = 1.6e-9
 
@@ -41,7 +41,9 @@ class Sdpa(TiledBackend):
         if spec.dropout:
             reasons.append("dropout would go to torch's unfused math path")
         if spec.value_dim != spec.head_dim:
-            reasons.append(f"value dim {spec.value_dim} differs from head dim {spec.head_dim}: torch would use its math path")
+            reasons.append(
+                f"value dim {spec.value_dim} differs from head dim {spec.head_dim}: torch would use its math path"
+            )
         if spec.bias is not None and spec.bias.needs_grad and spec.grad:
             reasons.append("the bias requires grad, which the fused kernels do not give")
         if spec.sinks and spec.device == "cpu" and spec.dtype.itemsize == 2:
@@ -111,7 +113,7 @@ class Sdpa(TiledBackend):
         return grads
 
     def _mask(self, call: Call, step: Step) -> tuple[bool, Tensor | None, Tensor | None]:
-        """The kernel's causal flag; what is added to the logits [B or 1, H or 1, rows, width]; which rows see nothing."""
+        """The causal flag; what is added to the logits, [B or 1, H or 1, rows, width]; which rows see nothing."""
         if call.bias is None:
             if step.kind != "tile":
                 return step.kind == "triangle", None, None
@@ -158,7 +160,7 @@ def _worthwhile(steps: list[Step], spec: CallSpec) -> list[Step]:
 
 
 def _whole_mask(call: Call) -> tuple[Tensor, Tensor | None]:
-    """The mask as one additive tensor, and its empty rows; kept with the mask while it is small, as small calls repeat."""
+    """The mask as one additive tensor, and its empty rows; kept with the mask while small, as small calls repeat."""
     spec, mask = call.spec, call.mask
     assert mask is not None
 
@@ -181,4 +183,3 @@ def _positive_scale(query: Tensor, scale: float) -> tuple[Tensor, float]:
     if scale > 0:
         return query, scale
     return query * math.copysign(1.0 if scale else 0.0, scale), abs(scale) or 1.0
-
