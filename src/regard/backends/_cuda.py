@@ -56,7 +56,6 @@ def refuse(spec: CallSpec) -> list[str]:
     return reasons
 
 
-@lru_cache(4096)
 def flags_of(spec: CallSpec) -> Flags | None:
     """The kernel flags that mean the same as the mask at this offset; None when there are none."""
     if spec.mask is None:
@@ -88,21 +87,19 @@ def _plain(spec: CallSpec, flags: Flags) -> bool:
 
 
 @lru_cache(4096)
-def kernel_of(spec: CallSpec) -> str:
+def recipe(spec: CallSpec) -> tuple[str, Flags]:
+    """The kernel of a call that is not refused, and its flags."""
     flags = flags_of(spec)
     assert flags is not None
     if spec.dtype == torch.float32:
-        return "efficient"
-    return "cudnn" if _plain(spec, flags) and spec.head_dim <= _CUDNN_DIM else "flash"
+        return "efficient", flags
+    return "cudnn" if _plain(spec, flags) and spec.head_dim <= _CUDNN_DIM else "flash", flags
 
 
 def forward(call: Call) -> tuple[Tensor, Tensor]:
     spec = call.spec
-    flags = flags_of(spec)
-    assert flags is not None
-    used = flags.used_keys
-    query, key, value = (_aligned(t) for t in (call.query, call.key[:, :, :used], call.value[:, :, :used]))
-    kernel = kernel_of(spec)
+    kernel, flags = recipe(spec)
+    query, key, value = _inputs(call, flags)
     if kernel == "cudnn":
         # of the same names in torch.ops and torch, the second is reached sooner
         out, lse, *_ = torch._scaled_dot_product_cudnn_attention(
@@ -129,12 +126,9 @@ def forward(call: Call) -> tuple[Tensor, Tensor]:
 
 def backward(call: Call, grad_out: Tensor, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     spec = call.spec
-    flags = flags_of(spec)
-    assert flags is not None
-    used = flags.used_keys
-    query, key, value = (_aligned(t) for t in (call.query, call.key[:, :, :used], call.value[:, :, :used]))
-    grad_out, out = _aligned(grad_out), _aligned(out)
-    kernel = kernel_of(spec)
+    kernel, flags = recipe(spec)
+    query, key, value = _inputs(call, flags)
+    grad_out, out, used = _aligned(grad_out), _aligned(out), flags.used_keys
     seed = torch.zeros((), dtype=torch.uint64 if kernel == "flash" else torch.int64, device=query.device)
     lse = lse.masked_fill(lse == -torch.inf, torch.inf)
     if kernel == "cudnn":
@@ -182,8 +176,17 @@ def _flash_backward(
     return tuple(grad.transpose(1, 2) for grad in grads)
 
 
+def _inputs(call: Call, flags: Flags) -> tuple[Tensor, Tensor, Tensor]:
+    key, value = call.key, call.value
+    if flags.used_keys != call.spec.keys:
+        key, value = key[:, :, : flags.used_keys], value[:, :, : flags.used_keys]
+    return _aligned(call.query), _aligned(key), _aligned(value)
+
+
 def _aligned(tensor: Tensor) -> Tensor:
     """The tensor, copied if its rows do not start at 16-byte addresses: the kernels read wrong numbers from others."""
+    if tensor.data_ptr() % 16 == 0 and tensor.is_contiguous():
+        return tensor  # head dims are multiples of 8, so all rows are aligned
     unit = 16 // tensor.element_size()
     if tensor.data_ptr() % 16 == 0 and tensor.stride(3) == 1 and not any(tensor.stride(n) % unit for n in range(3)):
         return tensor
