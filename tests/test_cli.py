@@ -126,7 +126,3 @@ def test_info_names_versions_and_backends():
     assert regard.__version__ in result.output
     assert "backends on cpu" in result.output
     assert ("not installed" in result.output) or importlib.util.find_spec("triton")
-
-
-def test_version_option():
-    assert run("--version").output.strip() == regard.__version__
