@@ -1,0 +1,188 @@
+"""FlexAttention on CUDA: masks, softcaps and biases that no ready-made kernel takes, compiled into one.
+
+Compiling takes some seconds, once for each kind of call: the rules of its mask with their numbers, its modifiers,
+heads, dims and dtype. Offsets and contents are not part of the kind, nor are lengths: the second length that comes
+compiles once more, for all others.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import threading
+import zlib
+from collections.abc import Callable
+from functools import lru_cache
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from regard._errors import Refused
+from regard.backends._autograd import _differentiable
+from regard.backends._base import Backend
+from regard.backends._flex_rules import BLOCK, Frame, blocks_of, score_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from regard.spec import Call, CallSpec
+
+# pairs of one head from which a kernel that must be compiled first is worth it
+WORTHWHILE = 1 << 20
+_MOST_KINDS = 128
+
+_kinds: dict[tuple[Any, ...], Callable[..., Any]] = {}
+_lock = threading.Lock()
+
+
+class Flex(Backend):
+    name = "flex"
+    about = "FlexAttention, compiled for the call's mask and modifiers: the first call of a kind takes some seconds"
+
+    def refuse(self, spec: CallSpec) -> list[str]:
+        if spec.device != "cuda":
+            return [f"FlexAttention's kernels are for CUDA, the call is on {spec.device}"]
+        if spec.mode == "transform":
+            return ["torch.func transforms (vmap, grad, jvp) need operations that torch can see through: use eager"]
+        if spec.mode == "dual":
+            return ["it has no forward-mode derivative: use eager"]
+        if spec.mode == "compile":
+            return ["it compiles its own kernels, which cannot happen inside torch.compile"]
+        reasons = []
+        if not _has_triton():
+            reasons.append("triton is not installed")
+        if spec.dtype == torch.float64:
+            reasons.append("FlexAttention does not take float64")
+        if spec.dropout:
+            reasons.append("FlexAttention has no dropout")
+        for what, dim in (("head", spec.head_dim), ("value", spec.value_dim)):
+            if not 16 <= dim <= 256:
+                reasons.append(f"{what} dim {dim} is not in 16 … 256")
+        if spec.queries < BLOCK or spec.empty:
+            reasons.append(f"{spec.queries} queries over {spec.keys} keys: it takes {BLOCK} queries or more")
+        if spec.bias is not None and spec.bias.needs_grad and spec.grad:
+            reasons.append("the bias requires grad, which it does not give")
+        if not spec.unit_stride:
+            reasons.append("the last dim of query, key or value is strided: call .contiguous()")
+        return reasons
+
+    def seconds(self, spec: CallSpec) -> float:
+        if spec.queries * spec.keys < WORTHWHILE:
+            return math.inf
+        return 1.5e-4 + spec.pairs * (4e-12 if spec.dtype.itemsize == 2 else 8e-12)
+
+    def workspace(self, spec: CallSpec, kept_pairs: int) -> int:
+        rows = spec.batch * spec.heads * spec.queries
+        out = rows * spec.value_dim * spec.dtype.itemsize
+        return (3 * out if spec.sinks else out) + 8 * rows
+
+    def run(self, call: Call, *, named: bool) -> tuple[Tensor, Tensor]:
+        if not call.spec.grad:
+            with torch.no_grad():
+                return _attention(call)
+        tensors = (call.query, call.key, call.value, call.bias, call.sinks)
+        out, lse = _Flex.apply(call, named, *tensors)  # type: ignore[no-untyped-call]
+        return out, lse
+
+
+class _Flex(torch.autograd.Function):
+    """The compiled kernel with its own compiled backward pass; second derivatives go through eager."""
+
+    @staticmethod
+    def forward(ctx: Any, call: Call, named: bool, *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
+        needs = ctx.needs_input_grad[2:]
+        leaves = [t if t is None else t.detach().requires_grad_(need) for t, need in zip(tensors, needs, strict=True)]
+        query, key, value, bias, sinks = leaves
+        with torch.enable_grad():
+            out, lse = _attention(call.replace(query=query, key=key, value=value, bias=bias, sinks=sinks))
+        ctx.graph, ctx.named = (out, leaves), named
+        ctx.call = call.replace(query=None, key=None, value=None, bias=None, sinks=None)
+        # saving the mask's tensors makes torch refuse a backward pass after one was changed in place
+        ctx.save_for_backward(*tensors, *(() if call.mask is None else call.mask.tensors))
+        lse = lse.detach()
+        ctx.mark_non_differentiable(lse)
+        return out.detach(), lse
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
+        query, key, value, bias, sinks, *_ = ctx.saved_tensors
+        needs = ctx.needs_input_grad[2:]
+        if grad_out is None:
+            return (None,) * 7
+        if torch.is_grad_enabled():
+            if ctx.named:
+                raise Refused(
+                    "backend 'flex' has no second derivative (the backward pass ran with create_graph=True); "
+                    'use backend="auto" or "eager"'
+                )
+            call = ctx.call.replace(query=query, key=key, value=value, bias=bias, sinks=sinks)
+            return (None, None, *_differentiable(call, grad_out, needs))
+        out, leaves = ctx.graph
+        # the inner graph lives as long as the outer one: freed with it, unless the caller retains it
+        keep = torch._C._autograd._get_current_graph_task_keep_graph()
+        if not keep:
+            ctx.graph = None
+        wanted = [leaf for leaf, need in zip(leaves, needs, strict=True) if need]
+        grads = iter(torch.autograd.grad(out, wanted, grad_out, retain_graph=keep))
+        return (None, None, *(next(grads) if need else None for need in needs))
+
+
+def _attention(call: Call) -> tuple[Tensor, Tensor]:
+    """(out, lse), recorded by autograd where grad mode is on."""
+    import torch._functorch.config as functorch_config
+
+    spec, mask = call.spec, call.mask
+    score_mod, score_kind = score_of(call.bias, spec.softcap)
+    rule_kind, table = None, None
+    if mask is not None:
+        blocks = blocks_of(mask, Frame(spec.queries, spec.keys, spec.batch, call.offset, call.query.device))
+        rule_kind, table = blocks.rule.kind, blocks.table
+    tensors = (call.query, call.key, call.value)
+    wants = tuple(t.requires_grad and torch.is_grad_enabled() for t in tensors)
+    numbers = (spec.heads, spec.kv_heads, spec.head_dim, spec.value_dim, spec.scale, spec.dtype, call.query.device)
+    kernel = _compiled((rule_kind, score_kind, numbers, wants))
+    with torch.autocast(spec.device, enabled=False), functorch_config.patch(donated_buffer=False):
+        # buffers that a backward pass may reuse would forbid retain_graph=True
+        out, aux = kernel(*tensors, score_mod, table, spec.scale)
+        if call.sinks is None:
+            return out, aux.lse
+        return _with_sinks(out, aux.lse, call.sinks)
+
+
+def _with_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
+    sink = sinks.to(lse.dtype).view(1, -1, 1)
+    empty = lse == -torch.inf
+    # an empty row's output is 0 whatever its share; -inf there would make the share's gradient NaN
+    share = torch.sigmoid(lse.masked_fill(empty, 0.0) - sink).unsqueeze(-1)
+    return (out * share).to(out.dtype), torch.logaddexp(lse, sink).masked_fill(empty, -torch.inf)
+
+
+def _attend(query, key, value, score_mod, block_mask, scale):  # type: ignore[no-untyped-def]
+    from torch.nn.attention.flex_attention import AuxRequest, flex_attention
+
+    grouped = query.shape[1] != key.shape[1]
+    return flex_attention(
+        query, key, value, score_mod, block_mask, scale, enable_gqa=grouped, return_aux=AuxRequest(lse=True)
+    )
+
+
+def _compiled(kind: tuple[Any, ...]) -> Callable[..., Any]:
+    """The compiled function of a kind of call; compiling itself happens when it is first called with a new layout."""
+    found = _kinds.get(kind)
+    if found is None:
+        # A function of its own, by code and by name: dynamo counts recompilations by code, gives up after a few, and
+        # takes numbers that differ between two functions of one name for variables.
+        name = f"flex_{zlib.crc32(repr(kind).encode()):08x}"
+        code = _attend.__code__.replace(co_name=name, co_qualname=name)
+        found = torch.compile(FunctionType(code, globals(), name, None, _attend.__closure__), fullgraph=True)
+        with _lock:
+            found = _kinds.setdefault(kind, found)
+            while len(_kinds) > _MOST_KINDS:
+                del _kinds[next(iter(_kinds))]
+    return found
+
+
+@lru_cache(1)
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
