@@ -50,7 +50,7 @@ def verify(recipe: Recipe) -> str:
             # The heads of a group each round their part before the parts are added.
             parts = recipe.H // recipe.Hkv if name in ("key", "value") else 1
             free = parts * rounding(truth[name], dtype)
-            _compare(f"gradient of {name}", found, truth[name], free, lambda name=name: budgets()[name])
+            _compare(f"gradient of {name}", found, truth[name], free, functools.partial(lambda of: budgets()[of], name))
     return "ran"
 
 
