@@ -69,6 +69,8 @@ class Plain:
     def check(self, query: Tensor, key: Tensor, value: Tensor, bias: Any, sinks: Any) -> None:
         tensors = dict(zip(NAMES, (query, key, value), strict=True))
         for name, x in tensors.items():
+            if x.is_nested:
+                raise TypeError(f"{name} is a nested tensor; expected a plain one")
             if x.ndim != 4:
                 raise ValueError(f"{name} has shape {list(x.shape)}; expected [batch, head, token, dim]")
             if not x.is_floating_point():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -217,6 +218,14 @@ def bad_tensors(t: Trial, case: str) -> str:
     make, words = NAMED[case]
     tensors = make(t)
     return t.raises(BAD, words, lambda: t.fn(*tensors))
+
+
+@rule(23, "every refusal is ValueError or TypeError and names argument, given and expected", dtypes=WIDE)
+def nested_tensor(t: Trial, case: str) -> str:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls nested tensors a prototype
+        nested = torch.nested.nested_tensor([t.normal(2, n, 4) for n in (3, 5)], layout=torch.jagged, device=t.device)
+    return t.raises(TypeError, ["nested"], lambda: t.fn(nested, nested, nested))
 
 
 @rule(24, "q, k, v, mask and bias are never modified", ("plain", "everything at once", "with gradients", "poisoned"))
