@@ -146,6 +146,13 @@ def child(code: str, **environment: str) -> dict[str, float]:
     return found
 
 
+def line(row: Row) -> str:
+    """A row in one line, for progress."""
+    sign = "≥" if row.at_least else "≤"
+    found, bar = _number(row.measured, row.unit), _number(row.bar, row.unit)
+    return f"{'pass' if row.passed else 'FAIL'}  {row.group}: {row.name}: {found} ({sign} {bar})"
+
+
 def show(rows: Iterable[Row]) -> bool:
     """Print the table; True when every bar is met."""
     from rich.console import Console

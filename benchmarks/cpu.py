@@ -23,7 +23,21 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import regard
-from _harness import RESULTS, Row, Samples, Work, at_most, child, faster, interleave, overhead, save, seconds, show
+from _harness import (
+    RESULTS,
+    Row,
+    Samples,
+    Work,
+    at_most,
+    child,
+    faster,
+    interleave,
+    line,
+    overhead,
+    save,
+    seconds,
+    show,
+)
 from regard import masks
 from regard._arguments import prepare
 from regard.masks import Mask
@@ -328,7 +342,7 @@ def main() -> int:
     rows = []
     for name in arguments.only or GROUPS:
         for row in GROUPS[name](sizes):
-            print(f"{row.group}: {row.name}", file=sys.stderr, flush=True)
+            print(line(row), file=sys.stderr, flush=True)  # a run takes long: what is known so far survives a Ctrl-C
             rows.append(row)
     ok = show(rows)
     if arguments.quick:
