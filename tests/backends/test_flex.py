@@ -280,6 +280,28 @@ class TestDerivatives:
         with pytest.raises(RuntimeError, match="second time"):
             torch.autograd.grad(out.sum(), tensors)
 
+    def test_a_compiled_function_serves_all_lengths_and_retained_graphs(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.undo()
+        import torch.nn.attention.flex_attention as theirs
+
+        monkeypatch.setattr(theirs, "_validate_device", lambda *tensors: None)
+        compiled = torch.compile
+        monkeypatch.setattr(
+            torch, "compile", lambda *given, **options: compiled(*given, **options, backend="aot_eager")
+        )
+        monkeypatch.setattr(flex, "_kinds", {})
+        for rows, keys, width in ((63, 111, 5), (77, 130, 5), (111, 111, 5), (63, 63, 7)):
+            tensors = [torch.randn(2, 3, n, 11, requires_grad=True) for n in (rows, keys, keys)]
+            mask = masks.causal() & masks.window(width)
+            out, _ = BACKEND.run(prepare(*tensors, mask, None, None, 2.0, None, 0.0, None), named=True)
+            exact = regard.attention(*tensors, mask=mask, softcap=2.0, backend="eager")
+            torch.testing.assert_close(out, exact)
+            expected = torch.autograd.grad(exact.sum(), tensors)
+            for keep in (True, False):
+                grads = torch.autograd.grad(out.sum(), tensors, retain_graph=keep)
+                torch.testing.assert_close(grads, expected, rtol=1e-4, atol=1e-5)
+        assert len(flex._kinds) == 2
+
     def test_only_what_requires_grad_receives_one(self) -> None:
         query, key, value = _tensors()
         sinks = torch.randn(H, dtype=torch.float64, requires_grad=True)

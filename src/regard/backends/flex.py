@@ -8,10 +8,12 @@ compiles once more, for all others.
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import math
 import threading
 import zlib
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import lru_cache
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
@@ -124,14 +126,13 @@ class _Flex(torch.autograd.Function):
         if not keep:
             ctx.graph = None
         wanted = [leaf for leaf, need in zip(leaves, needs, strict=True) if need]
-        grads = iter(torch.autograd.grad(out, wanted, grad_out, retain_graph=keep))
+        with _repeatable():
+            grads = iter(torch.autograd.grad(out, wanted, grad_out, retain_graph=keep))
         return (None, None, *(next(grads) if need else None for need in needs))
 
 
 def _attention(call: Call) -> tuple[Tensor, Tensor]:
     """(out, lse), recorded by autograd where grad mode is on."""
-    import torch._functorch.config as functorch_config
-
     spec, mask = call.spec, call.mask
     score_mod, score_kind = score_of(call.bias, spec.softcap)
     rule_kind, table = None, None
@@ -142,12 +143,18 @@ def _attention(call: Call) -> tuple[Tensor, Tensor]:
     wants = tuple(t.requires_grad and torch.is_grad_enabled() for t in tensors)
     numbers = (spec.heads, spec.kv_heads, spec.head_dim, spec.value_dim, spec.scale, spec.dtype, call.query.device)
     kernel = _compiled((rule_kind, score_kind, numbers, wants))
-    with torch.autocast(spec.device, enabled=False), functorch_config.patch(donated_buffer=False):
-        # buffers that a backward pass may reuse would forbid retain_graph=True
+    with torch.autocast(spec.device, enabled=False), _repeatable():
         out, aux = kernel(*tensors, score_mod, table, spec.scale)
         if call.sinks is None:
             return out, aux.lse
         return _with_sinks(out, aux.lse, call.sinks)
+
+
+def _repeatable() -> AbstractContextManager[Any]:
+    """Compiled backward passes reuse what they were given, and then refuse retain_graph=True, unless told not to."""
+    import torch._functorch.config
+
+    return torch._functorch.config.patch(donated_buffer=False)  # type: ignore[no-any-return]
 
 
 def _with_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
@@ -174,8 +181,9 @@ def _compiled(kind: tuple[Any, ...]) -> Callable[..., Any]:
         # A function of its own, by code and by name: dynamo counts recompilations by code, gives up after a few, and
         # takes numbers that differ between two functions of one name for variables.
         name = f"flex_{zlib.crc32(repr(kind).encode()):08x}"
-        code = _attend.__code__.replace(co_name=name, co_qualname=name)
-        found = torch.compile(FunctionType(code, globals(), name, None, _attend.__closure__), fullgraph=True)
+        bare = inspect.unwrap(_attend)  # checks of annotations, as in the tests, cannot be compiled
+        function = FunctionType(bare.__code__.replace(co_name=name, co_qualname=name), globals(), name)
+        found = torch.compile(function, fullgraph=True)
         with _lock:
             found = _kinds.setdefault(kind, found)
             while len(_kinds) > _MOST_KINDS:
