@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 BUCKETS = 32
+# stands for log 0: its exponential is 0 in every precision, and 0 times it is 0
+NEVER = -1e5
 
 
 @dataclass(frozen=True)
@@ -102,32 +104,12 @@ def _check_slice(name: str, given: object) -> None:
         raise TypeError(f"Want({name}=...) takes slices with step 1, got {given!r}")
 
 
-def entropy(weights: Tensor, log_weights: Tensor) -> Tensor:
-    """-sum p·log p; log p comes as logit - lse, which is accurate where log of a rounded p is not."""
-    return (-(weights * log_weights.masked_fill(weights == 0, 0.0)).sum(-1)).clamp_min(0.0)
-
-
 def cells(size: int, count: int, device: torch.device) -> Tensor:
     """The cell of each of ``size`` positions on a grid of ``count``: cell c starts at ⌊c·size/count⌋."""
-    starts = torch.arange(count, device=device) * size // count
+    starts = torch.arange(count, device=device) * size // max(1, count)
     return torch.searchsorted(starts, torch.arange(size, device=device), right=True) - 1
 
 
 def buckets(distance: Tensor) -> Tensor:
     """Bucket of a distance >= 0: its number of binary digits."""
     return torch.frexp(distance.to(torch.float64)).exponent.to(torch.int64).clamp_max(BUCKETS - 1)
-
-
-def top(weights: Tensor, permitted: Tensor | None, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest weights of each row and their keys, ties to the lower key; 0 and -1 where fewer are permitted."""
-    # forbidden keys rank below permitted ones whose weight is 0
-    ranked = weights if permitted is None else weights.masked_fill(~permitted, -1.0)
-    kept = min(k, weights.shape[-1])
-    found, keys = torch.sort(ranked, dim=-1, descending=True, stable=True)
-    found, keys = found[..., :kept], keys[..., :kept]
-    keys = keys.masked_fill(found < 0, -1)
-    found = found.clamp_min(0.0)
-    if kept < k:
-        keys = torch.nn.functional.pad(keys, (0, k - kept), value=-1)
-        found = torch.nn.functional.pad(found, (0, k - kept))
-    return found, keys

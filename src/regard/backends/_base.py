@@ -76,3 +76,11 @@ def accumulation(dtype: torch.dtype) -> torch.dtype:
 def reads_values(spec: CallSpec) -> bool:
     """Whether a masked call's numbers are looked at, and cleaned, before a backend sees them (see ``_guard``)."""
     return spec.mode == "plain" and spec.device == "cpu"
+
+
+def look_bytes(spec: CallSpec) -> int:
+    """Bytes it takes to look at the values of a masked call on CPU: half precision is copied to float32."""
+    if spec.device != "cpu" or spec.dtype.itemsize > 2 or (spec.mask is None and spec.bias is None):
+        return 0
+    keys = spec.kv_heads * spec.keys * max(spec.head_dim, spec.value_dim)
+    return 4 * spec.batch * max(spec.heads * spec.queries * spec.head_dim, keys)

@@ -211,6 +211,18 @@ def _from_blocks(
     return steps
 
 
+def merged_steps(call: Call) -> list[Step]:
+    """The steps with every row in one of them only: a triangle joins the rectangle before it."""
+    merged: list[Step] = []
+    for step in steps_of(call):
+        if step.again:
+            before = merged.pop()
+            run = Run(before.runs[0].start, step.runs[0].stop, False)
+            step = Step(step.batch, step.start, step.stop, (run,), "tile", before.lo, step.hi)
+        merged.append(step)
+    return merged
+
+
 def permitted_of(step: Step, call: Call, rows: range, run: Run) -> Tensor | None:
     """Which keys of a run some rows of the step may see: bool, broadcastable to [B, H, rows, run]; None means all."""
     if run.full:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from regard.backends._base import accumulation, reads_values
-from regard.backends._schedule import Run, Step, permitted_of
+from regard.backends._base import accumulation, look_bytes, reads_values
+from regard.backends._schedule import TILE, Run, Step, permitted_of
 from regard.backends._tiled import TiledBackend, bias_index, bias_tile
 from regard.backends.eager import dropout_factor
 
@@ -39,13 +39,22 @@ class Blockwise(TiledBackend):
         return 1.5e-4 + spec.pairs * (4e-9 if spec.device == "cpu" else 1e-11)
 
     def workspace(self, spec: CallSpec, kept_pairs: int) -> int:
+        if spec.empty:
+            return 0
         itemsize = 8 if spec.dtype == torch.float64 else 4
-        rows = spec.batch * spec.heads * spec.queries
-        rows_a_tile, keys_a_tile = tile_shape(spec, spec.batch, spec.queries, spec.keys)
-        tile = spec.batch * spec.heads * rows_a_tile * keys_a_tile * itemsize
-        return rows * (spec.value_dim * (itemsize + spec.dtype.itemsize) + itemsize) + tile * (
-            1 if spec.mask is None else 2
-        )
+        lead = spec.batch * spec.heads
+        rows, keys = tile_shape(spec, spec.batch, *_step_size(spec, kept_pairs))
+        rows = min(rows, spec.queries)
+        tile = lead * rows * keys * itemsize
+        # the tile before is still there when the next is made; a softcap makes a copy, a draw some in int64
+        alive = 1 + (spec.pairs * itemsize > tile) + (spec.softcap is not None) + 8 * (spec.dropout > 0)
+        inputs = lead * rows * spec.head_dim * itemsize
+        half = spec.dtype.itemsize < itemsize
+        if half:
+            inputs += spec.batch * spec.kv_heads * keys * max(spec.head_dim, spec.value_dim) * itemsize
+        out = lead * spec.queries * (spec.value_dim + 1) * itemsize
+        rounded = lead * spec.queries * spec.value_dim * spec.dtype.itemsize if half else 0
+        return max(out + max(tile * alive + inputs, rounded), look_bytes(spec))
 
     def step_forward(self, call: Call, step: Step, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         spec = call.spec
@@ -151,6 +160,14 @@ def tile_shape(spec: CallSpec, batch: int, rows: int, width: int, passes: int = 
     numbers = TILE_NUMBERS.get(spec.device, TILE_NUMBERS_ELSEWHERE) // passes
     keys = max(1, min(width, TILE_KEYS))
     return max(16, min(rows, numbers // (batch * spec.heads * keys))), keys
+
+
+def _step_size(spec: CallSpec, kept_pairs: int) -> tuple[int, int]:
+    """Rows and keys of a typical step, guessed from how many keys a row sees: a band is cut into short steps."""
+    seen = -(-kept_pairs // (spec.batch * spec.heads * spec.queries))
+    if 4 * seen > spec.keys:
+        return spec.queries, spec.keys
+    return min(spec.queries, TILE), min(spec.keys, seen + TILE)
 
 
 def _tile_runs(step: Step, rows: range, size: int) -> Iterator[tuple[Run, slice]]:

@@ -36,9 +36,14 @@ class Eager(Backend):
 
     def workspace(self, spec: CallSpec, kept_pairs: int) -> int:
         itemsize = 8 if spec.dtype == torch.float64 else 4
-        out = spec.batch * spec.heads * spec.queries * spec.value_dim * itemsize
-        matrices = 3 if spec.mask is None and spec.bias is None and spec.softcap is None else 4
-        return spec.pairs * itemsize * matrices + 2 * out
+        # logits, their exponentials, the weights before and after the last zeros, and one boolean
+        changes = (spec.mask is not None) + (spec.bias is not None) + (spec.softcap is not None)
+        copies = 4 + changes + 4 * (spec.dropout > 0)
+        inputs = 0
+        if spec.dtype.itemsize == 2:
+            inputs = 4 * spec.batch * spec.kv_heads * spec.keys * max(spec.head_dim, spec.value_dim)
+        out = spec.batch * spec.heads * spec.queries * max(spec.head_dim, spec.value_dim) * itemsize
+        return spec.pairs * (itemsize * copies + 1) + out + inputs
 
     def run(self, call: Call, *, named: bool) -> tuple[Tensor, Tensor]:
         whole = attend(call)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from regard.backends import _cuda, _kernels
-from regard.backends._base import norm_of
+from regard.backends._base import look_bytes, norm_of
 from regard.backends._schedule import Run, Step, permitted_of, steps_of
 from regard.backends._tiled import Grads, TiledBackend, add_sinks, bias_tile, is_whole, sink_gradient
 
@@ -46,8 +46,6 @@ class Sdpa(TiledBackend):
             )
         if spec.bias is not None and spec.bias.needs_grad and spec.grad:
             reasons.append("the bias requires grad, which the fused kernels do not give")
-        if spec.sinks and spec.device == "cpu" and spec.dtype.itemsize == 2:
-            reasons.append("in half precision the CPU kernel's output would be rounded before the sinks join")
         if not spec.unit_stride:
             reasons.append("the last dim of query, key or value is strided: call .contiguous()")
         return reasons + _kernels.refuse(spec)
@@ -57,17 +55,19 @@ class Sdpa(TiledBackend):
 
     def workspace(self, spec: CallSpec, kept_pairs: int) -> int:
         rows = spec.batch * spec.heads * spec.queries
-        return rows * spec.value_dim * spec.dtype.itemsize + rows * 4 + _kernels.workspace(spec)
+        out = rows * (spec.value_dim * spec.dtype.itemsize + (8 if spec.dtype == torch.float64 else 4))
+        return max(out + _kernels.workspace(spec), look_bytes(spec))
 
     def forward(self, call: Call) -> tuple[Tensor, Tensor]:
         if call.spec.device == "cpu" or call.spec.empty:
-            return super().forward(call)
+            return super().forward(_in_float32(call))
         out, lse = _cuda.forward(call)
         return (out, lse) if call.sinks is None else add_sinks(out, lse, call.sinks)
 
     def backward(self, call: Call, grad_out: Tensor, out: Tensor, lse: Tensor, needs: tuple[bool, ...]) -> Grads:
         if call.spec.device == "cpu" or call.spec.empty:
-            return super().backward(call, grad_out, out, lse, needs)
+            grads = super().backward(_in_float32(call), grad_out.to(out.dtype), out, lse, needs)
+            return (*(None if grad is None else grad.to(call.spec.dtype) for grad in grads[:3]), *grads[3:])
         grads = _cuda.backward(call, grad_out, out, lse)
         sinks = sink_gradient(call, grad_out, out, lse) if needs[4] else None
         return (*(grad if need else None for grad, need in zip(grads, needs, strict=False)), None, sinks)
@@ -121,7 +121,7 @@ class Sdpa(TiledBackend):
                 return False, *_whole_mask(call)
         rows = range(step.start, step.stop)
         parts = [self._added(call, step, rows, run) for run in step.runs]
-        added = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+        added = parts[0] if len(parts) == 1 else _side_by_side(parts)
         may_be_empty = call.bias is not None or step.has_empty_rows
         return False, added, (added == -torch.inf).all(-1) if may_be_empty else None
 
@@ -130,7 +130,7 @@ class Sdpa(TiledBackend):
         bias = bias_tile(call, step, rows, run)
         permitted = permitted_of(step, call, rows, run)
         if bias is not None:
-            added = bias  # in float32 beside half precision: -1e5 would be -inf in float16
+            added = bias.to(dtype)
             if permitted is not None:
                 added = torch.where(permitted, added, -torch.inf)
         elif permitted is None:
@@ -176,6 +176,20 @@ def _whole_mask(call: Call) -> tuple[Tensor, Tensor | None]:
         return build()
     key = ("added", spec.queries, spec.keys, call.offset, spec.dtype, call.query.device)
     return mask.remember(key, call.offset, build)
+
+
+def _side_by_side(parts: list[Tensor]) -> Tensor:
+    """The masks of several runs as one; a part may be the same for all items or heads, and another not."""
+    lead = torch.broadcast_tensors(*(part[..., :1] for part in parts))[0].shape[:3]
+    return torch.cat([part.expand(*lead, part.shape[3]) for part in parts], -1)
+
+
+def _in_float32(call: Call) -> Call:
+    """Half precision in float32: no slower on ordinary CPUs, and gradients do not suffer from a rounded output."""
+    if call.spec.dtype.itemsize > 2:
+        return call
+    tensors = {name: getattr(call, name).float() for name in ("query", "key", "value")}
+    return call.replace(spec=call.spec._replace(dtype=torch.float32), **tensors)
 
 
 def _positive_scale(query: Tensor, scale: float) -> tuple[Tensor, float]:

@@ -34,7 +34,7 @@ class Padding(Mask):
         return self.tensors[0]
 
     def _seen(self, j: Tensor, S: int) -> Tensor:
-        lengths = self._on(j.device).unsqueeze(1)
+        lengths = self._on(j.device).to(torch.int64).unsqueeze(1)  # S - lengths would wrap in uint8
         return j < lengths if self.side == "right" else j >= S - lengths
 
     def _see(self, grid: Grid) -> Tensor:
