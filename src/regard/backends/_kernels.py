@@ -27,20 +27,14 @@ def refuse(spec: CallSpec) -> list[str]:
 
 
 def workspace(spec: CallSpec) -> int:
-    """Bytes a kernel allocates for itself, or afterwards to look at half-precision queries."""
+    """Bytes a kernel allocates for itself."""
     if spec.device != "cpu":
         return 0
-    # a tile of logits and an accumulator a thread; in half precision the tile once more, rounded
+    # a tile of logits and an accumulator a thread
     rows = 256 if spec.queries >= 768 else 64 if spec.queries >= 192 else 32
     rows, keys = min(rows, spec.queries), min(512, spec.keys)
     itemsize = 8 if spec.dtype == torch.float64 else 4
-    own = rows * (keys + 2 + spec.value_dim) * itemsize
-    if spec.dtype.itemsize == 2:
-        own += rows * keys * 2
-    look = 0
-    if spec.dtype.itemsize == 2 and spec.mask is None and spec.bias is None:
-        look = spec.batch * spec.heads * spec.queries * spec.head_dim * 4
-    return max(torch.get_num_threads() * own, look)
+    return torch.get_num_threads() * rows * (keys + 2 + spec.value_dim) * itemsize
 
 
 def forward(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from regard.backends import _cuda, _kernels
-from regard.backends._base import look_bytes, norm_of
+from regard.backends._base import norm_of
 from regard.backends._schedule import Run, Step, permitted_of, steps_of
 from regard.backends._tiled import Grads, TiledBackend, add_sinks, bias_tile, is_whole, sink_gradient
 
@@ -55,8 +55,12 @@ class Sdpa(TiledBackend):
 
     def workspace(self, spec: CallSpec, kept_pairs: int) -> int:
         rows = spec.batch * spec.heads * spec.queries
-        out = rows * (spec.value_dim * spec.dtype.itemsize + (8 if spec.dtype == torch.float64 else 4))
-        return max(out + _kernels.workspace(spec), look_bytes(spec))
+        own = _kernels.workspace(spec)
+        if spec.device == "cpu" and spec.dtype.itemsize == 2:
+            # all of it in float32: inputs, output, log-sum-exp
+            keys = spec.batch * spec.kv_heads * spec.keys
+            return 4 * (rows + keys) * (spec.head_dim + spec.value_dim) + 4 * rows + own
+        return rows * (spec.value_dim * spec.dtype.itemsize + (8 if spec.dtype == torch.float64 else 4)) + own
 
     def forward(self, call: Call) -> tuple[Tensor, Tensor]:
         if call.spec.device == "cpu" or call.spec.empty:
@@ -180,7 +184,7 @@ def _whole_mask(call: Call) -> tuple[Tensor, Tensor | None]:
 
 def _side_by_side(parts: list[Tensor]) -> Tensor:
     """The masks of several runs as one; a part may be the same for all items or heads, and another not."""
-    lead = torch.broadcast_tensors(*(part[..., :1] for part in parts))[0].shape[:3]
+    lead = torch.broadcast_shapes(*(part.shape[:3] for part in parts))  # type: ignore[no-untyped-call]
     return torch.cat([part.expand(*lead, part.shape[3]) for part in parts], -1)
 
 
