@@ -1,0 +1,167 @@
+"""What is hidden does not leak, and what is seen is not hidden: NaN, infinities and overflow in keys and values."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import regard
+from core_calls import BACKENDS, tensors
+from regard import _guard, masks
+
+L, S = 63, 111
+POISON = [float("nan"), float("inf"), -float("inf")]
+
+
+def hide(column: int) -> dict[str, dict[str, object]]:
+    """Ways to hide one key from every query."""
+    allowed = torch.ones(S, dtype=torch.bool)
+    allowed[column] = False
+    bias = torch.zeros(S, dtype=torch.float64)
+    bias[column] = -torch.inf
+    return {
+        "keep": {"mask": masks.keep(allowed)},
+        "bias": {"bias": bias},
+        "padding": {"mask": masks.padding([column, column])},
+        "causal": {"mask": masks.causal(), "query_offset": column - L},
+    }
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("route", list(hide(70)))
+@pytest.mark.parametrize("poison", POISON)
+def test_poison_behind_a_mask_changes_no_bit_and_no_gradient(poison: float, route: str, backend: str) -> None:
+    given = hide(70)[route]
+    inputs = tensors(2, 4, 2, L, S, 8, grad=True)
+    query, key, value = inputs
+    clean = regard.attention(*inputs, backend=backend, **given)
+    grads = torch.autograd.grad(clean.square().sum(), inputs)
+    for which in (key, value):
+        with torch.no_grad():
+            bad = which.clone()
+            bad[:, :, 70:71] = poison
+        bad.requires_grad_()
+        poisoned = (query, bad, value) if which is key else (query, key, bad)
+        out = regard.attention(*poisoned, backend=backend, **given)
+        assert torch.equal(out, clean)
+        made = torch.autograd.grad(out.square().sum(), poisoned)
+        for grad, plain in zip(made, grads, strict=True):
+            assert torch.allclose(grad, plain, rtol=0, atol=1e-12)
+        assert not made[1][:, :, 70].any() and not made[2][:, :, 70].any()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_a_nan_reaches_exactly_the_rows_that_use_it(which: int, backend: str) -> None:
+    inputs = [t.clone() for t in tensors(2, 4, 2, L, S, 8)]
+    mask = masks.causal() & masks.window(left=20)
+    inputs[which][1, 0, 30, 3] = torch.nan
+    out = regard.attention(*inputs, mask=mask, backend=backend)
+    touched = torch.zeros(2, 4, L, dtype=torch.bool)
+    if which == 0:
+        touched[1, 0, 30] = True
+    else:
+        touched[1, :2] = mask.dense(L, S)[:, 30]
+    assert torch.equal(out.isnan().any(-1), touched)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_rows_that_see_poison_leave_the_gradients_of_the_others_alone(backend: str) -> None:
+    query, key, value = tensors(1, 2, 1, L, L, 8, grad=True)
+    with torch.no_grad():
+        bad = key.clone()
+        bad[:, :, 40] = torch.nan
+    bad.requires_grad_()
+    rows = slice(0, 40)
+    out = regard.attention(query, bad, value, mask=masks.causal(), backend=backend)[:, :, rows]
+    made = torch.autograd.grad(out.square().sum(), (query, bad, value))
+    clean = regard.attention(query, key, value, mask=masks.causal(), backend=backend)[:, :, rows]
+    for grad, plain in zip(made, torch.autograd.grad(clean.square().sum(), (query, key, value)), strict=True):
+        assert torch.allclose(grad, plain, rtol=0, atol=1e-12)
+
+
+def overflowing() -> tuple[Tensor, Tensor, Tensor]:
+    query, key, value = tensors(1, 2, 1, 5, 7, 8, dtype=torch.float32)
+    return query.abs() * 1e25, key.abs() * torch.where(torch.arange(7) == 3, 1e25, 1.0).view(-1, 1), value
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_products_that_overflow_behind_a_mask_are_harmless(backend: str) -> None:
+    query, key, value = overflowing()
+    seen = torch.arange(7) != 3
+    out = regard.attention(query, key, value, mask=masks.keep(seen), backend=backend)
+    alone = regard.attention(query, key[:, :, seen], value[:, :, seen], backend="eager")
+    assert torch.allclose(out, alone, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("backend", ["auto", *BACKENDS])
+def test_a_bias_without_meaning_raises(bad: float, backend: str) -> None:
+    bias = torch.zeros(5, 7, dtype=torch.float64)
+    bias[2, 3] = bad
+    with pytest.raises(ValueError, match=r"bias holds (NaN|\+inf).*-inf to hide a pair"):
+        regard.attention(*tensors(), bias=bias, backend=backend)
+
+
+def test_second_derivatives_pass_through_the_careful_path() -> None:
+    query, key, value = tensors(1, 2, 1, 4, 5, 3)
+    value[:, :, 2, 0] = torch.nan
+    mask = masks.keep(torch.arange(5) != 2)
+
+    def run(q: Tensor, k: Tensor) -> Tensor:
+        return regard.attention(q, k, value, mask=mask)
+
+    inputs = query.requires_grad_(), key.requires_grad_()
+    assert torch.autograd.gradcheck(run, inputs) and torch.autograd.gradgradcheck(run, inputs)
+
+
+def test_the_careful_path_in_many_chunks_gives_what_one_chunk_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    query, key, value = tensors(2, 4, 2, L, S, 8, dtype=torch.float32, grad=True)
+    with torch.no_grad():
+        value[0, 0, 50, 1] = torch.inf
+    given = {"mask": masks.causal(), "softcap": 3.0, "sinks": torch.randn(4), "bias": torch.randn(L, S)}
+
+    def run() -> tuple[Tensor, ...]:
+        out = regard.attention(query, key, value, **given)
+        finite = torch.where(out.isfinite(), out, 0.0)
+        return out.detach(), *torch.autograd.grad(finite.sum(), (query, key, value))
+
+    whole = run()
+    monkeypatch.setattr(_guard, "_CHUNK", 1)
+    for one, other in zip(whole, run(), strict=True):
+        assert torch.allclose(one, other, rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize("backend", ["eager", "blockwise"])
+def test_dropout_on_the_careful_path_drops_the_same_weights(backend: str) -> None:
+    query, key, value = tensors(1, 2, 1, L, S, 8)
+    torch.manual_seed(3)
+    plain = regard.attention(query, key, value, mask=masks.causal(), dropout=0.5, backend=backend)
+    value[:, :, 60, 0] = torch.inf
+    torch.manual_seed(3)
+    out = regard.attention(query, key, value, mask=masks.causal(), dropout=0.5, backend=backend)
+    assert not out.isfinite().all()
+    # the other columns of the value know nothing of the infinite one
+    assert torch.allclose(out[..., 1:], plain[..., 1:], rtol=0, atol=1e-12)
+
+
+def test_keys_hidden_from_a_whole_item_are_neutralised_where_nothing_may_be_read() -> None:
+    query, key, value = tensors(2, 4, 2, L, S, 8)
+    clean = regard.attention(query, key, value, mask=masks.padding([60, 111]))
+    key[0, :, 60:], value[0, :, 60:] = torch.nan, torch.inf
+    mapped = torch.func.vmap(lambda q, k, v, n: regard.attention(q[None], k[None], v[None], mask=masks.padding(n))[0])
+    out = mapped(query, key, value, torch.tensor([[60], [111]]))
+    assert torch.allclose(out, clean, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_inputs_are_never_changed(backend: str) -> None:
+    inputs = tensors(2, 4, 2, L, S, 8)
+    inputs[1][0, 0, 70] = torch.nan
+    allowed, bias = torch.rand(L, S) > 0.3, torch.randn(L, S, dtype=torch.float64)
+    before = [t.clone() for t in (*inputs, allowed, bias)]
+    regard.attention(*inputs, mask=masks.keep(allowed), bias=bias, backend=backend)
+    assert all(
+        torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0)) for a, b in zip(before, (*inputs, allowed, bias), strict=True)
+    )
