@@ -38,7 +38,7 @@ class _Fused(torch.autograd.Function):
         sinks: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         out, lse = backend.forward(call)
-        ctx.mark_non_differentiable(lse)
+        ctx.mark_nondifferentiable(lse)
         ctx.backend, ctx.named = backend, named
         # the context must not hold the tensors beside autograd's own list: that would keep them alive in a cycle
         ctx.call = call.replace(query=None, key=None, value=None, bias=None, sinks=None)
@@ -60,11 +60,11 @@ class _Fused(torch.autograd.Function):
                     f"backend {ctx.backend.name!r} has no second derivative (the backward pass ran with "
                     'create_graph=True); use backend="auto" or "eager"'
                 )
-            return (None, None, None, *_differentiable(call, grad_out, needs))
+            return (None, None, None, *differentiable(call, grad_out, needs))
         return (None, None, None, *ctx.backend.backward(call, grad_out, out, lse, needs))
 
 
-def _differentiable(call: Call, grad_out: Tensor, needs: tuple[bool, ...]) -> tuple[Tensor | None, ...]:
+def differentiable(call: Call, grad_out: Tensor, needs: tuple[bool, ...]) -> tuple[Tensor | None, ...]:
     """First derivatives that can be differentiated again: plain operations, recorded by autograd."""
     inputs = (call.query, call.key, call.value, call.bias, call.sinks)
     wanted = [t for t, need in zip(inputs, needs, strict=True) if need and t is not None]

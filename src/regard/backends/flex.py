@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from regard._errors import Refused
-from regard.backends._autograd import _differentiable
+from regard.backends._autograd import differentiable
 from regard.backends._base import Backend
 from regard.backends._flex_rules import BLOCK, Frame, blocks_of, score_of
 
@@ -103,7 +103,7 @@ class _Flex(torch.autograd.Function):
         # saving the mask's tensors makes torch refuse a backward pass after one was changed in place
         ctx.save_for_backward(*tensors, *(() if call.mask is None else call.mask.tensors))
         lse = lse.detach()
-        ctx.mark_non_differentiable(lse)
+        ctx.mark_nondifferentiable(lse)
         return out.detach(), lse
 
     @staticmethod
@@ -119,7 +119,7 @@ class _Flex(torch.autograd.Function):
                     'use backend="auto" or "eager"'
                 )
             call = ctx.call.replace(query=query, key=key, value=value, bias=bias, sinks=sinks)
-            return (None, None, *_differentiable(call, grad_out, needs))
+            return (None, None, *differentiable(call, grad_out, needs))
         out, leaves = ctx.graph
         # the inner graph lives as long as the outer one: freed with it, unless the caller retains it
         keep = torch._C._autograd._get_current_graph_task_keep_graph()
@@ -144,7 +144,7 @@ def _attention(call: Call) -> tuple[Tensor, Tensor]:
     numbers = (spec.heads, spec.kv_heads, spec.head_dim, spec.value_dim, spec.scale, spec.dtype, call.query.device)
     kernel = _compiled((rule_kind, score_kind, numbers, wants))
     with torch.autocast(spec.device, enabled=False), _repeatable():
-        out, aux = kernel(*tensors, score_mod, table, spec.scale)
+        out, aux = kernel(*tensors, score_mod, table, spec.scale, _options(call))
         if call.sinks is None:
             return out, aux.lse
         return _with_sinks(out, aux.lse, call.sinks)
@@ -165,12 +165,18 @@ def _with_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor
     return (out * share).to(out.dtype), torch.logaddexp(lse, sink).masked_fill(empty, -torch.inf)
 
 
-def _attend(query, key, value, score_mod, block_mask, scale):  # type: ignore[no-untyped-def]
+def _options(call: Call) -> dict[str, int] | None:
+    # tiles of a bias, loaded some stages ahead, would not fit the shared memory beside keys and values
+    return None if call.bias is None else {"num_stages": 1}
+
+
+def _attend(query, key, value, score_mod, block_mask, scale, options):  # type: ignore[no-untyped-def]
     from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
     grouped = query.shape[1] != key.shape[1]
+    aux = AuxRequest(lse=True)
     return flex_attention(
-        query, key, value, score_mod, block_mask, scale, enable_gqa=grouped, return_aux=AuxRequest(lse=True)
+        query, key, value, score_mod, block_mask, scale, grouped, kernel_options=options, return_aux=aux
     )
 
 
