@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import TYPE_CHECKING
 
 from regard import backends
@@ -20,22 +21,21 @@ def plan_table(plan: Plan) -> str:
         shape += f" Dv={spec.value_dim}"
     total = spec.pairs
     share = f" ({100 * cost.kept_pairs / total:.3g} % of {total:,})" if total else ""
-    bound = "" if cost.kept_exact else " at most"
-    lines = [
-        f"call        {shape} {str(spec.dtype).removeprefix('torch.')} on {spec.device}",
-        f"backend     {plan.backend}: {plan.reason}",
-        f"kept pairs {bound} {cost.kept_pairs:,}{share}",
-        f"flops       {_si(cost.flops, 'FLOP')}   bytes {_binary(cost.bytes)}   peak memory {_binary(cost.peak_bytes)}",
+    pairs = f"{'' if cost.kept_exact else 'at most '}{cost.kept_pairs:,}{share}"
+    memory = f"bytes {_binary(cost.bytes)}   peak memory {_binary(cost.peak_bytes)}"
+    head = [
+        ("call", f"{shape} {str(spec.dtype).removeprefix('torch.')} on {spec.device}"),
+        ("backend", f"{plan.backend}: {plan.reason}"),
+        ("kept pairs", pairs),
+        ("flops", f"{_si(cost.flops, 'FLOP')}   {memory}"),
     ]
-    for name in backends.ALL:
-        if name == plan.backend:
-            continue
-        # the nearest miss is the one with the fewest reasons; it stands first
-        why = plan.refusals.get(name)
-        lines.append(f"not {name:<11} {'; '.join(why) if why else 'can run, not chosen'}")
-    head, tail = lines[:4], lines[4:]
-    tail.sort(key=lambda line: line.count(";") + ("can run" not in line))
-    return "\n".join([*head, *tail])
+    # the nearest miss is the one with the fewest reasons; it stands first
+    others = sorted(
+        (name for name in backends.ALL if name != plan.backend), key=lambda n: len(plan.refusals.get(n, ()))
+    )
+    tail = [(f"not {name}", "; ".join(plan.refusals.get(name, ["can run, not chosen"]))) for name in others]
+    lines = [f"{label:<14} {text}" for label, text in [*head, *tail]]
+    return "\n".join(textwrap.fill(line, 100, subsequent_indent=" " * 15) for line in lines)
 
 
 def _si(number: float, unit: str) -> str:

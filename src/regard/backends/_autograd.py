@@ -38,7 +38,7 @@ class _Fused(torch.autograd.Function):
         sinks: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         out, lse = backend.forward(call)
-        ctx.mark_nondifferentiable(lse)
+        ctx.mark_non_differentiable(lse)
         ctx.backend, ctx.named = backend, named
         # the context must not hold the tensors beside autograd's own list: that would keep them alive in a cycle
         ctx.call = call.replace(query=None, key=None, value=None, bias=None, sinks=None)

@@ -103,7 +103,7 @@ class _Flex(torch.autograd.Function):
         # saving the mask's tensors makes torch refuse a backward pass after one was changed in place
         ctx.save_for_backward(*tensors, *(() if call.mask is None else call.mask.tensors))
         lse = lse.detach()
-        ctx.mark_nondifferentiable(lse)
+        ctx.mark_non_differentiable(lse)
         return out.detach(), lse
 
     @staticmethod
