@@ -33,6 +33,11 @@ ARROWS: dict[str, set[str]] = {
     "nn": LEAVES | {"api"},
     "compat": LEAVES | {"api"},
     "interop": LEAVES | {"api", "nn"},
+    # recordings are read, saved and shown without any of the code that makes them
+    "recording": LEAVES | {"_page"},
+    "_page": LEAVES | {"recording"},
+    "_watching": BELOW_API | {"api", "compat", "recording"},
+    "_watch": LEAVES | {"_watching", "recording"},
     "testing": ANYTHING,
     "_cli": ANYTHING,
     "cli": ANYTHING,

@@ -17,14 +17,17 @@ if TYPE_CHECKING:
     from regard import interop as interop
     from regard import masks as masks
     from regard import nn as nn
+    from regard import recording as recording
     from regard import reference as reference
     from regard import testing as testing
     from regard._errors import Refused as Refused
+    from regard._watch import watch as watch
     from regard.api import attention as attention
     from regard.api import explain as explain
     from regard.api import observe as observe
     from regard.observation import Observation as Observation
     from regard.plan import Plan as Plan
+    from regard.recording import Recording as Recording
     from regard.statistics import Want as Want
 
 _FROM = {
@@ -35,8 +38,10 @@ _FROM = {
     "Want": "regard.statistics",
     "Plan": "regard.plan",
     "Refused": "regard._errors",
+    "watch": "regard._watch",
+    "Recording": "regard.recording",
 }
-_MODULES = ("backends", "compat", "interop", "masks", "nn", "reference", "statistics", "testing")
+_MODULES = ("backends", "compat", "interop", "masks", "nn", "recording", "reference", "statistics", "testing")
 
 __all__ = [*_FROM, *_MODULES, "__version__"]
 

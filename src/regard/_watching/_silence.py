@@ -1,0 +1,22 @@
+"""While a call runs that is shown whole, or is being observed, the calls inside it belong to nobody."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+_here = threading.local()
+
+
+def silent() -> bool:
+    return getattr(_here, "depth", 0) > 0
+
+
+@contextlib.contextmanager
+def silence() -> Iterator[None]:
+    _here.depth = getattr(_here, "depth", 0) + 1
+    try:
+        yield
+    finally:
+        _here.depth -= 1

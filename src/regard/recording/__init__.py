@@ -1,0 +1,204 @@
+"""What ``regard.watch`` saw: statistics by layer and head, with the tokens they belong to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from regard.recording._calls import Head, Recorded, Site
+from regard.recording._labels import THRESHOLDS, describe
+from regard.recording._summary import Summary
+from regard.recording._tokens import checked_tokens, ids_to_text
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["THRESHOLDS", "Head", "Recorded", "Recording", "Site", "Summary", "load"]
+
+
+class Recording:
+    """Attention calls in the order in which they ran.
+
+    recording.summary()                    # one row a layer
+    recording[3, 5].entropy                # layer 3, head 5: one number a query
+    recording.tokens = ["The", " cat"]     # text for the positions, for all of the above
+    recording.plot(layer=3, head=5)
+    recording.save("run.regard"); recording = regard.Recording.load("run.regard")
+    recording.to_html("run.html")
+    pandas.DataFrame(recording.to_dicts())
+    """
+
+    def __init__(self, title: str = "attention") -> None:
+        self.title = title
+        self.calls: list[Recorded] = []
+        self.sites: list[Site] = []
+        self.missed: list[tuple[str, str]] = []  # (module, why its call has no statistics)
+        self._tokens: list[list[str]] = []
+        self._source_tokens: list[list[str]] = []
+        self._described: dict[int, tuple[Recorded, list[dict[str, Any]]]] = {}
+
+    @property
+    def tokens(self) -> list[list[str]]:
+        """The text of each position, one list an item of the batch; assign a list of strings, or one an item."""
+        return self._tokens
+
+    @tokens.setter
+    def tokens(self, given: Sequence[str] | Sequence[Sequence[str]]) -> None:
+        self._tokens = checked_tokens(given, "tokens")
+
+    @property
+    def source_tokens(self) -> list[list[str]]:
+        """The same for the encoder of an encoder-decoder model: what its cross attention looks at."""
+        return self._source_tokens
+
+    @source_tokens.setter
+    def source_tokens(self, given: Sequence[str] | Sequence[Sequence[str]]) -> None:
+        self._source_tokens = checked_tokens(given, "source_tokens")
+
+    def tokens_from(self, tokenizer: Any, ids: Any) -> None:
+        """Take the tokens from a tokenizer and the ids [batch, token] that the model was given."""
+        self._tokens = ids_to_text(tokenizer, ids)
+
+    def at(self, layer: int | str) -> list[Recorded]:
+        """The calls of one layer, by its number or its module's path."""
+        index = self._layer(layer)
+        return [call for call in self.calls if call.layer == index]
+
+    def select(self, layer: int | str, head: int, *, call: int = 0, item: int = 0) -> Head:
+        """One head in one call of a layer (the first unless told), for one item of the batch."""
+        calls = self.at(layer)
+        if not -len(calls) <= call < len(calls):
+            raise IndexError(f"layer {layer!r} has {len(calls)} recorded calls; there is no call {call}")
+        chosen = calls[call]
+        return Head(chosen, head, item, self.query_tokens(chosen, item), self.key_tokens(chosen, item))
+
+    def __getitem__(self, place: tuple[int | str, int] | tuple[int | str, int, int]) -> Head:
+        if not isinstance(place, tuple) or len(place) not in (2, 3):
+            raise TypeError("recording[layer, head] or recording[layer, head, call]; recording.at(layer) lists calls")
+        layer, head, *call = place
+        return self.select(layer, head, call=call[0] if call else 0)
+
+    def __len__(self) -> int:
+        return len(self.calls)
+
+    def __iter__(self) -> Iterator[Recorded]:
+        return iter(self.calls)
+
+    @property
+    def bytes(self) -> int:
+        """Memory that the statistics take."""
+        return sum(call.bytes for call in self.calls)
+
+    def query_tokens(self, call: Recorded, item: int = 0) -> list[str]:
+        first = int(call.positions[item if len(call.positions) > 1 else 0])
+        return _names(self._text(call, item, of_keys=False), range(first, first + call.queries))
+
+    def key_tokens(self, call: Recorded, item: int = 0) -> list[str]:
+        return _names(self._text(call, item, of_keys=True), range(call.keys))
+
+    def described(self, call: Recorded) -> list[dict[str, Any]]:
+        """For each item and head of a call: mean entropy, share on the first key, label …"""
+        kept = self._described.get(id(call))
+        if kept is None or kept[0] is not call:
+            kept = self._described[id(call)] = (call, describe(call))
+        return kept[1]
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """One flat dict for each call, item and head: ``pandas.DataFrame(recording.to_dicts())``."""
+        return [
+            {
+                "layer": call.layer,
+                "module": call.path,
+                "kind": call.kind,
+                "phase": call.phase,
+                "pass": call.number,
+                "queries": call.queries,
+                "keys": call.keys,
+                **row,
+            }
+            for call in self.calls
+            for row in self.described(call)
+        ]
+
+    def summary(self) -> Summary:
+        """A table: for each layer its mean entropy, weight on the first key, distance, tokens and kinds of heads."""
+        return Summary(self)
+
+    def notes(self) -> list[str]:
+        """What a reader must know: calls without statistics, by reason."""
+        by_reason: dict[str, list[str]] = {}
+        for path, reason in self.missed:
+            by_reason.setdefault(reason, []).append(path)
+        return [
+            f"{len(paths)} calls have no statistics ({reason}), the first in {paths[0]}"
+            for reason, paths in by_reason.items()
+        ]
+
+    def plot(
+        self,
+        kind: str | None = None,
+        *,
+        layer: int | str | None = None,
+        head: int | None = None,
+        call: int = 0,
+        item: int = 0,
+    ) -> Figure:
+        """A matplotlib figure: "map" (one head, or a layer's heads), "entropy" or "keys" (what receives most)."""
+        from regard.recording._plots import draw
+
+        return draw(self, kind, layer, head, call, item)
+
+    def save(self, path: str | Path) -> None:
+        """Write a ``.regard`` file: safetensors with a JSON header. The file is replaced whole or not at all."""
+        from regard.recording._files import save
+
+        save(self, Path(path))
+
+    @staticmethod
+    def load(path: str | Path) -> Recording:
+        """Read a ``.regard`` file; one that is not whole and well-formed raises ValueError."""
+        return load(path)
+
+    def to_html(self, path: str | Path | None = None) -> str:
+        """A page that needs nothing but a browser; written to ``path`` when given."""
+        from regard._page import page
+        from regard.recording._files import write_atomically
+
+        text = page(self)
+        if path is not None:
+            write_atomically(Path(path), [text.encode("utf-8")])
+        return text
+
+    def __repr__(self) -> str:
+        size = f"{self.bytes / 2**20:.1f} MiB"
+        return f"<Recording of {self.title}: {len(self.sites)} layers, {len(self.calls)} calls, {size}>"
+
+    def _layer(self, layer: int | str) -> int:
+        if isinstance(layer, str):
+            paths = [str(site) for site in self.sites]
+            if layer not in paths:
+                raise KeyError(f"no layer {layer!r} was seen; the layers are {', '.join(paths) or 'none'}")
+            return paths.index(layer)
+        if not -len(self.sites) <= layer < len(self.sites):
+            raise IndexError(f"layer {layer} was not seen; there are {len(self.sites)}")
+        return layer % len(self.sites)
+
+    def _text(self, call: Recorded, item: int, of_keys: bool) -> list[str]:
+        encoder = "encoder" in call.site.path.split(".")
+        source = self._source_tokens and (of_keys if call.kind == "cross" else encoder)
+        if call.kind == "cross" and of_keys and not self._source_tokens:
+            return []
+        tokens = self._source_tokens if source else self._tokens
+        return tokens[item if len(tokens) > 1 else 0] if len(tokens) in (1, call.batch) else []
+
+
+def load(path: str | Path) -> Recording:
+    """Read a ``.regard`` file; one that is not whole and well-formed raises ValueError."""
+    from regard.recording._files import load as read
+
+    return read(Path(path))
+
+
+def _names(tokens: list[str], positions: range) -> list[str]:
+    return [tokens[at] if 0 <= at < len(tokens) else f"[{at}]" for at in positions]

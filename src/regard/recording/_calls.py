@@ -1,0 +1,157 @@
+"""One attention call as it was recorded, and one head of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# What follows [batch, head] in each statistic: L queries, S keys, anything else a size of its own.
+AXES: dict[str, tuple[str, ...]] = {
+    "lse": ("L",),
+    "entropy": ("L",),
+    "max_weight": ("L",),
+    "key_mass": ("S",),
+    "map": ("rows", "cols"),
+    "top_keys": ("L", "k"),
+    "top_weights": ("L", "k"),
+    "distance": ("buckets",),
+    "first_mass": ("L",),
+    "weights": ("rectangle rows", "rectangle keys"),
+}
+KINDS = ("self", "cross")
+PHASES = ("prefill", "decode")
+
+
+class Site(NamedTuple):
+    """A place in the model that attends: a module, or one of several calls that a module makes in a pass."""
+
+    path: str
+    turn: int  # 0 for the first call of that module in a pass, 1 for the second …
+
+    def __str__(self) -> str:
+        return self.path if self.turn == 0 else f"{self.path} #{self.turn + 1}"
+
+
+class Recorded:
+    """The statistics of one attention call.
+
+    ``layer`` counts the places that attend, in the order in which they were first met; ``path`` is the module's.
+    ``number`` counts the forward passes. Each statistic is a tensor [batch, head, …] under its name.
+    """
+
+    def __init__(
+        self,
+        *,
+        site: Site,
+        layer: int,
+        number: int,
+        kind: str,
+        phase: str,
+        keys: int,
+        heads: tuple[int, ...],
+        positions: Tensor,
+        permitted: Tensor,
+        parts: dict[str, Tensor],
+    ) -> None:
+        self.site = site
+        self.layer = layer
+        self.number = number
+        self.kind = kind
+        self.phase = phase
+        self.keys = keys
+        self.heads = heads  # the heads kept, by their index in the model
+        self.positions = positions  # [batch or 1]: position of the first query among the keys
+        self.permitted = permitted  # [batch or 1, head or 1, L or 1]: how many keys each query may see
+        self.parts = parts
+
+    @property
+    def path(self) -> str:
+        return str(self.site)
+
+    @property
+    def batch(self) -> int:
+        return self.parts["lse"].shape[0]
+
+    @property
+    def queries(self) -> int:
+        return self.parts["lse"].shape[2]
+
+    @property
+    def bytes(self) -> int:
+        return sum(part.nbytes for part in (*self.parts.values(), self.permitted, self.positions))
+
+    def __getattr__(self, name: str) -> Tensor:
+        if name in AXES:
+            parts: dict[str, Tensor] = self.__dict__.get("parts", {})
+            if name in parts:
+                return parts[name]
+            raise AttributeError(f"{name} was not recorded: ask for it with regard.watch(model, want=regard.Want(...))")
+        raise AttributeError(f"'{type(self).__name__}' object has no attribute {name!r}")
+
+    def row(self, head: int) -> int:
+        """Where a head of the model stands among the heads kept."""
+        if head not in self.heads:
+            raise IndexError(f"head {head} of {self.path} was not recorded; there are heads {_ranges(self.heads)}")
+        return self.heads.index(head)
+
+    def counts(self) -> Tensor:
+        """How many keys each query may see, [batch, head, L]."""
+        permitted = self.permitted
+        if permitted.shape[1] > 1 and permitted.shape[1] != len(self.heads):
+            raise ValueError("permitted must have one row a kept head")
+        return permitted.expand(self.batch, len(self.heads), self.queries)
+
+    def __repr__(self) -> str:
+        return (
+            f"<{self.kind} attention of layer {self.layer} ({self.path}), {self.phase} {self.number}: "
+            f"batch {self.batch}, {len(self.heads)} heads, {self.queries} queries, {self.keys} keys>"
+        )
+
+
+class Head:
+    """One head of one recorded call, for one item of the batch: every statistic without its [batch, head]."""
+
+    def __init__(self, call: Recorded, head: int, item: int, query_tokens: list[str], key_tokens: list[str]) -> None:
+        if not 0 <= item < call.batch:
+            raise IndexError(f"item {item} of the batch was not recorded; there are {call.batch}")
+        self.call, self.head, self.item = call, head, item
+        self.query_tokens, self.key_tokens = query_tokens, key_tokens
+        self._at = call.row(head)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in AXES:
+            return getattr(self.call, name)[self.item, self._at]
+        raise AttributeError(f"'Head' object has no attribute {name!r}")
+
+    @property
+    def permitted(self) -> Tensor:
+        return self.call.counts()[self.item, self._at]
+
+    @property
+    def position(self) -> int:
+        """Position of the first query among the keys."""
+        positions = self.call.positions
+        return int(positions[self.item if len(positions) > 1 else 0])
+
+    def top_tokens(self, count: int = 5) -> list[tuple[str, float]]:
+        """The keys that receive most, as (token, share of all the weight given)."""
+        mass = self.key_mass
+        total = float(mass.sum()) or 1.0
+        best = torch.topk(mass, min(count, len(mass)))
+        return [
+            (self.key_tokens[at], value / total)
+            for at, value in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        ]
+
+    def __repr__(self) -> str:
+        return f"<head {self.head}, item {self.item} of {self.call!r}>"
+
+
+def _ranges(numbers: tuple[int, ...]) -> str:
+    if numbers == tuple(range(len(numbers))) and len(numbers) > 2:
+        return f"0 … {numbers[-1]}"
+    return ", ".join(map(str, numbers))

@@ -1,0 +1,186 @@
+"""The ``.regard`` file: safetensors, whose metadata holds one JSON text under "regard"."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from regard.recording import _safetensors
+from regard.recording._calls import AXES, KINDS, PHASES, Recorded, Site
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from regard.recording import Recording
+
+VERSION = 1
+
+
+def save(recording: Recording, path: Path) -> None:
+    tensors: dict[str, Tensor] = {}
+    calls = []
+    for index, call in enumerate(recording.calls):
+        parts = {**call.parts, "positions": call.positions, "permitted": call.permitted}
+        tensors |= {f"{index}.{name}": part.detach().cpu() for name, part in parts.items()}
+        calls.append(
+            {
+                "layer": call.layer,
+                "pass": call.number,
+                "kind": call.kind,
+                "phase": call.phase,
+                "keys": call.keys,
+                "heads": list(call.heads),
+                "parts": list(call.parts),
+            }
+        )
+    header = {
+        "version": VERSION,
+        "title": recording.title,
+        "sites": [list(site) for site in recording.sites],
+        "tokens": recording.tokens,
+        "source_tokens": recording.source_tokens,
+        "missed": [list(entry) for entry in recording.missed],
+        "calls": calls,
+    }
+    write_atomically(path, _safetensors.pieces(tensors, {"regard": json.dumps(header)}))
+
+
+def load(path: Path) -> Recording:
+    try:
+        tensors, metadata = _safetensors.read(path)
+        if "regard" not in metadata:
+            raise ValueError("it holds no recording")
+        return _rebuilt(_safetensors.parse(metadata["regard"]), tensors)
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise ValueError(f"{path} is not a recording that can be read: {error}") from None
+
+
+def write_atomically(path: Path, content: Iterable[bytes | memoryview]) -> None:
+    """Write beside the file, flush to the disk, then take its place: whatever happens, a whole file stands there."""
+    handle, name = tempfile.mkstemp(prefix=f".{path.name[:100]}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            for piece in content:
+                file.write(piece)
+            file.flush()
+            os.fsync(file.fileno())
+        # mkstemp makes files that only their owner may read
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(name, 0o666 & ~umask)
+        os.replace(name, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise
+
+
+def _rebuilt(header: Any, tensors: dict[str, Tensor]) -> Recording:
+    from regard.recording import Recording
+
+    _need(isinstance(header, dict), "its header is not a table")
+    version = header.get("version")
+    _need(version == VERSION, f"it has version {str(version)[:20]!r}, and this regard reads {VERSION}")
+    recording = Recording(_text(header, "title"))
+    for entry in _list(header, "sites"):
+        _need(isinstance(entry, list) and len(entry) == 2, "a layer is malformed")
+        _need(isinstance(entry[0], str) and _count(entry[1]), "a layer is malformed")
+        recording.sites.append(Site(*entry))
+    for entry in _list(header, "missed"):
+        _need(isinstance(entry, list) and len(entry) == 2 and all(isinstance(x, str) for x in entry), "a note is wrong")
+        recording.missed.append((entry[0], entry[1]))
+    for name in ("tokens", "source_tokens"):
+        lists = _list(header, name)
+        whole = all(isinstance(item, list) and all(isinstance(token, str) for token in item) for item in lists)
+        _need(whole, "its tokens are not text")
+        setattr(recording, f"_{name}", lists)
+    for index, entry in enumerate(_list(header, "calls")):
+        _need(isinstance(entry, dict), "a call is malformed")
+        recording.calls.append(_call(entry, index, tensors, recording.sites))
+    _need(not tensors, "it holds tensors that no call names")
+    return recording
+
+
+def _call(entry: dict[str, Any], index: int, tensors: dict[str, Tensor], sites: list[Site]) -> Recorded:
+    names, heads = _list(entry, "parts"), _list(entry, "heads")
+    layer, number, keys = entry.get("layer"), entry.get("pass"), entry.get("keys")
+    _need(_count(layer) and _count(number) and _count(keys) and all(map(_count, heads)), "a call is malformed")
+    _need(entry.get("kind") in KINDS and entry.get("phase") in PHASES, "a call is of no known kind")
+    assert isinstance(layer, int) and isinstance(number, int) and isinstance(keys, int)
+    _need(layer < len(sites), "a call names a layer that is not there")
+    _need("lse" in names and set(names) <= set(AXES) and len(set(names)) == len(names), "a call is malformed")
+    wanted = [*names, "positions", "permitted"]
+    _need(all(f"{index}.{name}" in tensors for name in wanted), "a call's tensors are missing")
+    parts = {name: tensors.pop(f"{index}.{name}") for name in wanted}
+    positions, permitted = parts.pop("positions"), parts.pop("permitted")
+    _check_parts(parts, positions, permitted, len(heads), keys)
+    return Recorded(
+        site=sites[layer],
+        layer=layer,
+        number=number,
+        kind=str(entry["kind"]),
+        phase=str(entry["phase"]),
+        keys=keys,
+        heads=tuple(heads),
+        positions=positions,
+        permitted=permitted,
+        parts=parts,
+    )
+
+
+def _check_parts(parts: dict[str, Tensor], positions: Tensor, permitted: Tensor, heads: int, keys: int) -> None:
+    """Shapes agree with each other, so that nothing that reads a recording meets a surprise."""
+    lse = parts["lse"]
+    _need(lse.dim() == 3 and lse.shape[1] == heads, "its lse is malformed")
+    batch, _, queries = lse.shape
+    known = {"L": queries, "S": keys}
+    for name, part in parts.items():
+        axes = AXES[name]
+        sized = [known.setdefault(axis, n) == n for axis, n in zip(axes, part.shape[2:], strict=False)]
+        fits = part.dim() == 2 + len(axes) and part.shape[:2] == lse.shape[:2] and all(sized)
+        _need(fits, f"its {name} is malformed")
+        whole = name == "top_keys"
+        _need(part.is_floating_point() != whole, f"its {name} has the wrong dtype")
+    _need(known.get("buckets", 32) == 32, "its distance is malformed")
+    _need(("top_keys" in parts) == ("top_weights" in parts), "its top keys are incomplete")
+    if "top_keys" in parts and parts["top_keys"].numel():
+        top = parts["top_keys"]
+        _need(int(top.min()) >= -1 and int(top.max()) < keys, "its top keys point past the keys")
+    _need(positions.dtype == torch.int64 and positions.shape in ((1,), (batch,)), "its positions are malformed")
+    fits = permitted.dim() == 3 and all(
+        n in (1, most) for n, most in zip(permitted.shape, (batch, heads, queries), strict=True)
+    )
+    _need(fits and permitted.dtype == torch.int32, "its counts are malformed")
+    _need(bool((positions.abs() < 1 << 40).all()), "its positions are malformed")
+
+
+def _need(good: bool, otherwise: str) -> None:
+    if not good:
+        raise ValueError(otherwise)
+
+
+def _count(given: Any) -> bool:
+    return type(given) is int and 0 <= given < 1 << 40
+
+
+def _list(table: dict[str, Any], name: str) -> list[Any]:
+    found = table.get(name)
+    if not isinstance(found, list):
+        raise ValueError(f"its {name} are not a list")
+    return found
+
+
+def _text(table: dict[str, Any], name: str) -> str:
+    found = table.get(name)
+    if not isinstance(found, str):
+        raise ValueError(f"its {name} is not text")
+    return found

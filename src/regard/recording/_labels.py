@@ -1,0 +1,96 @@
+"""What a head looks like: numbers that describe it, and a name by printed thresholds."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from regard.recording._calls import Recorded
+
+PREVIOUS = 0.5
+FIRST = 0.5
+LOCAL = 0.8
+NEAR = 7  # tokens: distances 0 … 7 fill buckets 0 … 3
+LOCAL_KEYS = 32
+BROAD = 0.8
+
+THRESHOLDS = (
+    f"first-token: at least {FIRST:.0%} of the weight on the first key seen; "
+    f"previous-token: at least {PREVIOUS:.0%} on the key just before the query; "
+    f"local: at least {LOCAL:.0%} within {NEAR} tokens (of {LOCAL_KEYS} keys or more); "
+    f"broad: entropy at least {BROAD:.0%} of the largest possible. The first that fits names the head."
+)
+
+
+def describe(call: Recorded) -> list[dict[str, Any]]:
+    """For every item and head of the call, its numbers and its label; a number that was not recorded is None."""
+    rows = (call.lse != -torch.inf).sum(-1).clamp_min(1)  # queries that see something
+    numbers: dict[str, Tensor] = {}
+    if "entropy" in call.parts:
+        numbers["entropy"] = call.entropy.nanmean(-1)
+        numbers["spread"] = _spread(call)
+        numbers["max_weight"] = call.max_weight.nanmean(-1)
+    if "key_mass" in call.parts:
+        numbers["first"] = _first(call.key_mass) / call.key_mass.sum(-1).clamp_min(1e-30)
+    if "distance" in call.parts and call.kind == "self":
+        share = call.distance / call.distance.sum(-1, keepdim=True).clamp_min(1e-30)
+        numbers["distance"] = (share * _middles(share)).sum(-1)
+        numbers["near"] = share[..., : int(math.log2(NEAR + 1)) + 1].sum(-1)
+    if "top_keys" in call.parts and call.kind == "self":
+        numbers["previous"] = _previous(call) / rows
+    names = ("entropy", "spread", "max_weight", "first", "distance", "near", "previous")
+    found = []
+    for item in range(call.batch):
+        for at, head in enumerate(call.heads):
+            row: dict[str, Any] = {name: float(numbers[name][item, at]) if name in numbers else None for name in names}
+            row = {key: None if value is not None and math.isnan(value) else value for key, value in row.items()}
+            found.append({"item": item, "head": head, **row, "label": label(row, call)})
+    return found
+
+
+def label(row: dict[str, Any], call: Recorded) -> str:
+    """The head's name by the thresholds above; empty when none fits."""
+    if call.keys < 2:
+        return ""
+    if _reaches(row["first"], FIRST):
+        return "first-token"
+    if _reaches(row["previous"], PREVIOUS):
+        return "previous-token"
+    if call.keys >= LOCAL_KEYS and _reaches(row["near"], LOCAL):
+        return "local"
+    if _reaches(row["spread"], BROAD):
+        return "broad"
+    return ""
+
+
+def _reaches(value: float | None, least: float) -> bool:
+    return value is not None and value >= least
+
+
+def _first(mass: Tensor) -> Tensor:
+    """The mass of the first key that receives any: padding on the left receives none."""
+    first = (mass > 0).to(torch.uint8).argmax(-1, keepdim=True)
+    return mass.gather(-1, first).squeeze(-1)
+
+
+def _spread(call: Recorded) -> Tensor:
+    """Mean entropy over the mean of the largest that each query could have, ln(permitted)."""
+    most = call.counts().clamp_min(1).to(call.entropy.dtype).log().masked_fill(call.entropy.isnan(), 0.0)
+    return call.entropy.nansum(-1) / most.sum(-1)
+
+
+def _middles(share: Tensor) -> Tensor:
+    """The middle of each distance bucket: 0, 1, 2.5, 5.5, 11.5 …"""
+    b = torch.arange(share.shape[-1], dtype=share.dtype)
+    return torch.where(b == 0, 0.0, (2.0 ** (b - 1) + 2.0**b - 1) / 2)
+
+
+def _previous(call: Recorded) -> Tensor:
+    """Weight given to the key just before each query, summed; what is outside a row's top keys counts as 0."""
+    at = torch.arange(call.queries) + call.positions.view(-1, 1) - 1  # [batch or 1, L]
+    return (call.top_weights * (call.top_keys == at[:, None, :, None])).sum((-1, -2))

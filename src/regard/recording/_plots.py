@@ -1,0 +1,144 @@
+"""Pictures of a recording, with matplotlib."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from regard.recording._summary import show
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from regard.recording import Head, Recording
+
+KINDS = ("map", "entropy", "keys")
+_LABELS = 40  # positions that are named along an axis, at most
+_BARS = 24
+
+
+def draw(
+    recording: Recording, kind: str | None, layer: int | str | None, head: int | None, call: int, item: int
+) -> Figure:
+    if kind is None:
+        kind = "entropy" if layer is None else "map"
+    if kind not in KINDS:
+        raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
+    if not recording.calls:
+        raise ValueError("the recording is empty: nothing attended inside the block")
+    if kind == "entropy":
+        return _entropy(recording, layer, item)
+    if layer is None:
+        raise ValueError(f"kind={kind!r} needs a layer, such as layer=0")
+    heads = recording.select(layer, recording.at(layer)[call].heads[0], call=call, item=item).call.heads
+    if head is not None:
+        heads = (head,)
+    chosen = [recording.select(layer, one, call=call, item=item) for one in heads]
+    return _keys(recording, chosen) if kind == "keys" else _maps(recording, chosen)
+
+
+def _figure(width: float, height: float) -> Figure:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError("plots need matplotlib: pip install 'regard[plot]'") from error
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def _maps(recording: Recording, heads: list[Head]) -> Figure:
+    columns = min(4, math.ceil(math.sqrt(len(heads))))
+    rows = math.ceil(len(heads) / columns)
+    alone = len(heads) == 1
+    figure = _figure(6.4 if alone else 2.5 * columns, 5.6 if alone else 2.4 * rows + 0.5)
+    picture: Any = None
+    for at, head in enumerate(heads):
+        axes = figure.add_subplot(rows, columns, at + 1)
+        values = _cells(head)
+        picture = axes.imshow(
+            values,
+            cmap="viridis",
+            vmin=0,
+            interpolation="nearest",
+            aspect="auto",
+            extent=(-0.5, head.call.keys - 0.5, head.call.queries - 0.5, -0.5),
+        )
+        label = _label(recording, head)
+        axes.set_title(f"head {head.head}{': ' + label if label else ''}", fontsize=10)
+        if alone:
+            _name_ticks(axes, head)
+        else:
+            axes.tick_params(labelsize=7)
+    if alone:
+        figure.colorbar(picture, label="weight" if head.call.queries * head.call.keys == values.size else "mean weight")
+    figure.suptitle(f"layer {heads[0].call.layer}: {heads[0].call.path}", fontsize=11, parse_math=False)
+    figure.supxlabel("key", fontsize=9)
+    figure.supylabel("query", fontsize=9)
+    return figure
+
+
+def _cells(head: Head) -> Any:
+    """The exact weights when all of them were kept, else the map."""
+    whole = head.call.parts.get("weights")
+    if whole is not None and whole.shape[2:] == (head.call.queries, head.call.keys):
+        return head.weights.numpy()
+    return head.map.numpy()
+
+
+def _name_ticks(axes: Axes, head: Head) -> None:
+    small: dict[str, Any] = {"fontsize": 7, "parse_math": False}
+    if head.call.keys <= _LABELS:
+        axes.set_xticks(range(head.call.keys), [show(token) for token in head.key_tokens], rotation=90, **small)
+    if head.call.queries <= _LABELS:
+        axes.set_yticks(range(head.call.queries), [show(token) for token in head.query_tokens], **small)
+
+
+def _label(recording: Recording, head: Head) -> str:
+    rows = recording.described(head.call)
+    return next(str(row["label"]) for row in rows if (row["item"], row["head"]) == (head.item, head.head))
+
+
+def _entropy(recording: Recording, layer: int | str | None, item: int) -> Figure:
+    """Of one layer: each head along the queries. Of all: mean of each head, by layer."""
+    figure = _figure(7.2, 4.0)
+    axes = figure.add_subplot()
+    if layer is not None:
+        call = recording.at(layer)[0]
+        for at, number in enumerate(call.heads):
+            axes.plot(call.entropy[item, at].numpy(), label=f"head {number}", linewidth=1)
+        most = call.counts()[item, 0].clamp_min(1).log()
+        axes.plot(most.numpy(), color="0.6", linestyle="--", linewidth=1, label="most possible")
+        axes.set_xlabel("query")
+        axes.set_title(f"layer {call.layer}: {call.path}", fontsize=11, parse_math=False)
+        axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    else:
+        rows = [row for row in recording.to_dicts() if row["item"] == item and row["entropy"] is not None]
+        axes.scatter([row["layer"] for row in rows], [row["entropy"] for row in rows], s=14, alpha=0.5, label="a head")
+        layers = sorted({row["layer"] for row in rows})
+        means = [torch.tensor([row["entropy"] for row in rows if row["layer"] == at]).mean().item() for at in layers]
+        axes.plot(layers, means, color="C1", label="mean of the layer")
+        axes.set_xticks(layers if len(layers) <= 16 else layers[:: math.ceil(len(layers) / 16)])
+        axes.set_xlabel("layer")
+        axes.set_title(recording.title, fontsize=11, parse_math=False)
+        axes.legend(fontsize=8)
+    axes.set_ylabel("entropy (nats)")
+    axes.set_ylim(bottom=0)
+    return figure
+
+
+def _keys(recording: Recording, heads: list[Head]) -> Figure:
+    """The keys that receive most, heads added up."""
+    mass = torch.stack([head.key_mass for head in heads]).sum(0)
+    share = mass / mass.sum().clamp_min(1e-30)
+    best = torch.topk(share, min(_BARS, len(share))).indices.sort().values
+    figure = _figure(7.2, 4.0)
+    axes = figure.add_subplot()
+    axes.bar(range(len(best)), share[best].numpy())
+    names = [f"{show(heads[0].key_tokens[at])} ({at})" for at in best.tolist()]
+    axes.set_xticks(range(len(best)), names, rotation=90, fontsize=7, parse_math=False)
+    axes.set_ylabel("share of the weight received")
+    who = f"head {heads[0].head}" if len(heads) == 1 else f"{len(heads)} heads"
+    axes.set_title(f"layer {heads[0].call.layer}, {who}: the keys that receive most", fontsize=11)
+    return figure

@@ -1,0 +1,120 @@
+"""The table that ``Recording.summary`` gives."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from regard.recording._labels import THRESHOLDS
+
+if TYPE_CHECKING:
+    from rich.table import Table
+    from torch import Tensor
+
+    from regard.recording import Recording
+    from regard.recording._calls import Recorded
+
+_LABELS = ("first-token", "previous-token", "local", "broad")
+
+
+class Summary:
+    """One row a layer. Print it, or read ``rows`` (a list of dicts, as pandas.DataFrame takes them)."""
+
+    def __init__(self, recording: Recording) -> None:
+        self.title = recording.title
+        self.notes = recording.notes()
+        self.rows = [_row(recording, layer) for layer in range(len(recording.sites)) if recording.at(layer)]
+        self.thresholds = THRESHOLDS
+
+    def __rich__(self) -> Table:
+        from rich import box
+        from rich.markup import escape
+        from rich.table import Table
+
+        caption = "\n".join([self.thresholds, *self.notes])
+        table = Table(title=escape(self.title), caption=escape(caption), caption_justify="left", box=box.SIMPLE_HEAD)
+        table.add_column("layer", justify="right")
+        table.add_column("module", overflow="fold", min_width=20)
+        for name in ("calls", "entropy", "first key", "≈ distance"):
+            table.add_column(name, justify="right")
+        table.add_column("most attended", overflow="fold", ratio=1)
+        table.add_column("heads", overflow="fold", ratio=1)
+        for row in self.rows:
+            tokens = ", ".join(f"{show(token)} {share:.0%}" for token, share in row["most_attended"])
+            heads = "; ".join(f"{name}: {', '.join(map(str, row['heads'][name]))}" for name in row["heads"])
+            table.add_row(
+                str(row["layer"]),
+                escape(f"{row['path']} ({row['kind']})"),
+                str(row["calls"]),
+                _number(row["entropy"], "{:.2f}"),
+                _number(row["first"], "{:.0%}"),
+                _number(row["distance"], "{:.1f}"),
+                escape(tokens),
+                escape(heads),
+            )
+        return table
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        text = io.StringIO()
+        Console(file=text, width=120, no_color=True).print(self)
+        return "\n".join(line.rstrip() for line in text.getvalue().splitlines()).strip("\n")
+
+    __repr__ = __str__
+
+
+def show(token: str) -> str:
+    """A token in one visible piece: quoted unless it is a word, so that spaces and punctuation can be seen."""
+    return token if token.isalnum() else repr(token)
+
+
+def _row(recording: Recording, layer: int) -> dict[str, Any]:
+    calls = recording.at(layer)
+    heads = [row for call in calls for row in recording.described(call)]
+    named: dict[str, list[int]] = {}
+    for head in sorted({row["head"] for row in heads}):
+        label = Counter(row["label"] for row in heads if row["head"] == head).most_common(1)[0][0]
+        if label:
+            named.setdefault(label, []).append(head)
+    return {
+        "layer": layer,
+        "path": calls[0].path,
+        "kind": calls[0].kind,
+        "calls": len(calls),
+        **{name: _mean([row[name] for row in heads]) for name in ("entropy", "first", "distance")},
+        "most_attended": _most_attended(recording, calls),
+        "heads": {name: named[name] for name in _LABELS if name in named},
+    }
+
+
+def _most_attended(recording: Recording, calls: list[Recorded], count: int = 3) -> list[tuple[str, float]]:
+    """The tokens with the largest share of the layer's weight; a token that stands in several places is added up."""
+    mass: dict[int, Tensor] = {}  # by item: key positions mean the same in each call of a layer
+    text: dict[int, list[str]] = {}
+    for call in calls:
+        for item in range(call.batch if "key_mass" in call.parts else 0):
+            more = call.key_mass[item].sum(0, dtype=torch.float64)
+            before = mass.get(item, more.new_zeros(0))
+            if len(more) >= len(before):
+                more, before, text[item] = before, more.clone(), recording.key_tokens(call, item)
+            before[: len(more)] += more
+            mass[item] = before
+    shares: Counter[str] = Counter()
+    for item, received in mass.items():
+        for token, value in zip(text[item], received.tolist(), strict=True):
+            shares[token] += value
+    total = sum(shares.values())
+    return [(token, value / (total or 1.0)) for token, value in shares.most_common(count)]
+
+
+def _mean(values: list[float | None]) -> float | None:
+    there = [value for value in values if value is not None]
+    return sum(there) / len(there) if there else None
+
+
+def _number(value: float | None, how: str) -> str:
+    return "–" if value is None else how.format(value)

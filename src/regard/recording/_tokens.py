@@ -1,0 +1,33 @@
+"""Token strings: checking them, and getting them from a tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+def checked_tokens(given: Sequence[str] | Sequence[Sequence[str]], name: str) -> list[list[str]]:
+    """The tokens as one list an item of the batch."""
+    if isinstance(given, str):
+        raise TypeError(f"{name} must be a list of strings, one a token, got one string: split it as the model does")
+    items: list[Any] = list(given)
+    if all(isinstance(token, str) for token in items):
+        return [items] if items else []
+    lists = [list(item) for item in items if not isinstance(item, str)]
+    if len(lists) != len(items) or any(not isinstance(token, str) for item in lists for token in item):
+        raise TypeError(f"{name} must be a list of strings, or one list of strings for each item of the batch")
+    return lists
+
+
+def ids_to_text(tokenizer: Any, ids: Any) -> list[list[str]]:
+    """Each id as text of its own; a piece that is no text by itself (half a character) keeps the tokenizer's name."""
+    rows = ids.tolist() if hasattr(ids, "tolist") else list(ids)
+    if rows and not isinstance(rows[0], list):
+        rows = [rows]
+    texts: dict[int, str] = {}
+    for token in {token for row in rows for token in row}:
+        text = tokenizer.decode([token]) if hasattr(tokenizer, "decode") else ""
+        if not text or "�" in text:
+            text = str(tokenizer.convert_ids_to_tokens([token])[0])
+        texts[token] = text
+    return [[texts[token] for token in row] for row in rows]
