@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import torch
 from torch import nn
 
 from regard._watching import _meet
@@ -75,7 +73,6 @@ def watch(
         restore.callback(watcher.unhook)
         _meet.join(watcher)
         restore.callback(_meet.leave, watcher)
-        restore.enter_context(_plain_paths())
         restore.enter_context(_meet.Meeting(watcher))
         yield recording
     watcher.take_tokens()
@@ -85,18 +82,3 @@ def watch(
             "matrix products of its own",
             stacklevel=3,
         )
-
-
-@contextlib.contextmanager
-def _plain_paths() -> Iterator[None]:
-    """torch's fused encoder layer and compiled code would pass by the places where calls are met."""
-    fast = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        if "torch._dynamo" in sys.modules:
-            with torch.compiler.set_stance("force_eager"):
-                yield
-        else:
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)

@@ -52,7 +52,11 @@ class Meeting(TorchFunctionMode):
 def join(watcher: Watcher) -> None:
     with _lock:
         if not _watchers:
-            _install()
+            try:
+                _install()
+            except BaseException:
+                _take_back()
+                raise
         _watchers.append(watcher)
 
 
@@ -60,8 +64,12 @@ def leave(watcher: Watcher) -> None:
     with _lock:
         _watchers.remove(watcher)
         if not _watchers:
-            while _undo:
-                _undo.pop()()
+            _take_back()
+
+
+def _take_back() -> None:
+    while _undo:
+        _undo.pop()()
 
 
 def _here() -> list[Watcher]:
@@ -70,11 +78,22 @@ def _here() -> list[Watcher]:
 
 
 def _install() -> None:
+    _take_plain_paths()
     _replace(F, "scaled_dot_product_attention", _torch_function)
     _replace(_guard, "run", _own(_guard.run))
     interface: Any = getattr(sys.modules.get("transformers.modeling_utils"), "AttentionInterface", None)
     if hasattr(interface, "get_interface"):
         _replace(interface, "get_interface", _interface(interface.get_interface))
+
+
+def _take_plain_paths() -> None:
+    """torch's fused encoder layer and compiled code would pass by the places where calls are met."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    _undo.append(lambda: torch.backends.mha.set_fastpath_enabled(fast))
+    if "torch._dynamo" in sys.modules:
+        stance = torch.compiler.set_stance("force_eager")
+        _undo.append(lambda: stance.__exit__(None, None, None))
 
 
 def _replace(owner: Any, name: str, new: Any) -> None:

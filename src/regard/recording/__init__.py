@@ -71,6 +71,8 @@ class Recording:
         if not -len(calls) <= call < len(calls):
             raise IndexError(f"layer {layer!r} has {len(calls)} recorded calls; there is no call {call}")
         chosen = calls[call]
+        if not 0 <= item < chosen.batch:
+            raise IndexError(f"item {item} of the batch was not recorded; there are {chosen.batch}")
         return Head(chosen, head, item, self.query_tokens(chosen, item), self.key_tokens(chosen, item))
 
     def __getitem__(self, place: tuple[int | str, int] | tuple[int | str, int, int]) -> Head:

@@ -116,8 +116,6 @@ class Head:
     """One head of one recorded call, for one item of the batch: every statistic without its [batch, head]."""
 
     def __init__(self, call: Recorded, head: int, item: int, query_tokens: list[str], key_tokens: list[str]) -> None:
-        if not 0 <= item < call.batch:
-            raise IndexError(f"item {item} of the batch was not recorded; there are {call.batch}")
         self.call, self.head, self.item = call, head, item
         self.query_tokens, self.key_tokens = query_tokens, key_tokens
         self._at = call.row(head)

@@ -1,0 +1,108 @@
+"""The page: token text is data (rule 61)."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import torch
+from tests.watch.models import ByHand, Stack
+
+import regard
+from regard.recording import Recording
+
+PLAIN = [f"word{n}" for n in range(11)]
+NASTY = [
+    "</title><script>alert(1)</script>",
+    '"><img src=x onerror=alert(1)>',
+    "</style><style>*{background:url(//evil)}",
+    "<!--",
+    "]]>",
+    "&lt;script&gt;",
+    "javascript:alert(1)",
+    "\x00\x1b[31m\n",
+    "\udc80",
+    "\u202eevil\u2066",
+    "{{7*7}}${7*7}",
+]
+
+
+class Tree(HTMLParser):
+    """Elements and attributes in order, and the text apart."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, tuple[str, ...]]] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.text: list[str] = []
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, tuple(name for name, _ in attrs)))
+        self.attributes += attrs
+
+    def handle_endtag(self, tag: str) -> None:
+        self.elements.append((f"/{tag}", ()))
+
+    def handle_comment(self, data: str) -> None:
+        raise AssertionError(f"a comment: {data}")
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def recorded(tokens: list[str]) -> Recording:
+    torch.manual_seed(0)
+    model = Stack(ByHand(), ByHand(is_causal=True))
+    with regard.watch(model, tokens=tokens) as recording:
+        model(torch.randn(2, 11, 21))
+    return recording
+
+
+@pytest.mark.parametrize("tokens", [NASTY, ["same"] * 11, [""] * 11, []], ids=["nasty", "same", "empty", "none"])
+def test_the_elements_are_the_same_for_any_tokens(tokens: list[str]) -> None:
+    plain, other = Tree(recorded(PLAIN).to_html()), Tree(recorded(tokens).to_html())
+    assert other.elements == plain.elements
+    assert other.attributes == plain.attributes
+
+
+def test_token_text_can_be_read_on_the_page_with_control_characters_shown() -> None:
+    text = "".join(Tree(recorded(NASTY).to_html()).text)
+    assert "\x00" not in text and "\x1b" not in text
+    assert any(token in text for token in NASTY[:7])
+
+
+def test_the_page_has_no_scripts_handlers_or_requests_and_a_policy_that_allows_none() -> None:
+    page = recorded(NASTY).to_html()
+    tree = Tree(page)
+    names = {tag for tag, _ in tree.elements}
+    assert names.isdisjoint({"script", "iframe", "object", "embed", "link", "base", "form", "a", "svg", "video"})
+    assert not any(name.startswith("on") or name in ("style", "href", "srcset") for name, _ in tree.attributes)
+    assert all((value or "").startswith("data:image/png;base64,") for name, value in tree.attributes if name == "src")
+    policy = next(value for name, value in tree.attributes if name == "content" and "default-src" in (value or ""))
+    assert policy is not None
+    assert policy.startswith("default-src 'none'; ")
+    assert "unsafe" not in policy and "http" not in policy
+    style = re.search(r"<style>(.*?)</style>", page, re.DOTALL)
+    assert style is not None
+    assert base64.b64encode(hashlib.sha256(style[1].encode()).digest()).decode() in policy
+
+
+def test_the_page_is_written_whole_as_utf8(tmp_path: Path) -> None:
+    recording = recorded(NASTY)
+    recording.to_html(tmp_path / "run.html")
+    assert (tmp_path / "run.html").read_text(encoding="utf-8") == recording.to_html()
+    assert [path.name for path in tmp_path.iterdir()] == ["run.html"]
+
+
+def test_a_title_from_elsewhere_is_text_too() -> None:
+    recording = recorded(PLAIN)
+    recording.title = "<script>"
+    recording.missed.append(("<b>", "<i>"))
+    names = {tag for tag, _ in Tree(recording.to_html()).elements}
+    assert names.isdisjoint({"script", "b", "i"})
