@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import numbers
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from regard.masks import Mask
 from regard.spec import BiasSpec, Call, CallSpec
@@ -19,6 +21,9 @@ _DTYPES = frozenset((torch.float64, torch.float32, torch.float16, torch.bfloat16
 _HALF = frozenset((torch.float16, torch.bfloat16))
 _USUAL = frozenset(("cpu", "cuda"))
 _OFFSETS = frozenset((torch.int64, torch.int32))
+# numbers whose products with ordinary logits stay finite in float32
+_LARGEST = 1e30
+_FARTHEST = 2**62
 _transforms = torch._C._functorch.peek_interpreter_stack
 
 
@@ -75,30 +80,24 @@ def prepare(
 
     if scale is None:
         scale = 1.0 / math.sqrt(head_dim)
-    elif not isinstance(scale, (int, float)) or not math.isfinite(scale):
-        raise _bad_number("scale", scale, "a finite number, or None for 1/sqrt(head_dim)")
     else:
-        scale = float(scale)
+        scale = _number(
+            "scale", scale, -_LARGEST, _LARGEST, "a finite number of ordinary size, or None for 1/sqrt(head_dim)"
+        )
     if softcap is not None:
-        if not isinstance(softcap, (int, float)) or not 0 < softcap < math.inf:
-            raise _bad_number("softcap", softcap, "a number above 0, or None for no cap")
-        softcap = float(softcap)
-    if not isinstance(dropout, (int, float)) or not 0.0 <= dropout <= 1.0:
-        raise _bad_number("dropout", dropout, "a probability in [0, 1]")
-    dropout = float(dropout)
+        softcap = _number(
+            "softcap", softcap, 1 / _LARGEST, _LARGEST, "a number above 0 and up to 1e30, or None for no cap"
+        )
+    if type(dropout) is not float or not 0.0 <= dropout <= 1.0:
+        dropout = _number("dropout", dropout, 0.0, 1.0, "a probability in [0, 1]")
 
     offset: int | Tensor
     if query_offset is None:
         offset = keys - queries
     elif isinstance(query_offset, Tensor):
         offset = _checked_offset(query_offset, batch, device)
-    elif isinstance(query_offset, bool) or not isinstance(query_offset, (int, torch.SymInt)):
-        raise TypeError(
-            f"query_offset is the position of the first query among the keys: an int or an integer tensor [batch], "
-            f"got {type(query_offset).__name__}"
-        )
     else:
-        offset = query_offset
+        offset = _checked_position(query_offset)
 
     if mask is not None:
         if not isinstance(mask, Mask):
@@ -159,6 +158,8 @@ def _flags(mask: Mask, queries: int, keys: int, offset: int | Tensor) -> tuple[A
 def _mode(*tensors: Tensor | None) -> str:
     if _transforms() is not None:
         return "transform"
+    if type(tensors[0]) is not Tensor and isinstance(tensors[0], FakeTensor):
+        return "fake"
     if forward_ad._current_level >= 0:
         for tensor in tensors:
             if tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None:  # type: ignore[no-untyped-call]
@@ -282,9 +283,28 @@ def _bad_devices(**tensors: Tensor) -> NoReturn:
     raise TypeError(f"query, key and value must be on one device, got {named}; move them with .to")
 
 
-def _bad_number(name: str, given: object, expected: str) -> Exception:
-    kind = ValueError if isinstance(given, (int, float)) else TypeError
-    return kind(f"{name} must be {expected}, got {given!r}")
+def _number(name: str, given: Any, low: float, high: float, expected: str) -> float:
+    """``given`` as a float between two bounds; NumPy's numbers count, booleans do not."""
+    if isinstance(given, bool) or not isinstance(given, numbers.Real):
+        raise TypeError(f"{name} must be {expected}, got {given!r}")
+    given = given if isinstance(given, int) else float(given)
+    if not low <= given <= high:  # NaN and integers too large for a float are outside as well
+        raise ValueError(f"{name} must be {expected}, got {given!r}")
+    return float(given)
+
+
+def _checked_position(given: Any) -> int:
+    if isinstance(given, torch.SymInt):
+        return given  # type: ignore[return-value]
+    if isinstance(given, bool) or not isinstance(given, numbers.Integral):
+        raise TypeError(
+            f"query_offset is the position of the first query among the keys: an int or an integer tensor [batch], "
+            f"got {type(given).__name__}"
+        )
+    position = int(given)
+    if abs(position) > _FARTHEST:
+        raise ValueError(f"query_offset must be between -2**62 and 2**62, got {position}")
+    return position
 
 
 def _bad_mask(mask: object) -> NoReturn:

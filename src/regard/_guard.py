@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from regard._hash import uniform
-from regard.backends._base import accumulation, norm_of, reads_values
+from regard.backends._base import accumulation, no_autocast, norm_of, reads_values
 from regard.backends.eager import softmax_with_sinks
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ _CHUNK = 1 << 22
 
 def run(backend: Backend, call: Call, *, named: bool) -> tuple[Tensor, Tensor]:
     spec = call.spec
-    if (spec.mask is None and spec.bias is None) or spec.pairs == 0:
+    if (spec.mask is None and spec.bias is None) or spec.empty:
         return backend.run(call, named=named)
     if not reads_values(spec):
         call, lost = unread(backend, call)
@@ -47,7 +47,8 @@ def run(backend: Backend, call: Call, *, named: bool) -> tuple[Tensor, Tensor]:
         check_bias(call.bias)
     if _harmless(call):
         return backend.run(call, named=named)
-    return _careful(backend, call, named=named)
+    with no_autocast(spec.device):
+        return _careful(backend, call, named=named)
 
 
 def unread(backend: Backend, call: Call) -> tuple[Call, Tensor | None]:
@@ -96,7 +97,8 @@ def _harmless(call: Call) -> bool:
     """Whether no logit can overflow and no key or value is NaN or inf, by |q·k| <= |q||k|."""
     work = accumulation(call.spec.dtype)
     logit = norm_of(call.query) * norm_of(call.key) * max(1.0, abs(call.spec.scale))
-    return logit < torch.finfo(work).max and math.isfinite(call.value.detach().sum(dtype=work).item())
+    value = norm_of(call.value) if call.spec.dtype.itemsize == 2 else call.value.detach().sum().item()
+    return logit < torch.finfo(work).max and math.isfinite(value)
 
 
 def _careful(backend: Backend, call: Call, *, named: bool) -> tuple[Tensor, Tensor]:
@@ -106,10 +108,36 @@ def _careful(backend: Backend, call: Call, *, named: bool) -> tuple[Tensor, Tens
     bad_key = _unusable(call.key, spec.scale) | ~torch.isfinite(call.value.detach()).all(-1)  # [B, Hkv, S]
     touched = bad_query | _sees(call, bad_key.repeat_interleave(group, 1))
     out, lse = backend.run(_without(call, touched, bad_key), named=named)
-    index = touched.nonzero(as_tuple=True)
+    nan_key = _has_nan(call.key) | _has_nan(call.value)
+    lost = touched & (_has_nan(call.query) | _sees(call, nan_key.repeat_interleave(group, 1)))
+    lost &= _sees(call, torch.ones_like(bad_key).repeat_interleave(group, 1))  # an empty row is 0 all the same
+    out = _Lost.apply(out, call.query, lost)  # type: ignore[no-untyped-call]
+    lse = lse.masked_fill(lost, torch.nan)
+    index = (touched & ~lost).nonzero(as_tuple=True)
     tensors = (call.query, call.key, call.value, call.bias, call.sinks)
     rows, rows_lse = _ExactRows.apply(call, index, *tensors)  # type: ignore[no-untyped-call]
     return out.index_put(index, rows), lse.index_put(index, rows_lse.to(lse.dtype))
+
+
+def _has_nan(tensor: Tensor) -> Tensor:
+    return torch.isnan(tensor.detach()).any(-1)
+
+
+class _Lost(torch.autograd.Function):
+    """NaN in the rows that see a NaN; where such a row is used, its query's gradient is NaN too, and no other's."""
+
+    @staticmethod
+    def forward(ctx: Any, out: Tensor, query: Tensor, lost: Tensor) -> Tensor:
+        ctx.save_for_backward(lost)
+        ctx.dim = query.shape[-1]
+        return out.masked_fill(lost.unsqueeze(-1), torch.nan)
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor, Tensor, None]:
+        (lost,) = ctx.saved_tensors
+        used = lost & (grad_out != 0).any(-1)
+        grad_query = grad_out.new_zeros(*lost.shape, ctx.dim).masked_fill(used.unsqueeze(-1), torch.nan)
+        return grad_out.masked_fill(lost.unsqueeze(-1), 0.0), grad_query, None
 
 
 class _ExactRows(torch.autograd.Function):
@@ -144,7 +172,7 @@ class _ExactRows(torch.autograd.Function):
         grad_out = grad_out[used]
         for chunk in _chunks(call, tuple(axis[used] for axis in ctx.index)):
             size = len(chunk[0])
-            with torch.enable_grad():
+            with torch.enable_grad(), no_autocast(call.spec.device):
                 out, _ = _exact_rows(call, chunk)
                 inputs = [tensors[n] for n in wanted]
                 some = grad_out[at : at + size]

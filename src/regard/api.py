@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+import torch.autograd.forward_ad as forward_ad
 
 from regard import _guard
 from regard._arguments import prepare
+from regard._errors import Refused
 from regard._observing import observe_rows, observing_bytes
 from regard.backends._base import accumulation
 from regard.observation import Observation
@@ -142,14 +144,28 @@ def observe(
     """
     want = Want() if want is None else want
     check_want(want)
+    if torch.compiler.is_compiling():
+        raise Refused("regard.observe cannot be compiled: call it outside torch.compile, or compile regard.attention")
     call = prepare(query, key, value, mask, bias, scale, softcap, sinks, dropout, query_offset)
+    if call.spec.mode in ("transform", "fake"):
+        raise Refused("regard.observe needs tensors with values: it cannot run under vmap, torch.func or fake tensors")
     choice = choose(call.spec, backend)
     if dropout:
         call.seed = draw_seed(query)
     out, lse = _guard.run(choice.backend, call, named=choice.named)
     lse = lse.detach().to(accumulation(call.spec.dtype))
-    found = observe_rows(call, lse, want) if want.asks else {}
+    found = observe_rows(_plain(call), lse, want) if want.asks else {}
     return Observation(out, lse, make_plan(call, choice, want), want, found)
+
+
+def _plain(call: Call) -> Call:
+    """The call without forward-mode tangents: statistics are detached."""
+    if call.spec.mode != "dual":
+        return call
+    names = ("query", "key", "value", "bias", "sinks")
+    tensors = {name: getattr(call, name) for name in names}
+    primal = {n: None if t is None else forward_ad.unpack_dual(t).primal for n, t in tensors.items()}  # type: ignore[no-untyped-call]
+    return call.replace(**primal)
 
 
 def check_want(want: object) -> None:

@@ -43,15 +43,20 @@ class Plan:
         self.backend = choice.backend.name
         self.reason = choice.reason
         self.refusals = dict(choice.refusals)
-        self._make_cost = cost
+        self._make_cost: Callable[[], Cost] | None = cost
         self._cost: Cost | None = None
 
     @property
     def cost(self) -> Cost:
         """Counted on first use: it may have to look at the mask's contents."""
         if self._cost is None:
+            assert self._make_cost is not None
             self._cost = self._make_cost()
         return self._cost
+
+    def __getstate__(self) -> dict[str, object]:
+        # what counts the cost may hold tensors: counted now, so that only numbers travel
+        return {**self.__dict__, "_cost": self.cost, "_make_cost": None}
 
     def __repr__(self) -> str:
         return f"Plan(backend={self.backend!r}, reason={self.reason!r})"
@@ -66,8 +71,10 @@ _chosen: dict[tuple[CallSpec, str], Choice] = {}
 _lock = threading.Lock()
 
 
-def choose(spec: CallSpec, name: str) -> Choice:
+def choose(spec: CallSpec, name: object) -> Choice:
     """The backend of a call: the one named, or under "auto" the fastest that does not refuse."""
+    if not isinstance(name, str):
+        raise TypeError(f'backend must be "auto" or the name of a backend, got {type(name).__name__}')
     found = _chosen.get((spec, name))
     if found is None:
         found = _choose(spec, name)
@@ -81,7 +88,8 @@ def choose(spec: CallSpec, name: str) -> Choice:
 def _choose(spec: CallSpec, name: str) -> Choice:
     if name != "auto" and name not in backends.ALL:
         raise ValueError(f'backend must be "auto" or one of {", ".join(backends.ALL)}, got {name!r}')
-    refusals = {other: reasons for other, backend in backends.ALL.items() if (reasons := backend.refuse(spec))}
+    answers = {other: backend.refuse(spec) for other, backend in backends.ALL.items()}
+    refusals = {other: reasons for other, reasons in answers.items() if reasons}
     if name != "auto":
         if name in refusals:
             able = ", ".join(other for other in backends.ALL if other not in refusals) or "none"

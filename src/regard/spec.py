@@ -45,7 +45,7 @@ class CallSpec(NamedTuple):
     offset: int | None  # None: one offset per batch item, in a tensor
     grad: bool  # some input requires grad, and grad mode is on
     unit_stride: bool  # the last dim of query, key and value is contiguous
-    mode: str  # "plain", "compile", "transform" (vmap, torch.func) or "dual" (forward-mode AD)
+    mode: str  # "plain", "compile", "fake", "transform" (vmap, torch.func), "dual" (forward-mode AD)
     want: tuple[Any, ...] | None
 
     @property

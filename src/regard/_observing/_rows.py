@@ -13,7 +13,7 @@ import torch
 
 from regard import statistics
 from regard._observing._totals import Tile, Totals
-from regard.backends._base import accumulation
+from regard.backends._base import accumulation, no_autocast
 from regard.backends._schedule import Run, Step, merged_steps, permitted_of
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def observe_rows(call: Call, lse: Tensor, want: Want) -> dict[str, Tensor]:
     """Every wanted statistic of the call, [B, H, ...]."""
     totals = Totals(call, want)
     if call.spec.pairs:
-        with torch.no_grad(), torch.autocast(call.spec.device, enabled=False):
+        with torch.no_grad(), no_autocast(call.spec.device):
             for step in merged_steps(call):
                 for tile in _tiles(call, step, lse):
                     totals.fold(tile)
@@ -136,7 +136,8 @@ def _logits(call: Call, at: tuple[slice, slice, slice], kv: slice, runs: tuple[R
         start = 0
         for run in runs:
             part = call.bias[_of_bias(call.bias, items, heads, rows, run)]
-            out[..., start : start + run.stop - run.start] += part
+            into = out[..., start : start + run.stop - run.start]
+            into.add_(part).masked_fill_(part == -torch.inf, -torch.inf)  # NaN + -inf is NaN
             start += run.stop - run.start
     return out
 

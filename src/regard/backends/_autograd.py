@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from regard._errors import Refused
+from regard.backends._base import no_autocast
 from regard.backends.eager import attend
 
 if TYPE_CHECKING:
@@ -17,6 +18,11 @@ if TYPE_CHECKING:
 
 
 def run_fused(backend: FusedBackend, call: Call, *, named: bool) -> tuple[Tensor, Tensor]:
+    with no_autocast(call.spec.device):
+        return _run(backend, call, named=named)
+
+
+def _run(backend: FusedBackend, call: Call, *, named: bool) -> tuple[Tensor, Tensor]:
     if not call.spec.grad:
         out, lse = backend.forward(call)
         return out if out.dtype == call.spec.dtype else out.to(call.spec.dtype), lse
@@ -42,8 +48,8 @@ class _Fused(torch.autograd.Function):
         ctx.backend, ctx.named = backend, named
         # the context must not hold the tensors beside autograd's own list: that would keep them alive in a cycle
         ctx.call = call.replace(query=None, key=None, value=None, bias=None, sinks=None)
-        # saving the mask's tensors makes torch refuse a backward pass after one was changed in place
-        held = () if call.mask is None else call.mask.tensors
+        # saving these too makes torch refuse a backward pass after one was changed in place
+        held = held_tensors(call)
         ctx.save_for_backward(query, key, value, bias, sinks, out, lse, *held)
         return out if out.dtype == call.spec.dtype else out.to(call.spec.dtype), lse
 
@@ -61,7 +67,14 @@ class _Fused(torch.autograd.Function):
                     'create_graph=True); use backend="auto" or "eager"'
                 )
             return (None, None, None, *differentiable(call, grad_out, needs))
-        return (None, None, None, *ctx.backend.backward(call, grad_out, out, lse, needs))
+        with no_autocast(call.spec.device):
+            return (None, None, None, *ctx.backend.backward(call, grad_out, out, lse, needs))
+
+
+def held_tensors(call: Call) -> tuple[Tensor, ...]:
+    """Tensors that a call depends on and that get no gradient: the mask's, and offsets."""
+    offset = (call.offset,) if isinstance(call.offset, torch.Tensor) else ()
+    return offset if call.mask is None else (*call.mask.tensors, *offset)
 
 
 def differentiable(call: Call, grad_out: Tensor, needs: tuple[bool, ...]) -> tuple[Tensor | None, ...]:

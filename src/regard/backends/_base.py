@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 import torch
@@ -60,12 +61,23 @@ class FusedBackend(Backend):
 
 
 def norm_of(tensor: Tensor) -> float:
-    """The Euclidean norm of all numbers, read from the device; inf or NaN when one of them is, or is huge."""
+    """No row of a tensor [..., dim] is longer than this; inf or NaN when a number is, or is huge. Reads the device."""
     tensor = tensor.detach()
-    if tensor.is_contiguous() and tensor.dtype in (torch.float32, torch.float64):
+    if tensor.dtype.itemsize == 2:  # a norm would copy it to float32
+        low, high = torch.aminmax(tensor)
+        return math.sqrt(tensor.shape[-1]) * float(torch.maximum(high, -low).item())
+    if tensor.is_contiguous():
         flat = tensor.view(-1)  # the fastest reduction there is
         return math.sqrt(torch.dot(flat, flat).item())
-    return float(torch.linalg.vector_norm(tensor, dtype=accumulation(tensor.dtype)).item())
+    return float(torch.linalg.vector_norm(tensor).item())
+
+
+def no_autocast(device: str) -> AbstractContextManager[object]:
+    """A block in which torch keeps the dtypes it is given: under autocast, even float32 matrices would be rounded."""
+    usual = device in ("cpu", "cuda") or torch.amp.is_autocast_available(device)
+    if usual and torch.is_autocast_enabled(device):
+        return torch.autocast(device, enabled=False)
+    return nullcontext()
 
 
 def accumulation(dtype: torch.dtype) -> torch.dtype:
@@ -76,11 +88,3 @@ def accumulation(dtype: torch.dtype) -> torch.dtype:
 def reads_values(spec: CallSpec) -> bool:
     """Whether a masked call's numbers are looked at, and cleaned, before a backend sees them (see ``_guard``)."""
     return spec.mode == "plain" and spec.device == "cpu"
-
-
-def look_bytes(spec: CallSpec) -> int:
-    """Bytes it takes to look at the values of a masked call on CPU: half precision is copied to float32."""
-    if spec.device != "cpu" or spec.dtype.itemsize > 2 or (spec.mask is None and spec.bias is None):
-        return 0
-    keys = spec.kv_heads * spec.keys * max(spec.head_dim, spec.value_dim)
-    return 4 * spec.batch * max(spec.heads * spec.queries * spec.head_dim, keys)

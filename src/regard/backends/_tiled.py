@@ -134,7 +134,7 @@ def _merge(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
 
 def add_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
     total = torch.logaddexp(lse, sinks.to(lse.dtype).view(1, -1, 1))
-    share = torch.exp(lse - total).unsqueeze(-1)
+    share = torch.exp(lse - total).masked_fill(lse == -torch.inf, 0.0).unsqueeze(-1)
     return (out * share).to(out.dtype), total.masked_fill(lse == -torch.inf, -torch.inf)
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from regard.backends._base import accumulation, look_bytes, reads_values
+from regard.backends._base import accumulation, reads_values
 from regard.backends._schedule import TILE, Run, Step, permitted_of
 from regard.backends._tiled import TiledBackend, bias_index, bias_tile
 from regard.backends.eager import dropout_factor
@@ -54,7 +54,7 @@ class Blockwise(TiledBackend):
             inputs += spec.batch * spec.kv_heads * keys * max(spec.head_dim, spec.value_dim) * itemsize
         out = lead * spec.queries * (spec.value_dim + 1) * itemsize
         rounded = lead * spec.queries * spec.value_dim * spec.dtype.itemsize if half else 0
-        return max(out + max(tile * alive + inputs, rounded), look_bytes(spec))
+        return out + max(tile * alive + inputs, rounded)
 
     def step_forward(self, call: Call, step: Step, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         spec = call.spec

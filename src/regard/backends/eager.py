@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from regard._hash import uniform
-from regard.backends._base import Backend, accumulation
+from regard.backends._base import Backend, accumulation, no_autocast
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,7 +53,7 @@ class Eager(Backend):
 def attend(call: Call, permitted: Tensor | None = None) -> Whole:
     """softmax(softcap(scale·q·kᵀ) + bias)·v in accumulation precision. ``permitted`` replaces the mask when given."""
     spec = call.spec
-    with torch.autocast(spec.device, enabled=False):
+    with no_autocast(spec.device):
         if permitted is None and call.mask is not None:
             permitted = call.mask.tile(
                 range(spec.queries),
@@ -107,7 +107,8 @@ def softmax_with_sinks(logits: Tensor, permitted: Tensor | None, sinks: Tensor |
     unnormalised = torch.exp(logits - top)
     total = unnormalised.sum(-1, keepdim=True)
     if sink is not None:
-        total = total + torch.exp(sink - top)
+        # a sink of +inf takes everything
+        total = total + torch.exp(sink - top).masked_fill(sink == torch.inf, 1.0)
     total = total.masked_fill(total == 0, 1.0)
     lse = (top + torch.log(total)).masked_fill(empty, -torch.inf)
     # filled once more: it keeps a NaN row, and gradients that overflow on hidden values, away from what is hidden

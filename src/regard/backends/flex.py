@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from regard._errors import Refused
-from regard.backends._autograd import differentiable
+from regard.backends._autograd import differentiable, held_tensors
 from regard.backends._base import Backend
 from regard.backends._flex_rules import BLOCK, Frame, blocks_of, score_of
 
@@ -100,8 +100,8 @@ class _Flex(torch.autograd.Function):
             out, lse = _attention(call.replace(query=query, key=key, value=value, bias=bias, sinks=sinks))
         ctx.graph, ctx.named = (out, leaves), named
         ctx.call = call.replace(query=None, key=None, value=None, bias=None, sinks=None)
-        # saving the mask's tensors makes torch refuse a backward pass after one was changed in place
-        ctx.save_for_backward(*tensors, *(() if call.mask is None else call.mask.tensors))
+        # saving these too makes torch refuse a backward pass after one was changed in place
+        ctx.save_for_backward(*tensors, *held_tensors(call))
         lse = lse.detach()
         ctx.mark_non_differentiable(lse)
         return out.detach(), lse

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from regard.backends import _cuda, _kernels
-from regard.backends._base import norm_of
+from regard.backends._base import norm_of, reads_values
 from regard.backends._schedule import Run, Step, permitted_of, steps_of
 from regard.backends._tiled import Grads, TiledBackend, add_sinks, bias_tile, is_whole, sink_gradient
 
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 # seconds to launch a step, and seconds a query-key pair takes at head dim 64, on an ordinary CPU; their ratio matters
 STEP_SECONDS = 3e-5
 PAIR_SECONDS = 1.6e-9
+
+# the largest mask that is built whole; a larger one is built a step at a time, whatever that costs
+MASK_NUMBERS = 1 << 22
 
 
 class Sdpa(TiledBackend):
@@ -156,9 +159,10 @@ def _worthwhile(steps: list[Step], spec: CallSpec) -> list[Step]:
     if len(steps) <= 1:
         return steps
     items = spec.batch if steps[0].batch is None else 1
-    area = items * sum(step.rows * step.width for step in steps)
+    area = items * sum(step.rows * step.width / (2 if step.kind == "triangle" else 1) for step in steps)
     pair = PAIR_SECONDS * spec.heads * spec.head_dim / 64
-    if spec.batch * spec.queries * spec.keys * pair <= len(steps) * STEP_SECONDS + area * pair:
+    whole = spec.batch * spec.queries * spec.keys
+    if whole <= MASK_NUMBERS and whole * pair <= len(steps) * STEP_SECONDS + area * pair:
         return [Step(None, 0, spec.queries, (Run(0, spec.keys, False),), "tile", None, None)]
     return steps
 
@@ -174,9 +178,9 @@ def _whole_mask(call: Call) -> tuple[Tensor, Tensor | None]:
         )
         added = torch.zeros(tile.shape, dtype=spec.dtype, device=tile.device).masked_fill_(~tile, -torch.inf)
         empty = ~tile.any(-1)
-        return added, empty if spec.device != "cpu" or bool(empty.any()) else None
+        return added, empty if not reads_values(spec) or bool(empty.any()) else None
 
-    if spec.queries * spec.keys > 1 << 16 or mask.batch * mask.heads > 8:
+    if spec.mode == "fake" or spec.queries * spec.keys > 1 << 16 or mask.batch * mask.heads > 8:
         return build()
     key = ("added", spec.queries, spec.keys, call.offset, spec.dtype, call.query.device)
     return mask.remember(key, call.offset, build)

@@ -83,8 +83,8 @@ def _from_list(mask: str, name: str, value: Any) -> Tensor:
     # A tensor made inside inference mode could never be saved for a backward pass, and the mask may outlive the block.
     if not torch.compiler.is_compiling() and torch.is_inference_mode_enabled():
         with torch.inference_mode(False):
-            return torch.tensor(items, dtype=torch.int64)
-    return torch.tensor(items, dtype=torch.int64)
+            return torch.tensor(items, dtype=torch.int64, device="cpu")
+    return torch.tensor(items, dtype=torch.int64, device="cpu")
 
 
 def _all_integers(items: list[Any]) -> bool:

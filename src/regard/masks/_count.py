@@ -42,7 +42,7 @@ def kept_pairs(mask: Mask, L: int, S: int, offset: int | Tensor, B: int, H: int)
     if total is not None:
         return total * repeats, True
     if mask.readable() and (groups * mask.heads * L * S <= _FEW_PAIRS or _kinds(mask) <= _COUNTABLE):
-        return _by_tiles(mask, L, S, offset) * repeats, True
+        return _by_tiles(mask, L, S, offset, groups) * repeats, True
     return _bound(mask, L, S, offset, B) * (B // groups if groups else 0) * H, False
 
 
@@ -103,13 +103,14 @@ def _size(spans: Spans, strip: Strip) -> int:
     return sum(int(np.broadcast_to(np.maximum(hi - lo, 0), shape).sum()) for lo, hi in spans)
 
 
-def _by_tiles(mask: Mask, L: int, S: int, offset: int | Tensor) -> int:
+def _by_tiles(mask: Mask, L: int, S: int, offset: int | Tensor, groups: int) -> int:
     step = max(1, _TILE_PAIRS // max(1, S * mask.batch * mask.heads))
     device = mask.tensors[0].device if mask.tensors else "cpu"
     total = 0
     for start in range(0, L, step):
         rows = range(start, min(start + step, L))
-        total += int(mask.tile(rows, range(S), L, S, offset=offset, device=device).sum())
+        tile = mask.tile(rows, range(S), L, S, offset=offset, device=device)
+        total += int(tile.sum()) * (groups if tile.shape[0] == 1 else 1)
     return total
 
 

@@ -166,7 +166,9 @@ class RandomBlocks(_Table):
 
     def _cells(self, strip: Strip, first: int, last: int) -> Cells | None:
         return self.remember(
-            ("cells", first, last, strip.S), 0, lambda: self._chosen(torch.arange(first, last + 1), strip.S).numpy()
+            ("cells", first, last, strip.S),
+            0,
+            lambda: self._chosen(torch.arange(first, last + 1, device="cpu"), strip.S).numpy(),
         )
 
     def _text(self) -> str:
