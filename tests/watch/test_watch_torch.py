@@ -347,3 +347,24 @@ def test_thirty_layers_of_nine_heads_at_8192_tokens_take_less_than_300_mib() -> 
     (call,) = recording
     fixed = call.map.nbytes + call.distance.nbytes
     assert 30 * (8 * (call.bytes - fixed) + fixed) < 300 << 20
+
+
+def test_a_dense_mask_that_is_causal_with_padding_is_observed_as_that_rule() -> None:
+    permitted = torch.ones(2, 1, 11, 11).tril().bool()
+    permitted[1, :, :, :4] = False
+    model = ByHand(attn_mask=permitted)
+    with regard.watch(model) as recording:
+        model(X)
+    q, k, _ = model.split(X)
+    weights = dense(q, k, permitted).detach()
+    (call,) = recording
+    check_statistics(recorded_item(call, 0), weights[:1])
+    assert call.entropy[1, :, :4].isnan().all() and (call.top_keys[1, :, :4] == -1).all()
+    assert (call.key_mass[1, :, :4] == 0).all()
+    torch.testing.assert_close(call.key_mass[1, :, 4:].double(), weights[1, :, 4:, 4:].sum(1), rtol=0.0, atol=1e-5)
+
+
+def recorded_item(call: Any, item: int) -> Any:
+    from types import SimpleNamespace
+
+    return SimpleNamespace(**{name: part[item : item + 1] for name, part in call.parts.items()})

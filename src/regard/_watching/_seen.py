@@ -126,6 +126,8 @@ def from_torch(
     q, k, v, batch = compat._four_dims(query.detach(), key.detach(), value.detach(), enable_gqa)
     given = None if attn_mask is None else attn_mask.detach()
     mask, bias, offset = compat._mask(given, is_causal, (*batch, q.shape[2], k.shape[2]), q)
+    if mask is not None and given is not None:
+        mask = _recognised(mask, q.shape[2], k.shape[2], q.device)
     scale = None if scale is None else float(scale)
     return Seen(q, k, v, mask, _hiding(bias), scale, offset=offset, placed=offset is not None)
 
@@ -178,7 +180,25 @@ def _interface_mask(given: Any, q: Tensor, k: Tensor) -> tuple[Mask | None, Tens
     given = given.detach()[..., :keys]
     if given.dim() == 2:  # flash attention's: which keys are no padding
         return masks.keep(given.bool()[:, None, None]), None
-    return (masks.keep(given), None) if given.dtype == torch.bool else (None, given.to(q.dtype))
+    if given.dtype == torch.bool:
+        return _recognised(masks.keep(given), queries, keys, q.device), None
+    return None, given.to(q.dtype)
+
+
+def _recognised(mask: Mask, queries: int, keys: int, device: torch.device) -> Mask:
+    """A dense mask that is only padding, or causal with padding, as a rule: observing then skips what is hidden.
+
+    Reading it costs little beside the observation on a CPU; elsewhere it would wait for the device."""
+    if device.type != "cpu" or queries != keys or not keys or len(mask.tensors) != 1 or mask.tensors[0].dim() != 4:
+        return mask
+    dense = mask.tensors[0]
+    if dense.shape[2:] != (queries, keys):
+        return mask
+    used = dense.any(2, keepdim=True)
+    if bool((dense == used).all()):
+        return masks.keep(used)
+    causal = torch.ones(queries, keys, dtype=torch.bool).tril()
+    return masks.causal() & masks.keep(used) if bool((dense == (used & causal)).all()) else mask
 
 
 def _implied(mask: Mask | None, module: Any, given: dict[str, Any], queries: int) -> Mask | None:
