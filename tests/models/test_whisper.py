@@ -7,12 +7,15 @@ import math
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import transformers
 from tests.watch.models import check_statistics
 from transformers import WhisperConfig, WhisperForConditionalGeneration
 
 import regard
+
+pytestmark = pytest.mark.models
 
 # OpenAI's names for Hugging Face's
 RENAMED = {
