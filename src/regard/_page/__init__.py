@@ -120,5 +120,5 @@ def _text(text: str) -> str:
 def _shown(letter: str) -> str:
     code = ord(letter)
     if code < 32:
-        return chr(0x2400 + code)
+        return {"\n": "↵", "\t": "⇥"}.get(letter, chr(0x2400 + code))
     return "�" if 127 <= code < 160 else letter
