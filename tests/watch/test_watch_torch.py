@@ -44,7 +44,7 @@ def test_a_call_is_seen_by_whatever_name_it_is_made(how: str) -> None:
         out = model(X)
     assert torch.equal(out, expected)
     (call,) = recording
-    assert (call.path, call.layer, call.kind, call.phase) == ("", 0, "self", "prefill")
+    assert (call.path, call.layer, call.kind, call.phase) == ("(root)", 0, "self", "prefill")
     q, k, _ = model.split(X)
     check_statistics(call, dense(q, k).detach())
 
@@ -78,6 +78,49 @@ def test_torch_multihead_attention_is_seen_with_and_without_weights(need_weights
     model.eval()
     check_statistics(call, model(X, X, X, **{**keywords, "need_weights": True})[1].detach())
     assert call.kind == "self"
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_the_extra_keys_of_torch_multihead_attention_are_counted(need_weights: bool) -> None:
+    model = nn.MultiheadAttention(21, 3, batch_first=True, add_bias_kv=True, add_zero_attn=True).eval()
+    hidden = torch.ones(11, 11).triu(1).bool()
+    with regard.watch(model) as recording:
+        model(X, X, X, attn_mask=hidden, need_weights=need_weights)
+    (call,) = recording
+    assert (call.keys, call.counts()[0, 0].tolist()) == (13, list(range(3, 14)))
+    check_statistics(call, model(X, X, X, attn_mask=hidden, average_attn_weights=False)[1].detach())
+
+
+def test_multi_head_attention_forward_called_by_position_is_seen_once() -> None:
+    inner = nn.MultiheadAttention(21, 3)
+
+    class Bare(nn.Module):
+        def forward(self, x: Tensor, need_weights: bool) -> Tensor:
+            bare = (inner.in_proj_weight, inner.in_proj_bias, None, None, False, 0.0)
+            out = (inner.out_proj.weight, inner.out_proj.bias, False, None, need_weights)
+            return F.multi_head_attention_forward(x, x, x, 21, 3, *bare, *out)[0]
+
+    model = Bare()
+    with regard.watch(model) as recording:
+        model(X, True)
+        model(X, False)
+    assert recording.missed == [] and len(recording) == 2
+    torch.testing.assert_close(recording.calls[0].entropy, recording.calls[1].entropy)
+
+
+@pytest.mark.parametrize("shape", [(0, 2, 3, 4), (2, 3, 0, 4)])
+def test_an_empty_call_is_listed_and_an_otherwise_shaped_one_is_seen(shape: tuple[int, ...]) -> None:
+    class Bare(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.scaled_dot_product_attention(x, x, x)
+
+    model = Bare()
+    with regard.watch(model) as recording:
+        model(torch.randn(shape))
+        model(torch.randn(5, 4))
+        model(torch.randn(2, 3, 7, 5, 4))
+    assert recording.missed == [("(root)", "it has no queries, keys or items")]
+    assert [(call.batch, len(call.heads), call.queries) for call in recording] == [(1, 1, 5), (6, 7, 5)]
 
 
 def test_the_encoder_is_seen_layer_by_layer_though_its_fast_path_would_hide_it() -> None:
@@ -230,7 +273,7 @@ def test_watches_nest_on_one_model_and_on_a_part_of_it() -> None:
     with regard.watch(model) as outer, regard.watch(model.layers[1]) as inner:
         model(X)
     assert [call.path for call in outer] == ["layers.0", "layers.1"]
-    assert [call.path for call in inner] == [""]
+    assert [call.path for call in inner] == ["(root)"]
 
 
 def test_calls_outside_the_model_and_on_other_threads_are_not_recorded() -> None:
@@ -275,7 +318,7 @@ def test_what_cannot_be_observed_is_listed_with_the_reason_and_changes_nothing()
     model = Nested()
     with regard.watch(model) as recording:
         model(items.transpose(1, 2))
-    assert recording.missed == [("", "nested tensors")]
+    assert recording.missed == [("(root)", "nested tensors")]
     bad = ByHand(attn_mask=torch.full((11, 11), torch.nan))
     with regard.watch(bad) as recording:
         bad(X)

@@ -8,6 +8,7 @@ each have their own.
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 import threading
 from collections.abc import Callable
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from regard._watching._watcher import Watcher
 
 _sdpa = F.scaled_dot_product_attention
+_multi_head = inspect.signature(F.multi_head_attention_forward)
 _lock = threading.Lock()
 _watchers: list[Watcher] = []
 _undo: list[Callable[[], None]] = []
@@ -44,8 +46,10 @@ class Meeting(TorchFunctionMode):
         out = func(*args, **kwargs)
         if func is _sdpa:
             self.watcher.see(lambda: _seen.from_torch(*args, **kwargs))
-        elif func is F.multi_head_attention_forward and kwargs.get("need_weights", True):
-            self.watcher.see(lambda: _from_weighted(args, kwargs))
+        elif func is F.multi_head_attention_forward:
+            given = _multi_head.bind(*args, **kwargs).arguments
+            if given.get("need_weights", True):
+                self.watcher.see(lambda: _from_weighted(given))
         return out
 
 
@@ -152,13 +156,14 @@ def _interface(get: Callable[..., Any]) -> Callable[..., Any]:
 _captured = threading.local()
 
 
-def _from_weighted(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _seen.Seen:
+def _from_weighted(given: dict[str, Any]) -> _seen.Seen:
     """The heads of a torch.nn.MultiheadAttention call that returns weights: that path multiplies matrices by itself, so
     the projections run again on the other path, up to the function that takes the heads."""
     into: list[_seen.Seen] = []
     _captured.into = into
     try:
-        F.multi_head_attention_forward(*args, **{**kwargs, "need_weights": False, "training": False})
+        # is_causal is only a hint about attn_mask, and one that this path does not follow
+        F.multi_head_attention_forward(**{**given, "need_weights": False, "training": False, "is_causal": False})
     finally:
         _captured.into = None
     return into[0]

@@ -123,6 +123,8 @@ class Watcher:
     def _record(self, seen: Seen, frame: Frame, site: Site, layer: int, out: Any) -> Recorded:
         if _transforms() is not None:
             raise Unseen("inside a torch.func transform")
+        if not seen.query.numel() or not seen.key.numel():
+            raise Unseen("it has no queries, keys or items")
         if self.memory_limit is not None and self._bytes >= self.memory_limit:
             raise Unseen(f"the memory limit of {self.memory_limit} bytes was reached")
         kind = "cross" if frame.is_cross(seen.keys) else "self"

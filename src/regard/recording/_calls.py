@@ -33,7 +33,8 @@ class Site(NamedTuple):
     turn: int  # 0 for the first call of that module in a pass, 1 for the second …
 
     def __str__(self) -> str:
-        return self.path if self.turn == 0 else f"{self.path} #{self.turn + 1}"
+        path = self.path or "(root)"
+        return path if self.turn == 0 else f"{path} #{self.turn + 1}"
 
 
 class Recorded:
