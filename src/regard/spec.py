@@ -62,7 +62,7 @@ class Call:
     """A call's tensors beside its spec. Tensors that may need gradients are apart from the rest on purpose:
     backends receive them explicitly, so that autograd sees them."""
 
-    __slots__ = ("bias", "key", "mask", "offset", "query", "seed", "sinks", "spec", "value")
+    __slots__ = ("bias", "key", "lse", "mask", "offset", "query", "seed", "sinks", "spec", "value")
 
     def __init__(
         self,
@@ -84,6 +84,14 @@ class Call:
         self.sinks = sinks
         self.offset = offset  # resolved: never None
         self.seed: Tensor | None = None  # drawn by the api when dropout > 0
+        self.lse: Tensor | None = None  # left here by a fused forward pass, which returns only what has gradients
+
+    def without_tensors(self) -> Call:
+        """What a backward pass needs beside the tensors that autograd saves for it."""
+        nothing: Any = None
+        rest = Call(self.spec, nothing, nothing, nothing, self.mask, None, None, self.offset)
+        rest.seed = self.seed
+        return rest
 
     def replace(self, **changes: Any) -> Call:
         """A copy with other tensors; for the paths that clean the inputs first."""

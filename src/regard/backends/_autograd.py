@@ -9,57 +9,44 @@ import torch
 from regard._errors import Refused
 from regard.backends._base import no_autocast
 from regard.backends.eager import attend
+from regard.spec import Call
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from regard.backends._base import FusedBackend
-    from regard.spec import Call
 
 
 def run_fused(backend: FusedBackend, call: Call, *, named: bool) -> tuple[Tensor, Tensor]:
     with no_autocast(call.spec.device):
-        return _run(backend, call, named=named)
-
-
-def _run(backend: FusedBackend, call: Call, *, named: bool) -> tuple[Tensor, Tensor]:
-    if not call.spec.grad:
-        out, lse = backend.forward(call)
-        return out if out.dtype == call.spec.dtype else out.to(call.spec.dtype), lse
-    out, lse = _Fused.apply(backend, call, named, call.query, call.key, call.value, call.bias, call.sinks)  # type: ignore[no-untyped-call]
-    return out, lse
+        if not call.spec.grad:
+            out, lse = backend.forward(call)
+            return out if out.dtype == call.spec.dtype else out.to(call.spec.dtype), lse
+        tensors = (call.query, call.key, call.value, call.bias, call.sinks)
+        out = _Fused.apply(backend, call, named, *tensors)  # type: ignore[no-untyped-call]
+    assert call.lse is not None
+    return out, call.lse
 
 
 class _Fused(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        backend: FusedBackend,
-        call: Call,
-        named: bool,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        bias: Tensor | None,
-        sinks: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, backend: FusedBackend, call: Call, named: bool, *tensors: Tensor | None) -> Tensor:
         out, lse = backend.forward(call)
-        ctx.mark_non_differentiable(lse)
+        call.lse = lse
         ctx.backend, ctx.named = backend, named
         # the context must not hold the tensors beside autograd's own list: that would keep them alive in a cycle
-        ctx.call = call.replace(query=None, key=None, value=None, bias=None, sinks=None)
-        # saving these too makes torch refuse a backward pass after one was changed in place
-        held = held_tensors(call)
-        ctx.save_for_backward(query, key, value, bias, sinks, out, lse, *held)
-        return out if out.dtype == call.spec.dtype else out.to(call.spec.dtype), lse
+        ctx.call = call.without_tensors()
+        # saving the mask's too makes torch refuse a backward pass after one was changed in place
+        ctx.save_for_backward(*tensors, out, lse, *held_tensors(call))
+        return out if out.dtype == call.spec.dtype else out.to(call.spec.dtype)
 
     @staticmethod
-    def backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
-        query, key, value, bias, sinks, out, lse, *_ = ctx.saved_tensors
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
+        call = ctx.call
+        query, key, value, bias, sinks, out, lse = ctx.saved_tensors[:7]
+        call = Call(call.spec, query, key, value, call.mask, bias, sinks, call.offset)
+        call.seed = ctx.call.seed
         needs = ctx.needs_input_grad[3:]
-        if grad_out is None:
-            return (None,) * 8
-        call = ctx.call.replace(query=query, key=key, value=value, bias=bias, sinks=sinks)
         if torch.is_grad_enabled():
             if ctx.named:
                 raise Refused(

@@ -60,12 +60,17 @@ class FusedBackend(Backend):
         return run_fused(self, call, named=named)
 
 
+# the square of a larger number overflows in float32
+_HUGE = 1e19
+
+
 def norm_of(tensor: Tensor) -> float:
     """No row of a tensor [..., dim] is longer than this; inf or NaN when a number is, or is huge. Reads the device."""
     tensor = tensor.detach()
     if tensor.dtype.itemsize == 2:  # a norm would copy it to float32
         low, high = torch.aminmax(tensor)
-        return math.sqrt(tensor.shape[-1]) * float(torch.maximum(high, -low).item())
+        largest = float(torch.maximum(high, -low).item())
+        return math.inf if largest > _HUGE else largest * math.sqrt(tensor.shape[-1])
     if tensor.is_contiguous():
         flat = tensor.view(-1)  # the fastest reduction there is
         return math.sqrt(torch.dot(flat, flat).item())

@@ -78,7 +78,10 @@ class TiledBackend(FusedBackend):
         steps = [] if spec.empty else self.plan_steps(call)
         tensors = (call.query, call.key, call.value)
         if len(steps) == 1 and is_whole(steps[0], spec):
-            grads = list(self.step_backward(call, steps[0], tensors, grad_out, out, lse, grad_bias))
+            parts = self.step_backward(call, steps[0], tensors, grad_out, out, lse, grad_bias)
+            if bias is None and call.sinks is None and parts[0].dtype == spec.dtype:
+                return (*parts, None, None)
+            grads = list(parts)
         else:
             grads = [torch.zeros(t.shape, dtype=work, device=t.device) for t in tensors]
             for step in steps:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from regard.backends import _cuda, _kernels
-from regard.backends._base import norm_of, reads_values
+from regard.backends._base import reads_values
 from regard.backends._schedule import Run, Step, permitted_of, steps_of
 from regard.backends._tiled import Grads, TiledBackend, add_sinks, bias_tile, is_whole, sink_gradient
 
@@ -73,7 +73,9 @@ class Sdpa(TiledBackend):
 
     def backward(self, call: Call, grad_out: Tensor, out: Tensor, lse: Tensor, needs: tuple[bool, ...]) -> Grads:
         if call.spec.device == "cpu" or call.spec.empty:
-            grads = super().backward(_in_float32(call), grad_out.to(out.dtype), out, lse, needs)
+            if call.spec.dtype.itemsize > 2:
+                return super().backward(call, grad_out, out, lse, needs)
+            grads = super().backward(_in_float32(call), grad_out.float(), out, lse, needs)
             return (*(None if grad is None else grad.to(call.spec.dtype) for grad in grads[:3]), *grads[3:])
         grads = _cuda.backward(call, grad_out, out, lse)
         sinks = sink_gradient(call, grad_out, out, lse) if needs[4] else None
@@ -148,9 +150,9 @@ class Sdpa(TiledBackend):
 
 
 def _show_nan(call: Call, query: Tensor, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
-    """NaN for the rows of NaN queries, which the CPU kernel takes for empty rows and fills with zeros."""
-    if call.spec.mode == "plain" and (call.mask is not None or call.bias is not None or math.isfinite(norm_of(query))):
-        return out, lse  # with a mask such rows have been taken out before
+    """NaN for the rows of NaN queries, which the CPU kernel takes for empty rows: output 0, and a lse of exactly 0."""
+    if reads_values(call.spec) and not (lse == 0).any():
+        return out, lse
     lost = query.isnan().any(-1)
     return out.masked_fill(lost.unsqueeze(-1), torch.nan), lse.masked_fill(lost, torch.nan)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -87,6 +88,14 @@ class Recording:
     def __iter__(self) -> Iterator[Recorded]:
         return iter(self.calls)
 
+    def cpu(self) -> Recording:
+        """The same with its statistics on the CPU (``watch(keep_on_cpu=False)`` leaves them on the device)."""
+        if all(call.cpu() is call for call in self.calls):
+            return self
+        moved = copy.copy(self)
+        moved.calls, moved._described = [call.cpu() for call in self.calls], {}
+        return moved
+
     @property
     def bytes(self) -> int:
         """Memory that the statistics take."""
@@ -103,7 +112,7 @@ class Recording:
         """For each item and head of a call: mean entropy, share on the first key, label …"""
         kept = self._described.get(id(call))
         if kept is None or kept[0] is not call:
-            kept = self._described[id(call)] = (call, describe(call))
+            kept = self._described[id(call)] = (call, describe(call.cpu()))
         return kept[1]
 
     def to_dicts(self) -> list[dict[str, Any]]:
@@ -125,7 +134,7 @@ class Recording:
 
     def summary(self) -> Summary:
         """A table: for each layer its mean entropy, weight on the first key, distance, tokens and kinds of heads."""
-        return Summary(self)
+        return Summary(self.cpu())
 
     def notes(self) -> list[str]:
         """What a reader must know: calls without statistics, by reason."""
@@ -149,7 +158,7 @@ class Recording:
         """A matplotlib figure: "map" (one head, or a layer's heads), "entropy" or "keys" (what receives most)."""
         from regard.recording._plots import draw
 
-        return draw(self, kind, layer, head, call, item)
+        return draw(self.cpu(), kind, layer, head, call, item)
 
     def save(self, path: str | Path) -> None:
         """Write a ``.regard`` file: safetensors with a JSON header. The file is replaced whole or not at all."""
@@ -167,7 +176,7 @@ class Recording:
         from regard._page import page
         from regard.recording._files import write_atomically
 
-        text = page(self)
+        text = page(self.cpu())
         if path is not None:
             write_atomically(Path(path), [text.encode("utf-8")])
         return text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -92,6 +93,14 @@ class Recorded:
                 return parts[name]
             raise AttributeError(f"{name} was not recorded: ask for it with regard.watch(model, want=regard.Want(...))")
         raise AttributeError(f"'{type(self).__name__}' object has no attribute {name!r}")
+
+    def cpu(self) -> Recorded:
+        """The same with its statistics on the CPU; itself when they are there."""
+        if all(part.device.type == "cpu" for part in self.parts.values()):
+            return self
+        moved = copy.copy(self)
+        moved.parts = {name: part.cpu() for name, part in self.parts.items()}
+        return moved
 
     def row(self, head: int) -> int:
         """Where a head of the model stands among the heads kept."""
