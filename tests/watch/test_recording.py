@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -183,3 +185,34 @@ def test_plots_refuse_what_they_cannot_draw() -> None:
         recording.plot()
     with pytest.raises(ValueError, match="kind must be one of map, entropy, keys, got 'pie'"):
         recording.plot("pie")
+
+
+def test_statistics_left_on_a_device_are_moved_for_everything_that_shows_them(tmp_path: Path) -> None:
+    model = ByHand()
+    with regard.watch(model, keep_on_cpu=False) as recording:
+        model(torch.randn(2, 11, 21))
+    assert recording.cpu() is recording
+    # no second device here: one whose name is another stands for it
+    there = recording.calls[0]
+    there.parts = {name: OnDevice(part) for name, part in there.parts.items()}  # type: ignore[misc]
+    moved = recording.cpu()
+    assert moved is not recording
+    assert all(type(part) is Tensor for part in moved.calls[0].parts.values())
+    assert "(root)" in str(recording.summary()) and "(root)" in recording.to_html()
+    recording.save(tmp_path / "run.regard")
+    recording.plot(layer=0)
+
+
+class OnDevice:
+    """A tensor that says it is elsewhere, and only lets itself be moved or measured."""
+
+    device = torch.device("meta")
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor, self.shape, self.nbytes = tensor, tensor.shape, tensor.nbytes
+
+    def cpu(self) -> Tensor:
+        return self.tensor
+
+    def detach(self) -> OnDevice:
+        return self
