@@ -174,7 +174,6 @@ def test_dropout_is_applied_as_given():
     inputs = [random(2, 3, 63, 4) for _ in range(2)] + [torch.ones(2, 3, 63, 1, dtype=torch.float64)]
     assert not ours(*inputs, dropout_p=1.0).any()
     torch.testing.assert_close(ours(*inputs, dropout_p=0.0), theirs(*inputs), rtol=0, atol=1e-12)
-    torch.testing.assert_close(ours(*inputs, dropout_p=-0.5), theirs(*inputs), rtol=0, atol=1e-12)
     torch.manual_seed(3)
     first = ours(*inputs, dropout_p=0.3, is_causal=True)
     torch.manual_seed(3)
@@ -231,6 +230,8 @@ REFUSED = {
     "mixed dtypes": ([torch.ones(PLAIN[0]), *shaped(*PLAIN[1:], dtype=torch.float64)], {}),
     "mixed devices": ([torch.ones(PLAIN[0]), *(torch.ones(s, device="meta") for s in PLAIN[1:])], {}),
     "dropout above one": (shaped(*PLAIN), {"dropout_p": 1.5}),
+    "dropout below zero": (shaped(*PLAIN), {"dropout_p": -1.0}),
+    "dropout that is NaN": (shaped(*PLAIN), {"dropout_p": math.nan}),
 }
 
 
@@ -254,6 +255,32 @@ def test_calls_that_pytorch_does_not_accept_are_type_errors():
             function(*inputs, attn_mask=torch.ones(5, dtype=torch.bool))
         with pytest.raises((IndexError, RuntimeError)):
             function(*[x[0, 0] for x in inputs], enable_gqa=True)
+
+
+@pytest.mark.parametrize(
+    ("keywords", "error", "words"),
+    [
+        ({"dropout_p": -1.0}, RuntimeError, r"dropout_p must be a probability in \[0, 1\], got -1.0"),
+        ({"dropout_p": "much"}, TypeError, "dropout_p must be a number, got str"),
+        ({"attn_mask": torch.full((3, 5), math.nan)}, ValueError, "attn_mask holds NaN"),
+        ({"attn_mask": torch.full((3, 5), math.inf)}, ValueError, r"attn_mask holds .*inf"),
+        ({"attn_mask": torch.ones(3, 5, device="meta")}, RuntimeError, "attn_mask is on meta but query is on cpu"),
+        ({"attn_mask": torch.ones(3, 5, dtype=torch.bool, device="meta")}, RuntimeError, "attn_mask is on meta"),
+    ],
+)
+def test_refusals_name_the_argument_as_the_caller_wrote_it(keywords, error, words):
+    with pytest.raises(error, match=words):
+        ours(*shaped(*PLAIN), **keywords)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_meta_tensors_give_the_shape_of_the_result(is_causal):
+    inputs = [torch.empty(shape, device="meta") for shape in ((2, 6, 3, 4), (2, 6, 5, 4), (2, 6, 5, 7))]
+    out = ours(*inputs, is_causal=is_causal)
+    assert out.is_meta and out.shape == (2, 6, 3, 7)
+    mask = torch.empty(3, 5, dtype=torch.bool, device="meta")
+    assert ours(*inputs, attn_mask=mask).shape == (2, 6, 3, 7)
+    assert ours(*inputs, attn_mask=causal_lower_right(3, 5)).shape == (2, 6, 3, 7)
 
 
 class TestNested:

@@ -3,14 +3,16 @@
     torch.nn.functional.scaled_dot_product_attention = regard.compat.scaled_dot_product_attention
 
 This is the one place where PyTorch's conventions hold: tensors of any rank from 2 up, batch dims that broadcast,
-`is_causal` aligned to the top left, a bare tensor as mask. Two things differ, and only where PyTorch has no useful
-answer: a query with nothing to attend to gets zeros (PyTorch gives NaN on some paths), and NaN or +inf in a float mask
-raises ValueError on CPU. What PyTorch refuses is refused with the same kind of error.
+`is_causal` aligned to the top left, a bare tensor as mask. Few things differ, and only where PyTorch has no useful
+answer: a query with nothing to attend to gets zeros (PyTorch gives NaN on some paths), NaN or +inf in a float mask
+raises ValueError on CPU, and a negative `dropout_p` is refused on every path, `attn_mask` beside `is_causal` too. What
+PyTorch refuses is refused with the same kind of error.
 """
 
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -58,8 +60,13 @@ def scaled_dot_product_attention(
     if q.shape[-1] == 0:
         q, k = torch.nn.functional.pad(q, (0, 1)), torch.nn.functional.pad(k, (0, 1))
     scale = None if scale is None else float(scale)
-    dropout = max(float(dropout_p), 0.0)
-    out = api.attention(q, k, v, mask=mask, bias=bias, scale=scale, dropout=dropout, query_offset=offset)
+    dropout = float(dropout_p)
+    try:
+        out = api.attention(q, k, v, mask=mask, bias=bias, scale=scale, dropout=dropout, query_offset=offset)
+    except (TypeError, ValueError) as error:
+        if bias is None or not str(error).startswith("bias "):
+            raise
+        raise type(error)(f"attn_mask {str(error).removeprefix('bias ')}") from None  # the caller's name for it
     return out if len(batch) == 2 else out.reshape(*batch, q.shape[2], v.shape[3])
 
 
@@ -158,7 +165,8 @@ def _check(
     if query.dim() < 2 or key.dim() < 2 or value.dim() < 2:
         dims = [x.dim() for x in (query, key, value)]
         raise RuntimeError(f"query, key and value need two dims or more, got {dims}")
-    autocast = torch.is_autocast_enabled(query.device.type)
+    device = query.device.type
+    autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
     if not autocast and not query.dtype == key.dtype == value.dtype:
         dtypes = [str(x.dtype) for x in (query, key, value)]
         raise RuntimeError(f"query, key and value must have the same dtype, got {dtypes}")
@@ -171,14 +179,22 @@ def _check(
         raise RuntimeError(f"query and key must have the same last dim, got {query.shape[-1]} and {key.shape[-1]}")
     if key.shape[-2] != value.shape[-2]:
         raise RuntimeError(f"key and value must have the same length, got {key.shape[-2]} and {value.shape[-2]}")
-    if dropout_p > 1.0:
-        raise RuntimeError(f"dropout_p must be at most 1, got {dropout_p}")
-    if attn_mask is None:
-        return
+    if type(dropout_p) is not float and not isinstance(dropout_p, (numbers.Real, Tensor)):
+        raise TypeError(f"dropout_p must be a number, got {type(dropout_p).__name__}")
+    if not 0.0 <= dropout_p <= 1.0:
+        raise RuntimeError(f"dropout_p must be a probability in [0, 1], got {dropout_p}")
+    if attn_mask is not None:
+        _check_mask(attn_mask, query, is_causal, autocast)
+
+
+def _check_mask(attn_mask: Tensor, query: Tensor, is_causal: bool, autocast: bool) -> None:
     if not isinstance(attn_mask, Tensor):
         raise TypeError(f"attn_mask must be a Tensor, got {type(attn_mask).__name__}")
     if is_causal:
         raise RuntimeError("attn_mask and is_causal=True were both given; put the causal rule into attn_mask")
+    rule = getattr(attn_mask, "variant", None) is not None  # torch's CausalBias has no contents, so no place either
+    if attn_mask.device != query.device and not rule:
+        raise RuntimeError(f"attn_mask is on {attn_mask.device} but query is on {query.device}; move one of them")
     if not autocast and attn_mask.dtype not in (torch.bool, torch.float32, query.dtype):
         raise RuntimeError(f"attn_mask must be bool, float32 or {query.dtype} as query, got {attn_mask.dtype}")
 
