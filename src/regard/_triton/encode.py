@@ -1,0 +1,270 @@
+"""A mask as the kernels read it: which key tiles each block of rows must visit, and a test for the pairs in them.
+
+The tiles of a block come as runs [start, stop) of neighbours, of three kinds: plain ones; those that straddle cells of
+the map or buckets of distance; those with forbidden pairs, which are tested. Other tiles are never visited. The test
+is one of
+
+  ANY        nothing but the end of the keys
+  INTERVALS  up to four intervals of keys for each row
+  DENSE      a boolean for each pair, made for some rows at a time where the whole would be large
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from regard.masks import Mask
+    from regard.spec import Call
+
+ANY, INTERVALS, DENSE = 0, 1, 2
+PLAIN, STRADDLING, TESTED = 0, 1, 2
+# booleans of one piece of a mask that has no intervals
+_PIECE = 1 << 28
+
+
+class Tiling(NamedTuple):
+    """Tiles of ``block_q`` rows and ``block_k`` keys, and what a plain one must not straddle."""
+
+    block_q: int
+    block_k: int
+    grid: tuple[int, int] = (0, 0)  # cells of the map
+    limit: tuple[int, int] = (0, 0)  # queries that the map covers
+    distance: bool = False
+    distinct: bool = True  # straddling tiles are told from tested ones
+
+    @property
+    def straddles(self) -> bool:
+        return self.distance or self.grid[0] > 0
+
+
+class Runs(NamedTuple):
+    """``table``: int32 [groups, blocks, runs, 2] for each kind, one after the other; ``counts``: how many runs
+    each kind has, then where each begins."""
+
+    table: Tensor
+    counts: Tensor
+    groups: int
+    blocks: int
+
+
+class Encoded(NamedTuple):
+    """``lo``, ``hi``: int32 [groups, K, L] for INTERVALS."""
+
+    test: int
+    runs: Runs
+    lo: Tensor | None = None
+    hi: Tensor | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return sum(t.nbytes for t in (self.runs.table, self.lo, self.hi) if t is not None)
+
+
+def encode(call: Call, tiling: Tiling) -> Encoded:
+    """The call's mask for kernels with these tiles; remembered, and without reading anything from a GPU."""
+    spec, mask, device, offset = call.spec, call.mask, call.query.device, call.offset
+    if mask is None:
+        if isinstance(offset, Tensor):
+            tiling, offset = _unsplit(tiling), 0
+        return _everything(spec.queries, spec.keys, offset, tiling, device)
+    key = ("triton", spec.queries, spec.keys, offset, spec.batch, tiling, device)
+    return mask.remember(key, offset, lambda: _build(call, mask, tiling))
+
+
+def _unsplit(tiling: Tiling) -> Tiling:
+    """Without known positions every tile may straddle buckets; one cell of the map over no queries marks them all."""
+    return tiling._replace(grid=(1, 1), limit=(0, 0), distance=False) if tiling.straddles else tiling
+
+
+@lru_cache(256)
+def cells_of_tiles(S: int, cols: int, block_k: int, device: torch.device) -> Tensor:
+    """The map's column in which each key tile lies, -1 where it lies in several."""
+    with torch.inference_mode(False):
+        return torch.from_numpy(_cells(S, cols, block_k)).to(device)
+
+
+def _cells(S: int, cols: int, block_k: int) -> NDArray[np.int32]:
+    start = np.arange(0, S, block_k, dtype=np.int64)
+    last = np.minimum(start + block_k, S) - 1
+    first, final = (((at + 1) * cols - 1) // S for at in (start, last))
+    return np.where(first == final, first, -1).astype(np.int32)
+
+
+def pieces(call: Call, encoded: Encoded, block_q: int) -> list[range]:
+    """The rows for which the test is made at once: all of them, unless it is DENSE and large."""
+    spec, mask = call.spec, call.mask
+    if encoded.test != DENSE or mask is None:
+        return [range(spec.queries)]
+    items = spec.batch if isinstance(call.offset, Tensor) else mask.batch
+    at_once = _PIECE // max(1, items * mask.heads * spec.keys) // block_q * block_q
+    at_once = max(block_q, at_once)
+    return [range(start, min(start + at_once, spec.queries)) for start in range(0, spec.queries, at_once)]
+
+
+def dense_piece(call: Call, rows: range) -> Tensor:
+    """The mask on some rows, expanded to [B, H, rows, S]."""
+    spec, mask = call.spec, call.mask
+    assert mask is not None
+    device = call.query.device
+    seen = mask.tile(rows, range(spec.keys), spec.queries, spec.keys, offset=call.offset, device=device)
+    return seen.expand(spec.batch, spec.heads, len(rows), spec.keys)
+
+
+def _build(call: Call, mask: Mask, tiling: Tiling) -> Encoded:
+    spec, offset, device = call.spec, call.offset, call.query.device
+    L, S, B = spec.queries, spec.keys, spec.batch
+    rows = mask.rows(L, S, offset, B)
+    if rows is None and (band := _band_on_device(call, mask)) is not None:
+        return Encoded(INTERVALS, _band_runs(*band, S, tiling), *band)
+    blocks = mask.blocks(L, S, offset, B, tiling.block_q, tiling.block_k)
+    counts = np.diff(blocks.row_ptr, axis=1).ravel()
+    owner = np.repeat(np.arange(len(counts)), counts)
+    shape = blocks.groups, blocks.query_blocks
+    if isinstance(offset, Tensor):
+        tiling = _unsplit(tiling)
+    with torch.inference_mode(False):
+        runs = _runs(owner, blocks.cols, blocks.full, shape, L, S, 0 if isinstance(offset, Tensor) else offset, tiling)
+        runs = runs._replace(table=runs.table.to(device), counts=runs.counts.to(device))
+        if rows is None:
+            return Encoded(DENSE, runs)
+        lo, hi = (torch.from_numpy(side.astype(np.int32)).to(device) for side in (rows.lo, rows.hi))
+        return Encoded(INTERVALS, runs, lo, hi)
+
+
+@lru_cache(256)
+def _everything(L: int, S: int, offset: int, tiling: Tiling, device: torch.device) -> Encoded:
+    blocks, tiles = -(-L // tiling.block_q), -(-S // tiling.block_k)
+    owner = np.repeat(np.arange(blocks), tiles)
+    cols = np.tile(np.arange(tiles, dtype=np.int32), blocks)
+    with torch.inference_mode(False):
+        runs = _runs(owner, cols, np.ones(len(cols), dtype=np.bool_), (1, blocks), L, S, offset, tiling)
+        return Encoded(ANY, runs._replace(table=runs.table.to(device), counts=runs.counts.to(device)))
+
+
+def _runs(
+    owner: NDArray[np.int64],
+    cols: NDArray[np.int32],
+    full: NDArray[np.bool_],
+    shape: tuple[int, int],
+    L: int,
+    S: int,
+    offset: int,
+    tiling: Tiling,
+) -> Runs:
+    """Tiles, given as (block that owns it, column, whether all is permitted) in order, as runs of each kind."""
+    keys = (cols + np.int64(1)) * tiling.block_k
+    kinds = np.where(full & (keys <= S), PLAIN, TESTED)
+    if tiling.straddles:
+        first_row = owner % shape[1] * tiling.block_q
+        kinds[(kinds == PLAIN) & _straddling(first_row, cols, keys, L, S, offset, tiling)] = (
+            STRADDLING if tiling.distinct else TESTED
+        )
+    tables = [_grouped(owner[kinds == kind], cols[kinds == kind], shape[0] * shape[1]) for kind in range(3)]
+    begins = np.cumsum([0] + [table.size for table in tables[:2]])
+    counts = np.array([*(table.shape[1] for table in tables), *begins], dtype=np.int32)
+    whole = np.concatenate([table.ravel() for table in tables])
+    return Runs(torch.from_numpy(whole), torch.from_numpy(counts), *shape)
+
+
+def _straddling(
+    first_row: NDArray[np.int64],
+    cols: NDArray[np.int32],
+    keys: NDArray[np.int64],
+    L: int,
+    S: int,
+    offset: int,
+    tiling: Tiling,
+) -> NDArray[np.bool_]:
+    found = np.zeros(len(cols), dtype=np.bool_)
+    if tiling.distance:
+        below = offset + first_row - (keys - 1)
+        above = offset + first_row + tiling.block_q - 1 - (keys - tiling.block_k)
+        near = np.maximum(np.maximum(below, -above), 0)
+        found |= np.frexp(near.astype(np.float64))[1] != np.frexp(np.maximum(above, -below).astype(np.float64))[1]
+    if tiling.grid[0] > 0:
+        start, stop = tiling.limit
+        if stop <= start:
+            return np.ones_like(found)
+        ends = (np.clip(row, start, stop - 1) - start for row in (first_row, first_row + tiling.block_q - 1))
+        first, last = (((row + 1) * tiling.grid[0] - 1) // (stop - start) for row in ends)
+        found |= (first != last) | (_cells(S, tiling.grid[1], tiling.block_k)[cols] < 0)
+    return found
+
+
+def _grouped(owner: NDArray[np.int64], cols: NDArray[np.int32], owners: int) -> NDArray[np.int32]:
+    """[owners, most runs of an owner, 2]; unused places hold empty runs."""
+    opens = np.ones(len(cols), dtype=np.bool_)
+    opens[1:] = (owner[1:] != owner[:-1]) | (cols[1:] != cols[:-1] + 1)
+    first = np.flatnonzero(opens)
+    last = np.append(first, len(cols))[1:] - 1
+    runs = np.bincount(owner[first], minlength=owners)
+    out = np.zeros((owners, int(runs.max(initial=0)), 2), dtype=np.int32)
+    slot = np.arange(len(first)) - np.repeat(np.cumsum(runs) - runs, runs)
+    out[owner[first], slot, 0] = cols[first]
+    out[owner[first], slot, 1] = cols[last] + 1
+    return out
+
+
+def _band_on_device(call: Call, mask: Mask) -> tuple[Tensor, Tensor] | None:
+    """Intervals of a band with key padding whose numbers are on the GPU, where they may not be read; else None."""
+    spec, device = call.spec, call.query.device
+    flags = mask.fused(spec.queries, spec.keys, call.offset)
+    if flags is None or flags.documents is not None:
+        return None
+    offset = call.offset.to(device).view(-1, 1, 1) if isinstance(call.offset, Tensor) else call.offset
+    i = torch.arange(spec.queries, device=device) + offset
+    i = i.view(-1, 1, spec.queries)
+    lo = torch.zeros_like(i) if flags.left is None else i - flags.left
+    hi = torch.full_like(i, spec.keys) if flags.right is None else i + flags.right + 1
+    if flags.padding is not None:
+        lengths = flags.padding.tensors[0].to(device).view(-1, 1, 1)
+        if flags.padding.side == "left":
+            lo = torch.maximum(lo, spec.keys - lengths)
+        else:
+            hi = torch.minimum(hi, lengths)
+    shape = (max(len(lo), len(hi)), 1, spec.queries)
+    lo, hi = (side.clamp(0, spec.keys).to(torch.int32).expand(shape).contiguous() for side in (lo, hi))
+    return lo, hi
+
+
+def _band_runs(lo: Tensor, hi: Tensor, S: int, tiling: Tiling) -> Runs:
+    """Runs of one interval a row, by device operations: the tiles all rows of a block cover, and those around them."""
+    block_q, block_k = tiling.block_q, tiling.block_k
+    empty = lo >= hi
+    beyond = -lo.shape[2] % block_q
+
+    def over_blocks(edge: Tensor, filler: int, largest: bool) -> Tensor:
+        padded = torch.nn.functional.pad(edge[:, 0], (0, beyond), value=filler).view(len(edge), -1, block_q)
+        return padded.amax(2) if largest else padded.amin(2)
+
+    first = over_blocks(lo.masked_fill(empty, S), S, False) // block_k
+    last = -(-over_blocks(hi.masked_fill(empty, 0), 0, True) // block_k)
+    inner = -(-over_blocks(lo.masked_fill(empty, S), 0, True) // block_k)
+    outer = over_blocks(hi.masked_fill(empty, 0), S, False) // block_k
+    # where no tile is full, everything is left to the first of the two tested runs
+    inner = torch.where(inner < outer, inner, last)
+    outer = torch.maximum(inner, outer.minimum(last))
+    table = torch.stack([inner, outer, first, inner, outer, last], -1)
+    groups, blocks = first.shape
+    table = torch.cat([table[..., :2].flatten(), table[..., 2:].flatten(), torch.stack([first, last], -1).flatten()])
+    return Runs(table.to(torch.int32), _band_counts(groups * blocks, tiling, lo.device), groups, blocks)
+
+
+@lru_cache(256)
+def _band_counts(owners: int, tiling: Tiling, device: torch.device) -> Tensor:
+    """The table holds the full run of each owner, the two around it, and all of these as one."""
+    full, around, whole = 0, 2 * owners, 6 * owners
+    counts = [1, 0, 2, full, full, around]
+    if tiling.straddles:
+        # which tiles straddle something is not known: all are taken for such
+        counts = [0, 1, 2, full, full, around] if tiling.distinct else [0, 0, 1, full, full, whole]
+    with torch.inference_mode(False):
+        return torch.tensor(counts, dtype=torch.int32).to(device)

@@ -1,0 +1,66 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
+"""The kernels beside the observation pass: float64 sums to floats, and a rectangle of weights."""
+
+from __future__ import annotations
+
+import triton.language as tl
+
+import triton
+from regard._triton.tiles import BUCKETS, load_lse, load_rows, locate_pairs, log_weights
+
+
+@triton.jit(do_not_specialize=["total", "rows", "cols", "queries", "keys", "mass", "cells", "sums_stride"])
+def finish_sums(
+    SUMS, MASS, MAP, DISTANCE, total, rows, cols, queries, keys, mass, cells, sums_stride,
+    SIZE: tl.constexpr,
+):  # fmt: skip
+    """Sums lie as [key mass | map | distances] for each head; a cell of the map becomes a mean over its pairs."""
+    at = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
+    head = tl.program_id(1).to(tl.int64)
+    inside = at < total
+    x = tl.load(SUMS + head * sums_stride + at, mask=inside, other=0).to(tl.float32)
+    tl.store(MASS + head * mass + at, x, mask=at < mass)
+    cell = tl.maximum(at - mass, 0)
+    r = (cell // cols).to(tl.int64)
+    c = (cell % cols).to(tl.int64)
+    pairs = ((r + 1) * queries // rows - r * queries // rows) * ((c + 1) * keys // cols - c * keys // cols)
+    in_map = (at >= mass) & (at < mass + cells)
+    tl.store(MAP + head * cells + cell, x / tl.maximum(pairs, 1).to(tl.float32), mask=in_map)
+    bucket = at - mass - cells
+    tl.store(DISTANCE + head * BUCKETS + bucket, x, mask=(bucket >= 0) & inside)
+
+
+@triton.jit(do_not_specialize=["L", "S", "first_row", "row_start", "row_stop", "key_start", "key_stop", "height"])
+def rectangle(
+    Q, K, LSE, BIAS, PAIRS, PAIRS_HI, WEIGHTS,
+    q_stride_b, q_stride_h, q_stride_l, k_stride_b, k_stride_h, k_stride_s,
+    bias_stride_b, bias_stride_h, bias_stride_q, bias_stride_k,
+    pairs_stride_b, pairs_stride_h, pairs_stride_q, pairs_stride_k,
+    L, S, first_row, row_start, row_stop, key_start, key_stop, height, scale, cap,
+    H: tl.constexpr, GROUP: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    PREDICATE: tl.constexpr, SLOTS: tl.constexpr, SOFTCAP: tl.constexpr, BIASED: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Weights of rows row_start … row_stop-1 and keys key_start … key_stop-1, [B, H, rows, keys].
+
+    Only rows from ``first_row`` on are computed: where a mask comes in pieces, so does the rectangle.
+    """
+    bh = tl.program_id(2)
+    b = (bh // H).to(tl.int64)
+    h = bh % H
+    begin = tl.maximum(row_start, first_row)
+    rows = begin + tl.program_id(1) * BM + tl.arange(0, BM)
+    cols = key_start + tl.program_id(0) * BN + tl.arange(0, BN)
+    bias = (BIAS + b * bias_stride_b + h * bias_stride_h, bias_stride_q, bias_stride_k)
+    pairs = locate_pairs(
+        PAIRS, PAIRS_HI, b, h, first_row, pairs_stride_b, pairs_stride_h, pairs_stride_q, pairs_stride_k, PREDICATE
+    )
+    q = load_rows(Q + b * q_stride_b + h * q_stride_h, q_stride_l, rows, L, HEAD, D, True)
+    lse = load_lse(LSE + bh.to(tl.int64) * L, rows, L)
+    k = load_rows(K + b * k_stride_b + (h // GROUP) * k_stride_h, k_stride_s, cols, S, HEAD, D, True)
+    s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+    z = log_weights(s, lse, rows, cols, (L, S), (scale, cap), bias, pairs, PREDICATE, SLOTS, SOFTCAP, BIASED, True)
+    width = key_stop - key_start
+    at = (bh.to(tl.int64) * height + (rows - row_start))[:, None] * width + (cols - key_start)[None, :]
+    inside = (rows < row_stop)[:, None] & (cols < key_stop)[None, :]
+    tl.store(WEIGHTS + at, tl.exp2(z), mask=inside)

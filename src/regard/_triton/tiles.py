@@ -1,0 +1,131 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
+"""What the kernels share: one tile of logits, which of its pairs are permitted, and sums that have no order.
+
+Legend: b batch item, h head, i query row, j key; BM × BN the tile, D the head dim padded to a power of two. Logits are
+in powers of two: z = log2 of the weight = logit·log2 e - lse·log2 e, NEVER where a pair is forbidden. BM rows belong
+to one program, which walks over the key tiles of its runs.
+"""
+
+from __future__ import annotations
+
+import triton.language as tl
+
+import triton
+
+LOG2E = tl.constexpr(1.4426950408889634)
+LN2 = tl.constexpr(0.6931471805599453)
+# Far below any z of a permitted pair, and finite: 0·NEVER is 0.
+NEVER = tl.constexpr(-1e30)
+BUCKETS = tl.constexpr(32)
+
+ANY = tl.constexpr(0)  # every pair is permitted
+INTERVALS = tl.constexpr(1)  # each row permits a few intervals of keys
+DENSE = tl.constexpr(2)  # a boolean for each pair
+
+
+@triton.jit
+def load_rows(base, stride, at, count, HEAD: tl.constexpr, D: tl.constexpr, CHECK: tl.constexpr):
+    """Rows ``at`` of a [count, HEAD] matrix, zeros beyond its ends."""
+    d = tl.arange(0, D)
+    where = base + at.to(tl.int64)[:, None] * stride + d[None, :]
+    if CHECK:
+        return tl.load(where, mask=(at < count)[:, None] & (d < HEAD)[None, :], other=0.0)
+    if HEAD == D:
+        return tl.load(where)
+    return tl.load(where, mask=(d < HEAD)[None, :], other=0.0)
+
+
+@triton.jit
+def load_lse(LSE, rows, L):
+    """lse in powers of two; rows that are empty or beyond the end get a value that makes every weight 0."""
+    lse = tl.load(LSE + rows, mask=rows < L, other=float("-inf"))
+    return tl.where(lse == float("-inf"), -NEVER, lse * LOG2E)
+
+
+@triton.jit
+def tanh(x):
+    """To float32 accuracy: the series near 0, where the quotient would cancel."""
+    a = tl.minimum(tl.abs(x), 20.0)
+    far = 1.0 - 2.0 / (tl.exp2(a * (2 * LOG2E)) + 1.0)
+    far = tl.where(x < 0, -far, far)
+    y = x * x
+    near = x * (1.0 + y * (-1 / 3 + y * (2 / 15 + y * (-17 / 315 + y * (62 / 2835 - y * 1382 / 155925)))))
+    return tl.where(a < 0.25, near, far)
+
+
+@triton.jit
+def log_weights(
+    s,
+    lse,
+    rows,
+    cols,
+    sizes,
+    scales,
+    bias,
+    pairs,
+    PREDICATE: tl.constexpr,
+    SLOTS: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    BIAS: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """z of a tile from its products s = q·k. ``scales``: (scale, softcap), log2 e included."""
+    z = s * scales[0]
+    if SOFTCAP:
+        z = tanh(z) * scales[1]
+    z = z - lse[:, None]
+    if BIAS:
+        added = load_pairs(bias, rows, cols, sizes).to(tl.float32)
+        z = tl.where(added == float("-inf"), NEVER, z + added * LOG2E)
+    if MASKED:
+        z = tl.where(permitted(rows, cols, sizes, pairs, PREDICATE, SLOTS), z, NEVER)
+    return z
+
+
+@triton.jit
+def locate_pairs(LO, HI, b, h, first_row, stride_b, stride_h, stride_q, stride_k, PREDICATE: tl.constexpr):
+    """What ``permitted`` reads of this head. A matrix of booleans may begin at a later row than 0."""
+    at = b * stride_b + h * stride_h
+    if PREDICATE == INTERVALS:
+        return LO + at, HI + at, stride_k
+    else:
+        return LO + at - first_row.to(tl.int64) * stride_q, stride_q, stride_k
+
+
+@triton.jit
+def load_pairs(matrix, rows, cols, sizes):
+    """A tile of a matrix (address, row stride, column stride); zeros beyond the ends."""
+    inside = (rows < sizes[0])[:, None] & (cols < sizes[1])[None, :]
+    at = matrix[0] + rows.to(tl.int64)[:, None] * matrix[1] + cols.to(tl.int64)[None, :] * matrix[2]
+    return tl.load(at, mask=inside, other=0)
+
+
+@triton.jit
+def permitted(rows, cols, sizes, pairs, PREDICATE: tl.constexpr, SLOTS: tl.constexpr):
+    """``pairs``: for INTERVALS (lo, hi, distance of slots), for DENSE a matrix of booleans."""
+    if PREDICATE == INTERVALS:
+        seen = (cols < 0)[None, :] & (rows < 0)[:, None]
+        for slot in tl.static_range(SLOTS):
+            lo = tl.load(pairs[0] + slot * pairs[2] + rows, mask=rows < sizes[0], other=0)
+            hi = tl.load(pairs[1] + slot * pairs[2] + rows, mask=rows < sizes[0], other=0)
+            seen |= (cols[None, :] >= lo[:, None]) & (cols[None, :] < hi[:, None])
+    elif PREDICATE == DENSE:
+        seen = load_pairs(pairs, rows, cols, sizes) != 0
+    else:
+        seen = (cols < sizes[1])[None, :] & (rows >= 0)[:, None]
+    return seen
+
+
+@triton.jit
+def warp_sums(p, BM: tl.constexpr, BN: tl.constexpr, WARPS: tl.constexpr):
+    """Column sums of a tile over the rows of each warp, [WARPS, BN]: no step between warps."""
+    return tl.sum(tl.sum(tl.reshape(p, [BM // (16 * WARPS), WARPS, 16, BN]), 0), 1)
+
+
+@triton.jit
+def add_exactly(sums, at, x, magic, mask):
+    """Add x to float64 sums, rounded to a unit in which all of them are whole numbers: the order does not matter.
+
+    ``magic`` is so large that the last digit of a float64 of its size is that unit.
+    """
+    tl.atomic_add(sums + at, (x.to(tl.float64) + magic) - magic, mask=mask, sem="relaxed")

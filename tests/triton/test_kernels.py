@@ -1,0 +1,121 @@
+"""The observation kernels against the definitions: every statistic, mask and modifier."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tests.core_calls import every_mask
+from tests.triton import definitions
+from tests.triton.calls import DEVICE, call_of, found_and_wrong, tensors
+
+from regard import Want, masks
+from regard._triton import launch
+
+SUMS = Want(map=(5, 7), first=3, top_k=0, weights=(slice(3, 70), slice(5, 100)))
+SIZES = {"B": 2, "H": 2, "G": 1, "L": 37, "S": 111}
+
+
+@pytest.mark.parametrize("kind", every_mask(2, 2, 37, 111))
+def test_every_mask_gives_the_statistics_of_its_dense_form(kind: str) -> None:
+    query, key = tensors(**SIZES)
+    mask = every_mask(2, 2, 37, 111)[kind]
+    assert found_and_wrong(query, key, SUMS, mask=mask)[1] == []
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"softcap": 2.5},
+        {"scale": -0.7},
+        {"scale": 0.0},
+        {"sinks": torch.tensor([0.5, -3.0])},
+        {"bias": torch.randn(2, 1, 1, 111)},
+        {"bias": torch.randn(1, 2, 37, 1), "mask": masks.causal()},
+        {"bias": torch.randn(37, 111).masked_fill(torch.rand(37, 111) < 0.3, -torch.inf)},
+        {"query_offset": torch.tensor([3, 90]), "mask": masks.causal() & masks.window(left=20)},
+        {"query_offset": torch.tensor([-5, 200])},
+        {"query_offset": -20, "mask": masks.causal()},
+    ],
+    ids=lambda given: "-".join(given),
+)
+def test_every_modifier_enters_the_weights(given: dict[str, Any]) -> None:
+    query, key = tensors(**SIZES)
+    given = {name: value.to(DEVICE) if isinstance(value, torch.Tensor) else value for name, value in given.items()}
+    assert found_and_wrong(query, key, SUMS, **given)[1] == []
+
+
+# the interpreter multiplies bfloat16 matrices wrongly
+HALF = [torch.float16, torch.bfloat16] if DEVICE == "cuda" else [torch.float16]
+
+
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("dim", [3, 64])
+def test_half_precision_and_odd_head_sizes(dtype: torch.dtype, dim: int) -> None:
+    query, key = tensors(H=4, G=2, L=131, S=67, D=dim, dtype=dtype)
+    assert found_and_wrong(query, key, SUMS.but(weights=None), mask=masks.causal())[1] == []
+
+
+def test_large_logits_keep_their_entropy() -> None:
+    query, key = tensors(L=5, S=63)
+    shifted = torch.cat([query, torch.full_like(query[..., :1], 1e4)], -1)
+    key = torch.cat([key, torch.ones_like(key[..., :1])], -1)
+    call = call_of(shifted, key, scale=0.25)
+    logits = (shifted @ key.transpose(-1, -2)) * 0.25
+    lse = logits.logsumexp(-1)
+    found = launch.observe(call, lse, Want(top_k=0))
+    weights = (logits - lse.unsqueeze(-1)).exp()
+    entropy = -torch.special.xlogy(weights, weights).sum(-1)
+    assert (found["entropy"] - entropy).abs().max() < 0.01
+
+
+def test_limited_queries_count_alone_in_key_mass_and_map() -> None:
+    query, key = tensors(L=131, S=67)
+    want = Want(map=(3, 4), queries=slice(50, 113), top_k=0)
+    assert found_and_wrong(query, key, want, mask=masks.causal())[1] == []
+
+
+def test_strided_inputs_are_read_in_place() -> None:
+    query, key = tensors(L=37, S=63, D=22)
+    query, key = query[..., ::2], key.transpose(2, 3).contiguous().transpose(2, 3)[..., :11]
+    assert found_and_wrong(query, key, SUMS)[1] == []
+
+
+@pytest.mark.parametrize(
+    "want", [Want.none().but(distance=True), Want.none().but(map=(3, 3)), Want.none().but(first=70)]
+)
+def test_what_is_not_wanted_is_absent(want: Want) -> None:
+    query, key = tensors(L=37, S=111)
+    assert found_and_wrong(query, key, want, mask=masks.causal())[1] == []
+
+
+def test_a_nan_query_spoils_its_row_and_the_sums_it_enters() -> None:
+    query, key = tensors(L=7, S=63)
+    query[0, 1, 2, 0] = torch.nan
+    call = call_of(query, key, mask=masks.causal(), query_offset=0)
+    lse = torch.where(query.isnan().any(-1), torch.nan, torch.zeros(1, 2, 7, device=DEVICE))
+    found = launch.observe(call, lse, Want(map=(7, 3), top_k=2))
+    bad = torch.zeros(1, 2, 7, dtype=torch.bool, device=DEVICE)
+    bad[0, 1, 2] = True
+    assert torch.equal(found["entropy"].isnan(), bad)
+    assert torch.equal(found["max_weight"].isnan(), bad)
+    assert torch.equal(found["top_weights"].isnan().all(-1), bad)
+    assert found["key_mass"].isnan().nonzero().tolist() == [[0, 1, 0], [0, 1, 1], [0, 1, 2]]
+    assert found["map"].isnan().nonzero().tolist() == [[0, 1, 2, 0]]
+
+
+def test_the_same_call_twice_is_bitwise_equal() -> None:
+    query, key = tensors(H=1, L=63, S=71)
+    call = call_of(query, key, mask=masks.causal())
+    lse = definitions.whole(call)[0].float()
+    first, second = (launch.observe(call, lse, Want(map=(3, 5))) for _ in range(2))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_refusals_name_what_cannot_be_done() -> None:
+    query, key = tensors(L=3, S=5)
+    assert "float32" in launch.refuse(call_of(query.double(), key.double()).spec, Want())[0]
+    wide = torch.zeros(1, 2, 3, 257, device=DEVICE)
+    assert "257" in launch.refuse(call_of(wide, wide).spec, Want())[0]
+    assert "top_k" in launch.refuse(call_of(query, key).spec, Want(top_k=257))[0]
