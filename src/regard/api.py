@@ -107,7 +107,7 @@ def make_plan(call: Call, choice: Choice, want: Want | None = None) -> Plan:
         if spec.bias is not None:
             moved += spec.bias.dtype.itemsize * torch.Size(spec.bias.shape).numel()
         flops = 2 * kept * (spec.head_dim + spec.value_dim)
-        peak = choice.backend.workspace(spec, kept)
+        peak = choice.backend.workspace(spec, kept) + choice.backend.mask_bytes(call)
         if want is not None and want.asks:
             flops += 2 * kept * spec.head_dim
             peak += observing_bytes(call, want)

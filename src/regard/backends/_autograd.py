@@ -2,30 +2,45 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from regard._errors import Refused
-from regard.backends._base import no_autocast
+from regard.backends._base import Backend, no_autocast
 from regard.backends.eager import attend
 from regard.spec import Call
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from regard.backends._base import FusedBackend
 
+class FusedBackend(Backend):
+    """A backend with a hand-written backward pass: two functions on plain tensors, no autograd inside.
 
-def run_fused(backend: FusedBackend, call: Call, *, named: bool) -> tuple[Tensor, Tensor]:
-    with no_autocast(call.spec.device):
-        if not call.spec.grad:
-            out, lse = backend.forward(call)
-            return out if out.dtype == call.spec.dtype else out.to(call.spec.dtype), lse
-        tensors = (call.query, call.key, call.value, call.bias, call.sinks)
-        out = _Fused.apply(backend, call, named, *tensors)  # type: ignore[no-untyped-call]
-    assert call.lse is not None
-    return out, call.lse
+    lse is [B, H, L] in accumulation precision, -inf for an empty row, sinks included.
+    """
+
+    @abstractmethod
+    def forward(self, call: Call) -> tuple[Tensor, Tensor]:
+        """(out, lse) of the call's tensors; out may be in accumulation precision, which makes gradients more exact."""
+
+    @abstractmethod
+    def backward(
+        self, call: Call, grad_out: Tensor, out: Tensor, lse: Tensor, needs: tuple[bool, ...]
+    ) -> tuple[Tensor | None, ...]:
+        """Gradients of (query, key, value, bias, sinks), None where ``needs`` is False."""
+
+    def run(self, call: Call, *, named: bool) -> tuple[Tensor, Tensor]:
+        with no_autocast(call.spec.device):
+            if not call.spec.grad:
+                out, lse = self.forward(call)
+                return out if out.dtype == call.spec.dtype else out.to(call.spec.dtype), lse
+            tensors = (call.query, call.key, call.value, call.bias, call.sinks)
+            out = _Fused.apply(self, call, named, *tensors)  # type: ignore[no-untyped-call]
+        assert call.lse is not None
+        return out, call.lse
 
 
 class _Fused(torch.autograd.Function):
@@ -48,12 +63,7 @@ class _Fused(torch.autograd.Function):
         call.seed = ctx.call.seed
         needs = ctx.needs_input_grad[3:]
         if torch.is_grad_enabled():
-            if ctx.named:
-                raise Refused(
-                    f"backend {ctx.backend.name!r} has no second derivative (the backward pass ran with "
-                    'create_graph=True); use backend="auto" or "eager"'
-                )
-            return (None, None, None, *differentiable(call, grad_out, needs))
+            return (None, None, None, *again(ctx.backend.name if ctx.named else None, call, grad_out, needs))
         with no_autocast(call.spec.device):
             return (None, None, None, *ctx.backend.backward(call, grad_out, out, lse, needs))
 
@@ -62,6 +72,16 @@ def held_tensors(call: Call) -> tuple[Tensor, ...]:
     """Tensors that a call depends on and that get no gradient: the mask's, and offsets."""
     offset = (call.offset,) if isinstance(call.offset, torch.Tensor) else ()
     return offset if call.mask is None else (*call.mask.tensors, *offset)
+
+
+def again(named: str | None, call: Call, grad_out: Tensor, needs: tuple[bool, ...]) -> tuple[Tensor | None, ...]:
+    """Gradients for a backward pass with create_graph=True: through eager, unless a backend was named."""
+    if named is not None:
+        raise Refused(
+            f"backend {named!r} has no second derivative (the backward pass ran with create_graph=True); "
+            'use backend="auto" or "eager"'
+        )
+    return differentiable(call, grad_out, needs)
 
 
 def differentiable(call: Call, grad_out: Tensor, needs: tuple[bool, ...]) -> tuple[Tensor | None, ...]:

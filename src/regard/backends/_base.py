@@ -33,31 +33,13 @@ class Backend(ABC):
     def workspace(self, spec: CallSpec, kept_pairs: int) -> int:
         """Bytes alive at the peak of a forward pass beyond the inputs: output included."""
 
+    def mask_bytes(self, call: Call) -> int:
+        """Bytes alive at the peak for what the backend makes of the call's mask; it may look at the mask's contents."""
+        return 0
+
     @abstractmethod
     def run(self, call: Call, *, named: bool) -> tuple[Tensor, Tensor]:
         """(out, lse); lse [B, H, L] is for reading, not for gradients. ``named``: the caller asked for this one."""
-
-
-class FusedBackend(Backend):
-    """A backend with a hand-written backward pass: two functions on plain tensors, no autograd inside.
-
-    lse is [B, H, L] in accumulation precision, -inf for an empty row, sinks included.
-    """
-
-    @abstractmethod
-    def forward(self, call: Call) -> tuple[Tensor, Tensor]:
-        """(out, lse) of the call's tensors; out may be in accumulation precision, which makes gradients more exact."""
-
-    @abstractmethod
-    def backward(
-        self, call: Call, grad_out: Tensor, out: Tensor, lse: Tensor, needs: tuple[bool, ...]
-    ) -> tuple[Tensor | None, ...]:
-        """Gradients of (query, key, value, bias, sinks), None where ``needs`` is False."""
-
-    def run(self, call: Call, *, named: bool) -> tuple[Tensor, Tensor]:
-        from regard.backends._autograd import run_fused
-
-        return run_fused(self, call, named=named)
 
 
 # the square of a larger number overflows in float32
@@ -71,7 +53,7 @@ def norm_of(tensor: Tensor) -> float:
         low, high = torch.aminmax(tensor)
         largest = float(torch.maximum(high, -low).item())
         return math.inf if largest > _HUGE else largest * math.sqrt(tensor.shape[-1])
-    if tensor.is_contiguous():
+    if tensor.numel() > 1 << 15 and tensor.is_contiguous():
         flat = tensor.view(-1)  # the fastest reduction there is
         return math.sqrt(torch.dot(flat, flat).item())
     return float(torch.linalg.vector_norm(tensor).item())

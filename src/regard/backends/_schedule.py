@@ -11,6 +11,7 @@ Rows that no step mentions see nothing. A row may be in two steps (``again``): t
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -66,11 +67,16 @@ def steps_of(call: Call) -> list[Step]:
     spec, mask = call.spec, call.mask
     rows, keys = spec.queries, spec.keys
     if mask is None:
-        return [Step(None, 0, rows, (Run(0, keys, True),), "rect", None, None)]
+        return _everything(rows, keys)
     if not mask.readable() or (isinstance(call.offset, Tensor) and call.offset.device.type != "cpu"):
         return [Step(None, 0, rows, (Run(0, keys, False),), "tile", None, None)]
     key = ("steps", rows, keys, call.offset, spec.batch)
     return mask.remember(key, call.offset, lambda: _build(mask, rows, keys, call.offset, spec.batch))
+
+
+@lru_cache(256)
+def _everything(rows: int, keys: int) -> list[Step]:
+    return [Step(None, 0, rows, (Run(0, keys, True),), "rect", None, None)]
 
 
 def _build(mask: Mask, rows: int, keys: int, offset: int | Tensor, batch: int) -> list[Step]:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from regard.backends._base import FusedBackend, accumulation
+from regard.backends._autograd import FusedBackend
+from regard.backends._base import accumulation
 from regard.backends._schedule import Run, Step, steps_of
 
 if TYPE_CHECKING:
@@ -45,8 +46,9 @@ class TiledBackend(FusedBackend):
             out = query.new_zeros(spec.batch, spec.heads, spec.queries, spec.value_dim)
             return out, query.new_full(out.shape[:3], -torch.inf, dtype=work)
         steps = self.plan_steps(call)
-        if len(steps) == 1 and is_whole(steps[0], spec):
-            out, lse = self.step_forward(call, steps[0], query, call.key, call.value)
+        if len(steps) == 1 and steps[0].batch is None and steps[0].rows == spec.queries:
+            keys = (call.key, call.value) if is_whole(steps[0], spec) else gather(call, steps[0])
+            out, lse = self.step_forward(call, steps[0], query, *keys)
         else:
             out = query.new_zeros(spec.batch, spec.heads, spec.queries, spec.value_dim, dtype=self.part_dtype(spec))
             lse = query.new_full(out.shape[:3], -torch.inf, dtype=work)

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from regard._errors import Refused
-from regard.backends._autograd import differentiable, held_tensors
+from regard.backends._autograd import again, held_tensors
 from regard.backends._base import Backend
 from regard.backends._flex_rules import BLOCK, Frame, blocks_of, score_of
 
@@ -113,13 +112,8 @@ class _Flex(torch.autograd.Function):
         if grad_out is None:
             return (None,) * 7
         if torch.is_grad_enabled():
-            if ctx.named:
-                raise Refused(
-                    "backend 'flex' has no second derivative (the backward pass ran with create_graph=True); "
-                    'use backend="auto" or "eager"'
-                )
             call = ctx.call.replace(query=query, key=key, value=value, bias=bias, sinks=sinks)
-            return (None, None, *differentiable(call, grad_out, needs))
+            return (None, None, *again("flex" if ctx.named else None, call, grad_out, needs))
         out, leaves = ctx.graph
         # the inner graph lives as long as the outer one: freed with it, unless the caller retains it
         keep = torch._C._autograd._get_current_graph_task_keep_graph()

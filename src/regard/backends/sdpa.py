@@ -7,11 +7,12 @@ hides the log-sum-exp, and gives NaN gradients on empty rows.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from regard.backends import _cuda, _kernels
+from regard.backends._autograd import again
 from regard.backends._base import reads_values
 from regard.backends._schedule import Run, Step, permitted_of, steps_of
 from regard.backends._tiled import Grads, TiledBackend, add_sinks, bias_tile, is_whole, sink_gradient
@@ -65,6 +66,26 @@ class Sdpa(TiledBackend):
             return 4 * (rows + keys) * (spec.head_dim + spec.value_dim) + 4 * rows + own
         return rows * (spec.value_dim * spec.dtype.itemsize + (8 if spec.dtype == torch.float64 else 4)) + own
 
+    def run(self, call: Call, *, named: bool) -> tuple[Tensor, Tensor]:
+        causal = self._one_kernel_call(call) if call.spec.grad else None
+        if causal is None:
+            return super().run(call, named=named)
+        out = _OneKernelCall.apply(call, named, causal, call.query, call.key, call.value)  # type: ignore[no-untyped-call]
+        assert call.lse is not None
+        return out, call.lse
+
+    def _one_kernel_call(self, call: Call) -> bool | None:
+        """The causal flag, where the call is one call of the CPU kernel and nothing else; None where it is more."""
+        spec, mask = call.spec, call.mask
+        if spec.device != "cpu" or spec.dtype.itemsize == 2 or call.bias is not None or spec.sinks or spec.scale <= 0:
+            return None
+        if spec.empty or (mask is not None and mask.tensors):
+            return None
+        steps = self.plan_steps(call)
+        if len(steps) != 1 or steps[0].kind == "tile" or not is_whole(steps[0], spec):
+            return None
+        return steps[0].kind == "triangle"
+
     def forward(self, call: Call) -> tuple[Tensor, Tensor]:
         if call.spec.device == "cpu" or call.spec.empty:
             return super().forward(_in_float32(call))
@@ -80,6 +101,16 @@ class Sdpa(TiledBackend):
         grads = _cuda.backward(call, grad_out, out, lse)
         sinks = sink_gradient(call, grad_out, out, lse) if needs[4] else None
         return (*(grad if need else None for grad, need in zip(grads, needs, strict=False)), None, sinks)
+
+    def mask_bytes(self, call: Call) -> int:
+        if call.spec.device != "cpu" or call.mask is None or call.spec.empty:
+            return 0
+        # tiles of intervals are small beside the rest
+        tiles = [step for step in self.plan_steps(call) if step.kind == "tile" and step.lo is None]
+        groups = max(call.mask.batch, 1) * max(call.mask.heads, 1)
+        pairs = groups * max((step.rows * step.width for step in tiles), default=0)
+        # what is added, and the booleans it is made from; a rule that is computed makes more, of positions
+        return pairs * (call.spec.dtype.itemsize + (1 if call.mask.tensors else 12))
 
     def plan_steps(self, call: Call) -> list[Step]:
         """Steps where they save work; one masked call where launching them would cost more than the pairs they skip."""
@@ -149,9 +180,32 @@ class Sdpa(TiledBackend):
         return added.expand(*added.shape[:2], len(rows), run.stop - run.start)
 
 
+class _OneKernelCall(torch.autograd.Function):
+    """The common case with as little as possible around it: at a few tokens, Python costs more than the kernel."""
+
+    @staticmethod
+    def forward(ctx: Any, call: Call, named: bool, causal: bool, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        out, lse = _kernels.forward(query, key, value, causal, None, call.spec.scale)
+        out, lse = _show_nan(call, query, out, lse)
+        call.lse = lse
+        ctx.rest, ctx.named, ctx.causal = call.without_tensors(), named, causal
+        ctx.save_for_backward(query, key, value, out, lse)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, out, lse = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            call = ctx.rest.replace(query=query, key=key, value=value)
+            needs = (*ctx.needs_input_grad[3:], False, False)
+            return (None, None, None, *again("sdpa" if ctx.named else None, call, grad_out, needs)[:3])
+        scale = ctx.rest.spec.scale
+        return None, None, None, *_kernels.backward(grad_out, query, key, value, out, lse, ctx.causal, None, scale)
+
+
 def _show_nan(call: Call, query: Tensor, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
     """NaN for the rows of NaN queries, which the CPU kernel takes for empty rows: output 0, and a lse of exactly 0."""
-    if reads_values(call.spec) and not (lse == 0).any():
+    if reads_values(call.spec) and torch.count_nonzero(lse).item() == lse.numel():
         return out, lse
     lost = query.isnan().any(-1)
     return out.masked_fill(lost.unsqueeze(-1), torch.nan), lse.masked_fill(lost, torch.nan)
