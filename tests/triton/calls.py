@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
 from tests.triton import definitions
 from torch import Tensor
 
-from regard import Want
+from regard import Want, masks
 from regard._arguments import prepare
 from regard._triton import launch
 from regard.spec import Call
 
 # The interpreter takes CPU tensors, the compiler CUDA ones.
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
+
+
+def placed(mask: masks.Mask | None) -> masks.Mask | None:
+    """The mask with its caller's tensors on the device."""
+    if mask is None or not mask.given:
+        return mask
+    return masks.rebuild(mask.code, tuple(tensor.to(DEVICE) for tensor in mask.tensors))
 
 
 def tensors(
@@ -26,6 +34,7 @@ def tensors(
 
 def call_of(query: Tensor, key: Tensor, **given: Any) -> Call:
     names = ("mask", "bias", "scale", "softcap", "sinks")
+    given["mask"] = placed(given.get("mask"))
     return prepare(query, key, key, *(given.get(name) for name in names), 0.0, given.get("query_offset"))
 
 
