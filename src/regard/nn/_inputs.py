@@ -10,6 +10,7 @@ from torch import Tensor
 
 from regard import masks
 from regard.masks import Mask
+from regard.nn._checks import check_tensors
 
 # Rules that ask only how far apart query and key are: packing items one after another does not change them.
 _RELATIVE = frozenset(("everything", "causal", "window", "strided"))
@@ -46,9 +47,7 @@ def arrange(query: Tensor, key: Tensor | None, value: Tensor | None, mask: Mask 
     if value is None:
         value = key
     named = {"query": query, "key": key, "value": value}
-    for name, x in named.items():
-        if x.dim() != 3:
-            raise ValueError(f"{name} must be [batch, token, dim], got shape {list(x.shape)}")
+    check_tensors(named)
     if not any(x.is_nested for x in named.values()):
         return Inputs(query, key, value, mask)
     _check_nested(named)

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from regard import api
 from regard.masks import Mask
-from regard.nn import _inputs
+from regard.nn import _checks, _inputs
 from regard.nn._inputs import Inputs
 from regard.nn._layouts import convert_projections
 from regard.nn._protocols import Cache, Positions
@@ -78,7 +78,12 @@ class MultiHeadAttention(nn.Module):
     ) -> None:
         super().__init__()
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        _check_sizes(embed_dim, num_heads, num_kv_heads, head_dim, dropout, out_dropout)
+        sizes = {"embed_dim": embed_dim, "num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
+        _checks.check_sizes({**sizes, "value_head_dim": value_head_dim, "key_dim": key_dim, "value_dim": value_dim})
+        _checks.check_heads(embed_dim, num_heads, num_kv_heads, head_dim)
+        _checks.check_probability("dropout", dropout)
+        _checks.check_probability("out_dropout", out_dropout)
+        _checks.check_positions(positions)
         self.embed_dim = embed_dim
         self.num_heads = num_heads
         self.num_kv_heads = num_kv_heads
@@ -200,7 +205,7 @@ class MultiHeadAttention(nn.Module):
             here = offset if cache is None else cache.position
             q, k = self.positions(q, k, query_offset=k.shape[2] - q.shape[2] if here is None else here)
         if cache is not None:
-            k, v, offset = cache.update(k, v)
+            k, v, offset = _checks.check_update(cache.update(k, v))
             pads = _inputs.padding(mask, k.shape[2], k.device)
         rows = None if pads is None or not itself else _inputs.padding_of_rows(pads, q.shape[2], offset)
         keywords = {
@@ -233,8 +238,12 @@ class MultiHeadAttention(nn.Module):
         return q, k, v
 
     def _check(self, inputs: Inputs, cache: Cache | None) -> None:
-        if cache is not None and inputs.ragged is not None:
-            raise ValueError("cache takes padded [batch, token, dim] input; got nested tensors")
+        if cache is not None:
+            if inputs.ragged is not None:
+                raise ValueError("cache takes padded [batch, token, dim] input; got nested tensors")
+            _checks.check_cache(cache, with_positions=self.positions is not None)
+        elif inputs.ragged is None:
+            _checks.check_batch(*inputs[:3])
         if self.positions is not None and inputs.query_offset is not None:
             raise ValueError(
                 "positions cannot be placed on nested query and key of different lengths; attend item by item"
@@ -243,6 +252,7 @@ class MultiHeadAttention(nn.Module):
         for name, x, (width_name, width) in zip(("query", "key", "value"), inputs[:3], widths, strict=True):
             if x.shape[-1] != width:
                 raise ValueError(f"{name} has width {x.shape[-1]}; the module was built with {width_name}={width}")
+        _checks.check_dtypes(self, *inputs[:3])
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any, **keywords: Any) -> None:
         convert_projections(state_dict, prefix, packed=self.packed, widths=self.projection_widths)
@@ -274,18 +284,3 @@ def _without_padding(inputs: Inputs, pads: Tensor | None, itself: bool) -> Input
     hide = pads.unsqueeze(-1)
     query, key, value = _inputs.apply_once(lambda x: x.masked_fill(hide, 0.0), inputs.key, inputs.key, inputs.value)
     return inputs._replace(query=query if itself else inputs.query, key=key, value=value)
-
-
-def _check_sizes(
-    embed_dim: int, num_heads: int, num_kv_heads: int, head_dim: int | None, dropout: float, out_dropout: float
-) -> None:
-    for name, size in (("embed_dim", embed_dim), ("num_heads", num_heads), ("num_kv_heads", num_kv_heads)):
-        if size < 1:
-            raise ValueError(f"{name} must be at least 1, got {size}")
-    if num_heads % num_kv_heads:
-        raise ValueError(f"num_kv_heads={num_kv_heads} must divide num_heads={num_heads}")
-    if head_dim is None and embed_dim % num_heads:
-        raise ValueError(f"embed_dim={embed_dim} is not a multiple of num_heads={num_heads}; give head_dim")
-    for name, p in (("dropout", dropout), ("out_dropout", out_dropout)):
-        if not 0.0 <= p <= 1.0:
-            raise ValueError(f"{name} must be in [0, 1], got {p}")

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from regard.masks import Mask
+from regard.nn._checks import check_dtypes, check_tensors
 from regard.nn._multi_head import MultiHeadAttention
 from regard.nn._protocols import Cache
 
@@ -60,6 +61,8 @@ class AttentionSublayer(nn.Module):
         return seen
 
     def _inputs(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        check_tensors({"query": query})  # before the norm meets it
+        check_dtypes(self.attention, query)
         normed: Tensor = self.norm(query) if self.pre_norm else query
         # Self attention stays so after the norm: what was the query's own tensor is the normed one.
         key = normed if key is None or key is query else key
