@@ -27,6 +27,7 @@ ARROWS: dict[str, set[str]] = {
     "_arguments": LEAVES | {"spec"},
     "_guard": LEAVES | {"spec", "backends"},
     "_observing": LEAVES | {"spec", "backends"},
+    "_triton": LEAVES | {"spec", "backends", "_observing"},
     "observation": LEAVES | {"spec", "plan"},
     "_compiled": BELOW_API,
     "api": BELOW_API | {"_compiled"},
