@@ -1,4 +1,4 @@
-# ruff: noqa: SIM102, SIM114 (a condition known at compile time is not to be merged with one that is not)
+# ruff: noqa: SIM102 (a condition known at compile time is not to be merged with one that is not)
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 """The observation pass: every statistic but the weights themselves and the choice of the largest.
 
@@ -147,7 +147,10 @@ def observe_rows(
         for run in range(runs):
             start = tl.load(table + 2 * run)
             stop = tl.load(table + 2 * run + 1)
+            # sums since the run, and since the cell of the map, began
             passed = tl.zeros([WARPS], tl.float32)
+            pooled = tl.zeros([WARPS], tl.float32)
+            current = tl.load(CELLS + start)
             for tile in range(start, stop):
                 j0 = tile * BN
                 cols = j0 + tl.arange(0, BN)
@@ -186,12 +189,19 @@ def observe_rows(
                     if MAP:
                         cell = tl.load(CELLS + tile)
                         if kind == 0:
-                            add_exactly(sums, warp + map_row + cell, total, magic, warp == 0)
+                            if cell != current:
+                                add_exactly(sums, warp + map_row + current, pooled, magic, warp == 0)
+                                pooled = tl.zeros([WARPS], tl.float32)
+                                current = cell
+                            pooled += total
                         elif one_row & (cell >= 0):
                             add_exactly(sums, warp + map_row + cell, total, magic, warp == 0)
                         else:
                             keys = tl.minimum(j0 + BN, S)
                             _add_to_map(p, sums, row_cells, inside, cols, j0, keys, S, map_cols, magic)
+            if MAP and kind == 0:
+                if start < stop:
+                    add_exactly(sums, warp + map_row + current, pooled, magic, warp == 0)
             if DISTANCE and kind == 0:
                 if start < stop:
                     near, far = _reach(position, i0, start * BN, start * BN + BN, BM)
