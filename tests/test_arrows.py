@@ -30,7 +30,7 @@ ARROWS: dict[str, set[str]] = {
     "_triton": LEAVES | {"spec", "backends", "_observing"},
     "observation": LEAVES | {"spec", "plan"},
     "_compiled": BELOW_API,
-    "api": BELOW_API | {"_compiled"},
+    "api": BELOW_API | {"_compiled", "_triton"},
     "nn": LEAVES | {"api"},
     "compat": LEAVES | {"api"},
     "interop": LEAVES | {"api", "nn"},

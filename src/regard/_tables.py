@@ -26,6 +26,7 @@ def plan_table(plan: Plan) -> str:
     head = [
         ("call", f"{shape} {str(spec.dtype).removeprefix('torch.')} on {spec.device}"),
         ("backend", f"{plan.backend}: {plan.reason}"),
+        *([("observed by", plan.observer)] if plan.observer else []),
         ("kept pairs", pairs),
         ("flops", f"{_si(cost.flops, 'FLOP')}   {memory}"),
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from regard.masks import Mask
-    from regard.spec import Call
+    from regard.spec import Call, CallSpec
 
 
 def attention(
@@ -113,9 +114,12 @@ def make_plan(call: Call, choice: Choice, want: Want | None = None) -> Plan:
             peak += observing_bytes(call, want)
         return Cost(flops, moved, kept, peak, exact)
 
+    observer = None
     if want is not None:
+        refusals = _kernel_refusals(spec, want)
+        observer = f"torch operations: {'; '.join(refusals)}" if refusals else "triton kernels"
         spec = spec._replace(want=want.key)
-    return Plan(spec, choice, cost)
+    return Plan(spec, choice, cost, observer)
 
 
 def draw_seed(query: Tensor) -> Tensor:
@@ -154,8 +158,27 @@ def observe(
         call.seed = draw_seed(query)
     out, lse = _guard.run(choice.backend, call, named=choice.named)
     lse = lse.detach().to(accumulation(call.spec.dtype))
-    found = observe_rows(_plain(call), lse, want) if want.asks else {}
+    found = _observe(_plain(call), lse, want) if want.asks else {}
     return Observation(out, lse, make_plan(call, choice, want), want, found)
+
+
+def _observe(call: Call, lse: Tensor, want: Want) -> dict[str, Tensor]:
+    if not _kernel_refusals(call.spec, want):
+        from regard._triton.launch import observe as by_kernels
+
+        return by_kernels(call, lse, want)
+    return observe_rows(call, lse, want)
+
+
+def _kernel_refusals(spec: CallSpec, want: Want) -> list[str]:
+    """Why the statistics are not folded by the observation kernels, but by torch operations, tile by tile."""
+    if spec.device != "cuda":
+        return ["the observation kernels run on CUDA devices"]
+    if importlib.util.find_spec("triton") is None:
+        return ["triton is not installed"]
+    from regard._triton.launch import refuse
+
+    return refuse(spec, want)
 
 
 def _plain(call: Call) -> Call:

@@ -38,11 +38,12 @@ class Cost(NamedTuple):
 class Plan:
     """How a call runs: ``print`` it for the table."""
 
-    def __init__(self, spec: CallSpec, choice: Choice, cost: Callable[[], Cost]) -> None:
+    def __init__(self, spec: CallSpec, choice: Choice, cost: Callable[[], Cost], observer: str | None = None) -> None:
         self.spec = spec
         self.backend = choice.backend.name
         self.reason = choice.reason
         self.refusals = dict(choice.refusals)
+        self.observer = observer  # what folds the statistics, where some are wanted
         self._make_cost: Callable[[], Cost] | None = cost
         self._cost: Cost | None = None
 
