@@ -8,9 +8,12 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import regard
+from regard import masks
+from regard._cli import parse
 from regard.cli import app
 
 
@@ -28,7 +31,7 @@ def test_check_prints_a_column_for_each_backend():
 
 def test_check_json_holds_every_row():
     result = run("check", "--rules", "10", "--dtype", "float32", "--backend", "eager", "--json")
-    (report,) = json.loads(result.output)
+    (report,) = json.loads(result.stdout)
     assert report["name"] == "regard eager"
     assert {row["dtype"] for row in report["rows"]} == {"float32"}
     assert {row["rule"] for row in report["rows"]} == {10}
@@ -61,6 +64,11 @@ def test_check_fails_with_status_1_when_ours_fails(monkeypatch):
         (["check", "--rules", "3,x"], "'x'"),
         (["check", "--rules", "51"], "[51]"),
         (["check", "--rules", "9-"], "'9-'"),
+        (["check", "--rules", "9-7"], "'9-7', which is empty"),
+        (["check", "--rules", ""], "--rules holds ''"),
+        (["check", "--rules", "3-99999999999"], "'3-99999999999'"),
+        (["check", "--backend", ""], "--backend holds ''"),
+        (["check", "--dtype", ""], "--dtype holds ''"),
         (["check", "--dtype", "int8"], "'int8'"),
         (["check", "--backend", "warp"], "'warp'"),
         (["check", "--device", "nowhere"], "'nowhere'"),
@@ -72,11 +80,20 @@ def test_check_fails_with_status_1_when_ours_fails(monkeypatch):
         (["explain", "2,8,128,64", "--mask", "open('x')"], "open('x')"),
         (["explain", "2,8,128,64", "--mask", "causal() & 3"], "'3'"),
         (["explain", "2,8,128,64", "--mask", "window()"], "window"),
+        (["explain", "2,8,128,64", "--mask", "window(left=1e3)"], "left must be an int, got float"),
+        (["explain", "2,8,128,64", "--mask", "window(left=-1)"], "left must be in 0"),
+        (["explain", "2,8,128,64", "--mask", "window(open('x'))"], "no number, string or list"),
+        (["explain", "2,8,128,64", "--mask", "causal"], "'causal' without its parentheses"),
+        (["explain", "2,8,128,64", "--mask", "causal() and columns(3)"], "where a mask is expected"),
+        (["explain", "2,8,128,64", "--mask", ""], "not an expression"),
+        (["explain", "2,8,128,64", "--mask", "~" * 100000 + "causal()"], "not an expression"),
+        (["explain", "2,8,128,64", "--bias", ""], "--bias is ''"),
         (["explain", "2,8,128,64", "--mask", "padding([3, 4, 5])"], "padding"),
         (["explain", "2,8,128,64", "--backend", "warp"], "warp"),
         (["explain", "2,8,128,64", "--dropout", "1.5"], "dropout"),
         (["explain", "2,8,128,64", "--dtype", "float16,float32"], "one dtype"),
-        (["explain", "99999999,99999999,99999,64"], "cannot be made here"),
+        (["explain", "99999999,99999999,99999,64"], "no tensor has as many elements"),
+        (["explain", "1,1,100000000000000000000,64"], "no tensor has as many elements"),
     ],
 )
 def test_bad_input_is_one_short_message_and_status_2(words, said):
@@ -86,6 +103,19 @@ def test_bad_input_is_one_short_message_and_status_2(words, said):
     assert result.stderr.startswith("regard: ")
     assert len(result.stderr.strip().splitlines()) == 1
     assert isinstance(result.exception, SystemExit)
+
+
+@pytest.mark.parametrize(
+    "mask", ["causal", "causal(", "causal() and columns(3)", "window(left=1e3)", "open('x')", "causal() & 3", "5"]
+)
+def test_a_wrong_mask_is_answered_with_an_example_and_how_to_join(mask):
+    said = run("explain", "2,8,128,64", "--mask", mask).stderr
+    assert "join them with & | ~" in said and "'causal() & (window(left=256) | columns(4))'" in said
+
+
+def test_the_example_in_those_messages_is_a_mask():
+    example = parse.EXAMPLE.split("'")[1]
+    assert parse.mask(example) == masks.causal() & (masks.window(left=256) | masks.columns(4))
 
 
 def test_missing_peer_is_one_line_and_status_2(monkeypatch):
@@ -118,6 +148,61 @@ def test_explain_takes_every_modifier():
     result = run("explain", "1,2,5,8", "--key", "1,2,7,8", *modifiers, "--dtype", "bfloat16", "--backend", "eager")
     assert result.exit_code == 0, result.output
     assert "bfloat16" in result.output
+
+
+def test_explain_makes_no_tensor_of_the_calls_size():
+    result = run("explain", "1,1,1000000000,64", "--bias", "1,1,1000000000,1000000000", "--grad")
+    assert result.exit_code == 0, result.output
+    assert "L=1000000000 S=1000000000" in result.output
+
+
+def test_explain_prints_the_plan_as_json():
+    result = run("explain", "2,8,33,16", "--key", "2,4,65,16", "--mask", "causal()", "--json")
+    found = json.loads(result.stdout)
+    assert found["backend"] in regard.backends.available("cpu")
+    assert found["call"]["kv_heads"] == 4 and found["call"]["keys"] == 65 and found["call"]["dtype"] == "float32"
+    assert found["cost"]["kept_pairs"] == 2 * 8 * sum(range(33, 66))
+
+
+def test_info_as_json_holds_what_the_table_does():
+    found = json.loads(run("info", "--json").stdout)
+    assert found["regard"] == regard.__version__
+    assert found["backends on cpu"].split(", ") == regard.backends.available("cpu")
+
+
+def test_version_is_printed():
+    result = run("--version")
+    assert (result.exit_code, result.stdout.strip()) == (0, f"regard {regard.__version__}")
+
+
+def test_check_says_at_once_what_it_runs_and_keeps_it_out_of_the_output():
+    result = run("check", "--rules", "10", "--dtype", "float32", "--backend", "eager,reference")
+    assert result.stderr.startswith("regard: checking regard eager, regard reference")
+    assert "checking" not in result.stdout
+
+
+def test_check_draws_its_progress_where_someone_watches(monkeypatch):
+    seen = []
+    monkeypatch.setattr("rich.progress.Progress.update", lambda self, task, **now: seen.append((task, now)))
+    run("check", "--rules", "10", "--dtype", "float32", "--backend", "eager,reference")
+    for task in (0, 1):
+        counts = [(now["completed"], now["total"]) for which, now in seen if which == task]
+        total = counts[0][1]
+        assert total > 1 and counts == [(done, total) for done in range(total + 1)]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cpu:0", torch.device("cpu"), "cuda", "cuda:1", torch.device("cuda", 0)])
+def test_available_takes_a_name_or_a_device(device):
+    kind = torch.device(device).type
+    names = regard.backends.available(device)
+    assert ("reference" in names) == (kind == "cpu") and ("flex" in names) == (kind == "cuda")
+
+
+def test_available_refuses_what_is_no_device():
+    with pytest.raises(ValueError, match=r"device is 'foo'; expected a device of torch"):
+        regard.backends.available("foo")
+    with pytest.raises(TypeError, match="device"):
+        regard.backends.available(3)
 
 
 def test_info_names_versions_and_backends():

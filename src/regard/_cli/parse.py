@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import math
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -22,17 +24,27 @@ CONSTRUCTORS = (
     "strided",
     "random_blocks",
 )
+EXAMPLE = "write masks as in Python and join them with & | ~, such as 'causal() & (window(left=256) | columns(4))'"
+KINDS = f"There are {', '.join(CONSTRUCTORS)}"
 
 
-def rules(text: str) -> list[int]:
-    """`3,5,7-9` as numbers."""
+def rules(text: str, known: Collection[int]) -> list[int]:
+    """`3,5,7-9` as numbers of rules that have a check."""
     found: list[int] = []
-    for part in text.split(","):
-        low, dash, high = part.strip().partition("-")
-        if not low.isdecimal() or (dash and not high.isdecimal()):
-            raise ValueError(f"--rules holds {part.strip()!r}; expected numbers and ranges such as 3,5,7-9")
+    for part in (part.strip() for part in text.split(",")):
+        low, dash, high = part.partition("-")
+        if not _small(low) or (dash and not _small(high)):
+            raise ValueError(f"--rules holds {part!r}; expected numbers and ranges such as 3,5,7-9")
+        if int(high or low) < int(low):
+            raise ValueError(f"--rules holds the range {part!r}, which is empty; expected the lower number first")
         found += range(int(low), int(high or low) + 1)
+    if unknown := sorted(set(found) - set(known)):
+        raise ValueError(f"--rules holds {unknown}, which have no check; expected some of {min(known)}-{max(known)}")
     return found
+
+
+def _small(digits: str) -> bool:
+    return digits.isdecimal() and len(digits) <= 4  # a longer one is no rule's number, and its range has no end
 
 
 def dtypes(text: str) -> list[torch.dtype]:
@@ -58,6 +70,8 @@ def shape(text: str, option: str) -> tuple[int, int, int, int]:
     parts = text.replace("x", ",").split(",")
     if len(parts) != 4 or not all(part.strip().isdecimal() for part in parts):
         raise ValueError(f"{option} is {text!r}; expected four sizes, batch,head,token,dim, such as 2,8,128,64")
+    if any(len(part.strip()) > 19 for part in parts) or math.prod(int(part) for part in parts) >= 2**63:
+        raise ValueError(f"{option} is {text!r}; no tensor has as many elements (2**63 or more)")
     B, H, T, D = (int(part) for part in parts)
     return B, H, T, D
 
@@ -66,17 +80,12 @@ def mask(text: str) -> Mask:
     """A mask as it is written in Python, `causal() & window(left=256)`; nothing but constructors is looked up."""
     try:
         tree = ast.parse(text.strip(), mode="eval").body
-    except SyntaxError:
-        raise ValueError(
-            f"--mask {text!r} is not an expression; expected one such as 'causal() & window(256)'"
-        ) from None
-    found = _evaluate(tree)
-    if not isinstance(found, Mask):
-        raise ValueError(f"--mask {text!r} is not a mask; expected 'causal() & window(256)' or such")
-    return found
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise ValueError(f"--mask {text!r} is not an expression; {EXAMPLE}") from None
+    return _mask(tree)
 
 
-def _evaluate(node: ast.expr) -> Any:
+def _mask(node: ast.expr) -> Mask:
     match node:
         case ast.BinOp(left=left, op=ast.BitAnd(), right=right):
             return _mask(left) & _mask(right)
@@ -84,23 +93,20 @@ def _evaluate(node: ast.expr) -> Any:
             return _mask(left) | _mask(right)
         case ast.UnaryOp(op=ast.Invert(), operand=operand):
             return ~_mask(operand)
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int(number))):
-            return -number
-        case ast.Constant(value=int(number) | str(number)):
-            return number
-        case ast.List(elts=items) | ast.Tuple(elts=items):
-            return [_evaluate(item) for item in items]
         case ast.Call(func=ast.Name(id=name), args=args, keywords=named) if name in CONSTRUCTORS:
-            keywords = {word.arg: _evaluate(word.value) for word in named if word.arg}
             try:
-                return getattr(masks, name)(*[_evaluate(arg) for arg in args], **keywords)
-            except TypeError as error:
-                raise ValueError(f"--mask: {error}") from None
-    raise ValueError(f"--mask holds {ast.unparse(node)!r}; expected {', '.join(CONSTRUCTORS)}, joined by & | ~")
+                given = {str(word.arg): _literal(word.value) for word in named}
+                found: Mask = getattr(masks, name)(*[_literal(arg) for arg in args], **given)
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"--mask holds {ast.unparse(node)!r}: {error}; {EXAMPLE}") from None
+            return found
+        case ast.Name(id=name) if name in CONSTRUCTORS:
+            raise ValueError(f"--mask holds {name!r} without its parentheses; {EXAMPLE}")
+    raise ValueError(f"--mask holds {ast.unparse(node)!r} where a mask is expected; {EXAMPLE}. {KINDS}")
 
 
-def _mask(node: ast.expr) -> Mask:
-    found = _evaluate(node)
-    if not isinstance(found, Mask):
-        raise ValueError(f"--mask holds {ast.unparse(node)!r} where a mask is expected")
-    return found
+def _literal(node: ast.expr) -> Any:
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        raise ValueError(f"{ast.unparse(node)!r} is no number, string or list") from None

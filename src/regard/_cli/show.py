@@ -6,6 +6,7 @@ import os
 import platform
 from collections.abc import Collection, Sequence
 from importlib import metadata
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -13,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 import regard
+from regard.plan import Plan
 from regard.testing import Report
 
 COLOURS = {"pass": "green", "fail": "red", "refused": "yellow", "n.a.": "dim"}
@@ -66,6 +68,20 @@ def machine() -> list[tuple[str, str]]:
     for device in devices:
         lines.append((f"backends on {device}", ", ".join(regard.backends.available(device))))
     return lines
+
+
+def plan(found: Plan) -> dict[str, Any]:
+    """A plan as what JSON holds."""
+    spec = found.spec
+    sizes = ("batch", "heads", "kv_heads", "queries", "keys", "head_dim", "value_dim", "device")
+    call = {name: getattr(spec, name) for name in sizes} | {"dtype": str(spec.dtype).removeprefix("torch.")}
+    return {
+        "call": call,
+        "backend": found.backend,
+        "reason": found.reason,
+        "refusals": found.refusals,
+        "cost": found.cost._asdict(),
+    }
 
 
 def _version(package: str) -> str:

@@ -151,6 +151,7 @@ def check(
     dtype: torch.dtype | Iterable[torch.dtype] | None = None,
     surface: Any = None,
     name: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Report:
     """Run the conformance suite on a function with `regard.attention`'s signature.
 
@@ -164,20 +165,22 @@ def check(
             `observe`, `explain`, `nn`. Rules about a missing one are "n.a.". For `regard.attention`, and partial
             applications of it, regard's own are used.
         name: the report's title.
+        progress: called as `progress(rows done, rows in all)` before the first row and after each.
     """
     wanted = _rules(rules)
     dtypes = DTYPES if dtype is None else (dtype,) if isinstance(dtype, torch.dtype) else tuple(dtype)
     if unknown := [given for given in dtypes if given not in DTYPES]:
         raise ValueError(f"dtype holds {unknown[0]}; expected some of {', '.join(map(str, DTYPES))}")
     surface = _own_surface(fn) if surface is None else surface
-    rows = []
-    for one in sorted(REGISTRY, key=lambda entry: entry.rule):
-        if one.rule not in wanted:
-            continue
-        for kind in dtypes:
-            if kind in one.dtypes:
-                trial = Trial(fn, str(device), kind, surface)
-                rows += [_row(one, case, trial) for case in one.cases]
+    chosen = [one for one in sorted(REGISTRY, key=lambda entry: entry.rule) if one.rule in wanted]
+    todo = [(one, kind, case) for one in chosen for kind in dtypes if kind in one.dtypes for case in one.cases]
+    rows: list[Row] = []
+    for one, kind, case in todo:
+        if progress is not None:
+            progress(len(rows), len(todo))
+        rows.append(_row(one, case, Trial(fn, str(device), kind, surface)))
+    if progress is not None:
+        progress(len(rows), len(todo))
     return Report(name or _title(fn), rows)
 
 
