@@ -9,6 +9,7 @@ import pytest
 import torch
 from mask_oracle import RULES, Sizes, full_size, join, sizes
 
+import regard
 from regard import masks
 
 
@@ -154,3 +155,15 @@ def test_the_drawing_agrees_with_the_dense_form():
     pictures = mask.show(5, 7).split("\n\n")
     cells = [[[cell == "■" for cell in line[4:].split()] for line in p.splitlines()[2:]] for p in pictures]
     assert np.array_equal(np.array(cells), mask.dense(5, 7)[0].numpy())
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_a_length_beyond_the_keys_means_that_all_are_real(side):
+    mask = masks.padding([9, 3], side=side)
+    assert torch.equal(mask.dense(5, 7), masks.padding([7, 3], side=side).dense(5, 7))
+    assert mask.kept_pairs(5, 7, 2, 2, 1) == (5 * 7 + 5 * 3, True)
+    query, key = torch.randn(2, 3, 5, 8, dtype=torch.float64), torch.randn(2, 3, 7, 8, dtype=torch.float64)
+    expected = regard.attention(query, key, key, mask=masks.padding([7, 3], side=side), backend="reference")
+    for name in ("auto", *regard.backends.available("cpu")):
+        out = regard.attention(query, key, key, mask=mask, backend=name)
+        torch.testing.assert_close(out, expected, rtol=0, atol=1e-12)

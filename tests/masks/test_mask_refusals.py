@@ -65,7 +65,7 @@ def test_from_additive_refuses_a_tensor_that_requires_grad():
         (lambda: masks.window(2**63), ValueError, "window: left"),
         (lambda: masks.prefix(-1), ValueError, "prefix: n"),
         (lambda: masks.columns("3"), TypeError, "columns: n must be an int, got str"),
-        (lambda: masks.columns(torch.tensor(3)), TypeError, "columns: n must be an int, got a int64 tensor"),
+        (lambda: masks.columns(torch.tensor(3)), TypeError, "columns: n must be an int, got an int64 tensor"),
         (lambda: masks.strided(0), ValueError, "strided: s must be in 1"),
         (lambda: masks.padding([3, -1]), ValueError, "lengths must be at least 0, got -1"),
         (lambda: masks.padding([3, 1.5]), TypeError, "padding: lengths must hold integers"),
@@ -116,6 +116,43 @@ def test_a_wrong_argument_is_named_with_what_was_given(make, error, words):
 def test_a_mask_that_does_not_fit_the_call_says_which_and_how(mask, sizes, words):
     with pytest.raises(ValueError, match=words):
         mask.check(*sizes)
+
+
+@pytest.mark.parametrize("name", ["keep", "drop"])
+def test_a_row_of_keys_for_each_item_is_told_how_to_be_four_dims(name):
+    mask = getattr(masks, name)(torch.ones(2, 5, dtype=torch.bool))
+    for joined in (mask, mask & masks.causal()):
+        with pytest.raises(ValueError, match=r"2 queries, but the call has 3.*pass t\[:, None, None, :\]"):
+            joined.check(2, 7, 3, 5)
+    with pytest.raises(ValueError) as other:
+        mask.check(2, 7, 3, 6)
+    assert "None, None" not in str(other.value)
+
+
+@pytest.mark.parametrize("kind", [torch.bool, torch.int64, torch.float32])
+def test_padding_of_such_a_mask_names_its_lengths_and_keep(kind):
+    with pytest.raises((TypeError, ValueError), match=r"t\.sum\(-1\).*masks\.keep\(t\.bool\(\)\[:, None, None, :\]\)"):
+        masks.padding(torch.ones(2, 5, dtype=kind))
+
+
+@pytest.mark.parametrize("name", ["keep", "drop", "from_additive"])
+def test_three_dims_are_told_how_to_become_four(name):
+    given = torch.zeros(2, 3, 5, dtype=torch.float32 if name == "from_additive" else torch.bool)
+    with pytest.raises(ValueError, match=r"got \[2, 3, 5\]: reshape it to \[B, H, L, S\].*t\[:, None\].*unflatten"):
+        getattr(masks, name)(given)
+
+
+@pytest.mark.parametrize("name", ["keep", "drop", "from_additive"])
+def test_an_array_is_told_how_to_become_a_tensor(name):
+    with pytest.raises(TypeError, match=r"got ndarray: wrap it in torch\.from_numpy"):
+        getattr(masks, name)(BITS.numpy())
+
+
+@pytest.mark.parametrize("sizes", [(-1, 3), (3, -1)])
+def test_dense_and_show_refuse_sizes_below_zero(sizes):
+    for draw in (masks.causal().dense, masks.causal().show):
+        with pytest.raises(ValueError, match=f"at least 0, got L={sizes[0]} and S={sizes[1]}"):
+            draw(*sizes)
 
 
 def test_a_mask_that_fits_passes_the_check():

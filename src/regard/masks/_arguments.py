@@ -6,6 +6,7 @@ import operator
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,6 +30,10 @@ DTYPE_NAMES = {
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 LARGEST = 2**63 - 1
+_FROM_THREE = (
+    ": reshape it to [B, H, L, S]; that is t[:, None] for a mask [batch, query, key], and t.unflatten(0, (B, H)) for "
+    "[batch · head, query, key], as torch.nn.MultiheadAttention takes it"
+)
 
 
 def plain(tensor: Tensor) -> bool:
@@ -53,7 +58,8 @@ def whole(mask: str, name: str, value: Any, least: int = 0) -> int:
 def describe(value: Any) -> str:
     """A value in an error message: tensors by dtype and shape, anything else by type."""
     if isinstance(value, Tensor):
-        return f"a {DTYPE_NAMES.get(value.dtype, str(value.dtype))} tensor of shape {list(value.shape)}"
+        kind = DTYPE_NAMES.get(value.dtype, str(value.dtype))
+        return f"{'an' if kind.startswith('int') else 'a'} {kind} tensor of shape {list(value.shape)}"
     return f"{type(value).__name__}"
 
 
@@ -62,15 +68,18 @@ def shape_of(tensor: Tensor) -> tuple[int, ...]:
     return tuple([operator.index(size) for size in tensor.shape])
 
 
-def integers(mask: str, name: str, value: Any, ranks: tuple[int, ...]) -> tuple[Tensor, bool]:
-    """``value`` as an integer tensor, and whether we made it (from a list) rather than the caller."""
+def integers(mask: str, name: str, value: Any, ranks: tuple[int, ...], hint: str = "") -> tuple[Tensor, bool]:
+    """``value`` as an integer tensor, and whether we made it (from a list) rather than the caller.
+
+    ``hint`` ends the message where a tensor is of the wrong kind.
+    """
     made = not isinstance(value, Tensor)
     tensor = _from_list(mask, name, value) if made else value
     if tensor.dtype not in INTEGERS:
-        raise TypeError(f"masks.{mask}: {name} must hold integers, got {describe(value)}")
+        raise TypeError(f"masks.{mask}: {name} must hold integers, got {describe(value)}{hint}")
     if tensor.dim() not in ranks:
         wanted = " or ".join(str(rank) for rank in ranks)
-        raise ValueError(f"masks.{mask}: {name} must have {wanted} dimension(s), got shape {list(tensor.shape)}")
+        raise ValueError(f"masks.{mask}: {name} must have {wanted} dimension(s), got shape {list(tensor.shape)}{hint}")
     return tensor, made
 
 
@@ -107,13 +116,14 @@ def at_least(mask: str, name: str, tensor: Tensor, least: int) -> None:
 def attendance(mask: str, value: Any, dtypes: tuple[torch.dtype, ...]) -> Tensor:
     """The tensor given to keep, drop or from_additive, or an error that says what it means elsewhere."""
     if not isinstance(value, Tensor):
-        raise TypeError(f"masks.{mask}: expected a tensor, got {describe(value)}. {CONVENTIONS}")
+        hint = ": wrap it in torch.from_numpy" if isinstance(value, np.ndarray) else ""
+        raise TypeError(f"masks.{mask}: expected a tensor, got {describe(value)}{hint}. {CONVENTIONS}")
     if value.dtype not in dtypes:
         raise TypeError(_wrong_kind(mask, value))
     if value.dim() not in (1, 2, 4):
         raise ValueError(
             f"masks.{mask}: expected a tensor of shape [S], [L, S] or [B or 1, H or 1, L or 1, S or 1], "
-            f"got {list(value.shape)}"
+            f"got {list(value.shape)}{_FROM_THREE if value.dim() == 3 else ''}"
         )
     return value
 

@@ -93,8 +93,13 @@ class _Attendance(Mask):
             if size not in (1, wanted):
                 raise ValueError(
                     f"the mask {self!r} is for {size} {what}, but the call has {wanted}; "
-                    f"it must broadcast to [B, H, L, S] = [{B}, {H}, {L}, {S}]"
+                    f"it must broadcast to [B, H, L, S] = [{B}, {H}, {L}, {S}]{self._hint(B, S)}"
                 )
+
+    def _hint(self, B: int, S: int) -> str:
+        if tuple(self.tensors[0].shape) != (B, S):
+            return ""
+        return "; if its first dim is the batch (one row of keys for each item), pass t[:, None, None, :]"
 
     def _text(self) -> str:
         return f"{self.kind}(<{DTYPE_NAMES[self.tensors[0].dtype]} {list(self.tensors[0].shape)}>)"

@@ -195,6 +195,7 @@ class Mask:
         tensor([[1, 1, 0],
                 [1, 1, 1]], dtype=torch.int32)
         """
+        _check_sizes(L, S)
         offset = S - L if query_offset is None else query_offset
         items = offset.numel() if isinstance(offset, Tensor) else 1
         self.check(items if self.batch == 1 else self.batch, self.heads, L, S)
@@ -213,6 +214,7 @@ class Mask:
          2  · ■ ■ ·
          3  · · ■ ■
         """
+        _check_sizes(L, S)
         return show(self, L, S, S - L if query_offset is None else query_offset)
 
     # Questions that backends ask, answered without building L × S.
@@ -268,6 +270,11 @@ class Mask:
         if self._memo is None:
             self._memo = Memo()
         return self._memo.recall((state, key), make)
+
+
+def _check_sizes(L: int, S: int) -> None:
+    if L < 0 or S < 0:
+        raise ValueError(f"the numbers of queries and keys must be at least 0, got L={L} and S={S}")
 
 
 def _same_contents(mine: Tensor, yours: Tensor) -> bool:

@@ -16,6 +16,11 @@ from regard.masks._padding import Padding
 from regard.masks._rules import Causal, Columns, Everything, Prefix, Strided, Window
 from regard.masks._tables import Blocks, RandomBlocks
 
+_FROM_FLAGS = (
+    ": of a mask [batch, key] with 1 or True at the real tokens, t.sum(-1) gives the lengths; or keep it as it is with "
+    "masks.keep(t.bool()[:, None, None, :])"
+)
+
 # Equal masks without numbers are the same object: nothing about them can change.
 _EVERYTHING = Everything()
 _CAUSAL = Causal()
@@ -68,7 +73,8 @@ def window(left: int, right: int = 0) -> Mask:
 def padding(lengths: Tensor | Iterable[int], side: Literal["right", "left"] = "right") -> Mask:
     """Item b has ``lengths[b]`` real keys; the others are padding (at the right or the left) and nobody sees them.
 
-    Only keys are masked: a padded query sees the real keys too.
+    Only keys are masked: a padded query sees the real keys too. A length beyond the call's keys means that all of them
+    are real, so one mask of whole lengths serves shorter calls too.
 
     >>> print(padding([4, 2]).show(2, 5))
     padding([4, 2]): 2 queries, 5 keys, first query at 3, item 0
@@ -87,7 +93,7 @@ def padding(lengths: Tensor | Iterable[int], side: Literal["right", "left"] = "r
     """
     if side not in ("right", "left"):
         raise ValueError(f'masks.padding: side must be "right" or "left" (where the padding is), got {side!r}')
-    tensor, made = integers("padding", "lengths", lengths, (1,))
+    tensor, made = integers("padding", "lengths", lengths, (1,), _FROM_FLAGS if _two_dims(lengths) else "")
     at_least("padding", "lengths", tensor, 0)
     return Padding(tensor, side, made)
 
@@ -278,3 +284,7 @@ def from_additive(tensor: Tensor) -> Mask:
     attendance("from_additive", tensor, FLOATS)
     check_additive(tensor)
     return Additive(tensor)
+
+
+def _two_dims(value: object) -> bool:
+    return isinstance(value, Tensor) and value.dim() == 2
