@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 import torch
-from tests.triton import definitions
+from tests.kernels import definitions
 from torch import Tensor
 
 from regard import Want, masks

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.triton.calls import DEVICE, found_and_wrong, tensors
+from tests.kernels.calls import DEVICE, found_and_wrong, tensors
 
 from regard import Want, masks
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 from tests.core_calls import every_mask
-from tests.triton import definitions
-from tests.triton.calls import DEVICE, call_of, found_and_wrong, tensors
+from tests.kernels import definitions
+from tests.kernels.calls import DEVICE, call_of, found_and_wrong, tensors
 
 from regard import Want, masks
 from regard._triton import launch
