@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import signal
+import sys
 
 import torch
 from rich.console import Console
@@ -14,6 +16,7 @@ from regard import masks
 SENTENCE = "the cat sat on the mat because the mat was warm and the cat was tired"
 WORDS = SENTENCE.split()
 SHADES = "·░▒▓█"
+PLAIN_SHADES = ".:+*#"  # for an output that has ASCII only
 COLOURS = ("#2a1a4a", "#6a2c8a", "#b8417a", "#f07f4f", "#fcd46a")
 
 
@@ -24,24 +27,36 @@ def embed(words: list[str], num_heads: int, head_dim: int) -> torch.Tensor:
     return torch.stack([table[word] for word in words], dim=1)[None]
 
 
-def draw(weights: torch.Tensor, allowed: torch.Tensor, title: str, colour: bool) -> list[Text]:
+def shades() -> str:
+    """What the output can show. The rest of the text then loses its few signs, and nothing else."""
+    try:
+        SHADES.encode(sys.stdout.encoding or "ascii")
+    except UnicodeEncodeError:
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="replace")
+        return PLAIN_SHADES
+    return SHADES
+
+
+def draw(weights: torch.Tensor, allowed: torch.Tensor, title: str, levels: str, colour: bool) -> list[Text]:
     """One line a query; the shade of a cell is its weight, and what the mask forbids stays empty."""
     lines = [Text(title), Text("".join(f"{j:<4}" for j in range(0, weights.shape[1], 2)).rstrip(), style="dim")]
     for row, may in zip(weights.tolist(), allowed.tolist(), strict=True):
         line = Text()
         for weight, permitted in zip(row, may, strict=True):
-            level = min(int(weight**0.5 * len(SHADES)), len(SHADES) - 1)  # the root lets small weights be seen
+            level = min(int(weight**0.5 * len(levels)), len(levels) - 1)  # the root lets small weights be seen
             if not permitted:
                 line.append("  ")
             elif colour:
-                line.append("██", style=COLOURS[level])
+                line.append(levels[-1] * 2, style=COLOURS[level])
             else:
-                line.append(SHADES[level] * 2)
+                line.append(levels[level] * 2)
         lines.append(line)
     return lines
 
 
 def main() -> None:
+    levels = shades()
     console = Console(highlight=False)
     tokens = embed(WORDS, num_heads=4, head_dim=16)
     length = len(WORDS)
@@ -60,7 +75,8 @@ def main() -> None:
     colour = console.color_system is not None and not console.no_color
 
     labels = ["", "query", *(f"{i:>2} {word}" for i, word in enumerate(WORDS))]
-    pictures = [draw(seen.weights[0, head], allowed, f"head {head}: key →", colour) for head in (0, 1)]
+    arrow = "→" if levels == SHADES else "->"
+    pictures = [draw(seen.weights[0, head], allowed, f"head {head}: key {arrow}", levels, colour) for head in (0, 1)]
     console.print()
     for label, *cells in zip(labels, *pictures, strict=True):
         line = Text(f"{label:<11}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 
@@ -134,6 +135,17 @@ def test_unknown_option_has_no_traceback():
     assert done.returncode == 2
     assert "--bogus" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_an_output_that_has_ascii_only_loses_signs_and_nothing_else():
+    done = subprocess.run(
+        [sys.executable, "-m", "regard.cli", "check", "--rules", "10", "--dtype", "float32", "--backend", "eager"],
+        capture_output=True,
+        check=False,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    assert "sees key j iff j ? i + query_offset" in done.stdout.decode("ascii")
 
 
 def test_explain_prints_the_plan():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import re
 import subprocess
 import sys
@@ -55,6 +56,19 @@ def test_a_page_whose_code_or_output_is_wrong_is_caught() -> None:
         run_page("```python\nprint(2 + 2)\n```\n\n```text\n5\n```\n", "wrong.md")
     with pytest.raises(ZeroDivisionError):
         run_page("```python\n1 / 0\n```\n", "broken.md")
+
+
+def test_the_demo_runs_where_the_output_has_ascii_only() -> None:
+    run = subprocess.run(
+        [sys.executable, "-W", "error", ROOT / "examples" / "demo.py"],
+        capture_output=True,
+        check=False,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+    )
+    assert run.returncode == 0, run.stderr.decode()
+    printed = run.stdout.decode("ascii")
+    assert "bit for bit: True" in printed
+    assert "##" in printed[printed.index("head 0: key ->") :]
 
 
 def test_the_demo_runs_and_is_readable_when_piped() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -161,6 +162,9 @@ def explain(
 
 
 def main() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # an output without ≤ or ■ loses those signs, not the command
     app()
 
 
