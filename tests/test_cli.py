@@ -193,7 +193,7 @@ def test_check_says_at_once_what_it_runs_and_keeps_it_out_of_the_output():
     assert "checking" not in result.stdout
 
 
-def test_check_draws_its_progress_where_someone_watches(monkeypatch):
+def test_check_reports_its_progress_row_by_row(monkeypatch):
     seen = []
     monkeypatch.setattr("rich.progress.Progress.update", lambda self, task, **now: seen.append((task, now)))
     run("check", "--rules", "10", "--dtype", "float32", "--backend", "eager,reference")
