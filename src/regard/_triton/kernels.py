@@ -10,9 +10,9 @@ distances) is added to float64 sums in a way that does not depend on the order o
 
 from __future__ import annotations
 
+import triton
 import triton.language as tl
 
-import triton
 from regard._triton.tiles import (
     LN2,
     NEVER,

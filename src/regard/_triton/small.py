@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
+import triton
 import triton.language as tl
 
-import triton
 from regard._triton.tiles import BUCKETS, load_lse, load_rows, locate_pairs, log_weights
 
 

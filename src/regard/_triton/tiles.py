@@ -8,9 +8,8 @@ to one program, which walks over the key tiles of its runs.
 
 from __future__ import annotations
 
-import triton.language as tl
-
 import triton
+import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)

@@ -11,9 +11,9 @@ Ranks are (weight, lower key first), packed into one integer: the bits of a weig
 
 from __future__ import annotations
 
+import triton
 import triton.language as tl
 
-import triton
 from regard._triton.tiles import LOG2E, NEVER, load_lse, load_rows, locate_pairs, log_weights, permitted, tanh
 
 _SIZES = ["L", "S", "first_row", "blocks"]
