@@ -83,16 +83,17 @@ def interleave(ours: Work, peer: Work, *, rounds: int, least: float = 0.02) -> S
     Where one run of the peer takes a second or more, it runs once a round, and is held against its own next run.
     """
     ours_repeats, peer_repeats = _repeats(ours, least), _repeats(peer, least)
-    if seconds(peer, 1) > 1.0:
-        peers, mine = [seconds(peer, 1)], []
+    opening = seconds(peer, peer_repeats)
+    if opening > 1.0:
+        peers, mine = [opening], []
         for _ in range(rounds):
             mine.append(seconds(ours, ours_repeats))
-            peers.append(seconds(peer, 1))
+            peers.append(seconds(peer, peer_repeats))
         return Samples(mine, peers[:-1], peers[1:])
     samples = Samples([], [], [])
     for index in range(rounds):
         first, last = (samples.peer, samples.again) if index % 2 == 0 else (samples.again, samples.peer)
-        first.append(seconds(peer, peer_repeats))
+        first.append(seconds(peer, peer_repeats) if index else opening)
         samples.ours.append(seconds(ours, ours_repeats))
         last.append(seconds(peer, peer_repeats))
     return samples

@@ -59,6 +59,8 @@ def test_unknown_peer_is_refused_with_the_names_there_are():
     ("name", "package"), [("x-transformers", "x_transformers"), ("transformers-sdpa", "transformers")]
 )
 def test_missing_package_is_named(monkeypatch, name, package):
+    for loaded in [module for module in sys.modules if module.startswith(f"{package}.")]:
+        monkeypatch.delitem(sys.modules, loaded)
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(peers.Missing, match=f"pip install {name.removesuffix('-sdpa')}"):
         peers.load(name)
