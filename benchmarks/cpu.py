@@ -57,7 +57,7 @@ class Sizes:
     def __init__(self, quick: bool) -> None:
         self.rounds = 3 if quick else 15
         self.lengths = (512, 1024) if quick else (512, 1024, 2048, 4096, 8192)
-        self.grouped = (512,) if quick else (512, 2048, 4096)
+        self.grouped = (512,) if quick else (512, 2048, 4096, 8192)
         self.windows = {1024: (1.0, 0.5)} if quick else {4096: (5.0, 2.0), 16384: (20.0, 7.0)}
         self.slope = (512, 1024, 2048, 4096) if quick else (2048, 4096, 8192, 16384)
         self.documents = 1024 if quick else 8192

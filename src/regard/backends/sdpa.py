@@ -249,7 +249,7 @@ def _side_by_side(parts: list[Tensor]) -> Tensor:
 
 
 def _in_float32(call: Call) -> Call:
-    """Half precision in float32: no slower on ordinary CPUs, and gradients do not suffer from a rounded output."""
+    """Half precision in float32: the kernel's own gradients suffer from an output that is already rounded."""
     if call.spec.dtype.itemsize > 2:
         return call
     tensors = {name: getattr(call, name).float() for name in ("query", "key", "value")}
