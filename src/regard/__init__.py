@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from regard import interop as interop
     from regard import masks as masks
     from regard import nn as nn
+    from regard import positions as positions
     from regard import recording as recording
     from regard import reference as reference
     from regard import testing as testing
@@ -41,7 +42,18 @@ _FROM = {
     "watch": "regard._watch",
     "Recording": "regard.recording",
 }
-_MODULES = ("backends", "compat", "interop", "masks", "nn", "recording", "reference", "statistics", "testing")
+_MODULES = (
+    "backends",
+    "compat",
+    "interop",
+    "masks",
+    "nn",
+    "positions",
+    "recording",
+    "reference",
+    "statistics",
+    "testing",
+)
 
 __all__ = [*_FROM, *_MODULES, "__version__"]
 
