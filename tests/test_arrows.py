@@ -31,7 +31,9 @@ ARROWS: dict[str, set[str]] = {
     "observation": LEAVES | {"spec", "plan"},
     "_compiled": BELOW_API,
     "api": BELOW_API | {"_compiled", "_triton"},
-    "nn": LEAVES | {"api"},
+    # a cache attends piece by piece and merges what it gets as the backends do
+    "cache": LEAVES | {"api", "backends"},
+    "nn": LEAVES | {"api", "cache"},
     "compat": LEAVES | {"api"},
     "interop": LEAVES | {"api", "nn"},
     # recordings are read, saved and shown without any of the code that makes them

@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from regard import backends as backends
+    from regard import cache as cache
     from regard import compat as compat
     from regard import interop as interop
     from regard import masks as masks
@@ -44,6 +45,7 @@ _FROM = {
 }
 _MODULES = (
     "backends",
+    "cache",
     "compat",
     "interop",
     "masks",

@@ -56,7 +56,7 @@ class TiledBackend(FusedBackend):
                 where = rows_of(step)
                 part, part_lse = self.step_forward(call, step, query[where], *gather(call, step))
                 if step.again:
-                    _merge(out[where], lse[where], part, part_lse)
+                    merge(out[where], lse[where], part, part_lse)
                 else:
                     out[where] = part
                     lse[where] = part_lse
@@ -128,7 +128,7 @@ def is_whole(step: Step, spec: CallSpec) -> bool:
     return alone and step.runs[0].start == 0 and step.runs[0].stop == spec.keys
 
 
-def _merge(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
+def merge(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
     """Join two parts of the same rows in place; each part is normalised on its own keys."""
     total = torch.logaddexp(lse, part_lse)
     safe = total.masked_fill(total == -torch.inf, 0.0)

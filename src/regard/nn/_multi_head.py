@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from regard import api
 from regard.masks import Mask
 from regard.nn import _checks, _inputs
+from regard.nn._cached import attend, can_attend, check_call, explain, pads_of, update, without_rows
 from regard.nn._inputs import Inputs
 from regard.nn._layouts import convert_projections
 from regard.nn._protocols import Cache, Positions
@@ -21,9 +22,10 @@ class _Call(NamedTuple):
     """What goes into `regard.attention`, and what is needed to finish its result."""
 
     inputs: Inputs
-    tensors: tuple[Tensor, Tensor, Tensor]  # query, key, value: [B, head, token, dim]
+    tensors: tuple[Tensor, Tensor, Tensor]  # query, key, value: [B, head, token, dim]; the new tokens' with a cache
     keywords: dict[str, Any]
-    pads: Tensor | None  # [B or 1, L]: query rows that are padding
+    pads: Tensor | None  # [B or 1, keys]: tokens that are padding
+    itself: bool  # self attention: padding among the keys is padding among the rows
 
 
 class MultiHeadAttention(nn.Module):
@@ -158,6 +160,11 @@ class MultiHeadAttention(nn.Module):
         `masks.keep` and a bias index rows and columns of the padded batch, and the result is nested as `query` is.
         """
         call = self._prepare(query, key, value, mask, bias, cache)
+        if cache is None:
+            return self._finish(api.attention(*call.tensors, **call.keywords), call)
+        if can_attend(cache, call.keywords):
+            return self._finish(attend(cache, call.tensors, call.keywords), call)
+        call = self._through(cache, call)
         return self._finish(api.attention(*call.tensors, **call.keywords), call)
 
     def observe(
@@ -176,9 +183,25 @@ class MultiHeadAttention(nn.Module):
         For nested input the statistics are those of the call as computed (see `forward`): packed, or padded.
         """
         call = self._prepare(query, key, value, mask, bias, cache)
+        call = call if cache is None else self._through(cache, call)
         seen = api.observe(*call.tensors, want=want, **call.keywords)
         seen.out = self._finish(seen.out, call)
         return seen
+
+    def explain(
+        self,
+        query: Tensor,
+        key: Tensor | None = None,
+        value: Tensor | None = None,
+        *,
+        mask: Mask | None = None,
+        bias: Any = None,
+        cache: Cache | None = None,
+        want: Want | None = None,
+    ) -> Any:
+        """How `forward` (or `observe`, with `want`) would run this call, as a `regard.Plan`; a cache stays as it is."""
+        call = self._prepare(query, key, value, mask, bias, cache)
+        return explain(cache, call.tensors, call.keywords, want)
 
     def _prepare(
         self,
@@ -192,35 +215,40 @@ class MultiHeadAttention(nn.Module):
         itself = key is None or key is query
         inputs = _inputs.arrange(query, key, value, mask, may_pack=bias is None and self.positions is None)
         self._check(inputs, cache)
-        pads = None
-        if cache is None:
-            pads = _inputs.padding(mask, inputs.key.shape[1], inputs.key.device)
-            inputs = _without_padding(inputs, pads, itself)
+        pads = _inputs.padding(mask, inputs.key.shape[1], inputs.key.device) if cache is None else pads_of(cache, query)
+        inputs = _without_padding(inputs, pads, itself)
         q, k, v = self._project(inputs.query, inputs.key, inputs.value)
         q, k, v = _split(q, self.num_heads), _split(k, self.num_kv_heads), _split(v, self.num_kv_heads)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
-        offset: int | Tensor | None = inputs.query_offset
         if self.positions is not None:
-            here = offset if cache is None else cache.position
+            here = inputs.query_offset if cache is None else cache.position
             q, k = self.positions(q, k, query_offset=k.shape[2] - q.shape[2] if here is None else here)
-        if cache is not None:
-            k, v, offset = _checks.check_update(cache.update(k, v))
-            pads = _inputs.padding(mask, k.shape[2], k.device)
-        rows = None if pads is None or not itself else _inputs.padding_of_rows(pads, q.shape[2], offset)
         keywords = {
-            "mask": inputs.mask,
+            "mask": inputs.mask if cache is None or not itself else without_rows(inputs.mask, pads),
             "bias": bias,
             "dropout": self.dropout if self.training else 0.0,
-            "query_offset": offset,
+            "query_offset": inputs.query_offset,
         }
-        return _Call(inputs, (q, k, v), keywords, rows)
+        check_call(cache, (q, k, v), keywords)
+        return _Call(inputs, (q, k, v), keywords, pads, itself)
+
+    def _through(self, cache: Cache, call: _Call) -> _Call:
+        """The call over all keys and values that the cache gives back."""
+        tensors, keywords = update(cache, call.tensors, call.keywords)
+        pads = call.pads
+        if pads is None:
+            # the mask speaks about all keys: which of the new rows are padding is known by where they stand
+            found = _inputs.padding(call.inputs.mask, tensors[1].shape[2], tensors[1].device)
+            rows = tensors[0].shape[2]
+            pads = None if found is None else _inputs.padding_of_rows(found, rows, keywords["query_offset"])
+        return call._replace(tensors=tensors, keywords=keywords, pads=pads)
 
     def _finish(self, heads: Tensor, call: _Call) -> Tensor:
         out: Tensor = self.out_proj(heads.transpose(1, 2).flatten(2))
         if self.training and self.out_dropout > 0.0:
             out = F.dropout(out, self.out_dropout)
-        if call.pads is not None:
+        if call.pads is not None and call.itself:
             out = out.masked_fill(call.pads.unsqueeze(-1), 0.0)
         return out if call.inputs.ragged is None else _inputs.to_nested(out, call.inputs.ragged)
 

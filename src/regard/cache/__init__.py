@@ -1,0 +1,18 @@
+"""Caches of keys and values for decoding, one for each attention layer.
+
+    cache = KVCache(4096)                                  every token, in memory set aside at once
+    cache = RollingCache(window=1023, sinks=4)             the first few and the newest: bounded for ever
+    cache = PagedCache(BlockPool(1024, block_size=16))     blocks that sequences share, copied when written to
+    cache = LatentCache(4096)                              one small tensor a token, for `regard.nn.LatentAttention`
+
+All of them take `int8=True` (of a `PagedCache`, its pool) and have `update`, `attend`, `padded`, `truncate`, `reorder`,
+`fork`, `position`, `lengths` and `bytes`. `regard.nn.Cache` says what the modules ask of a cache of your own.
+"""
+
+from __future__ import annotations
+
+from regard.cache._base import CacheFull, TokenCache
+from regard.cache._paged import BlockPool, PagedCache
+from regard.cache._slots import KVCache, LatentCache, RollingCache
+
+__all__ = ["BlockPool", "CacheFull", "KVCache", "LatentCache", "PagedCache", "RollingCache", "TokenCache"]

@@ -1,0 +1,386 @@
+"""What all caches share: what the modules call, and what refuses a call before anything has changed."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from regard import api, masks
+from regard.cache import _pieces, _storage
+from regard.cache._lengths import Fresh, Lengths, check_count, counts_of
+from regard.cache._masks import padding_side
+from regard.cache._storage import Parts
+from regard.masks import Mask
+
+Updated = tuple[Tensor, Tensor, "int | Tensor"]
+Preview = tuple[Tensor, Tensor, "int | Tensor", "Mask | None", int]
+
+
+class CacheFull(ValueError):
+    """The new tokens do not fit; the cache is as it was."""
+
+
+class Made:
+    """What a cache was made for, known from the first tokens it is given."""
+
+    def __init__(self, key: Tensor, value: Tensor | None) -> None:
+        self.heads, self.key_dim = key.shape[1], key.shape[3]
+        self.value_dim = None if value is None else value.shape[3]
+        self.dtype, self.device = key.dtype, key.device
+
+    def check(self, key: Tensor, value: Tensor | None) -> None:
+        for name, given, dim in (("key", key, self.key_dim), ("value", value, self.value_dim)):
+            if (given is None) != (dim is None):
+                what = "keys and values" if self.value_dim is not None else "one tensor a token, without values"
+                raise ValueError(f"value is {'None' if value is None else 'given'}, but this cache holds {what}")
+            if given is None:
+                continue
+            if given.shape[1] != self.heads or given.shape[3] != dim:
+                raise ValueError(
+                    f"{name} is {list(given.shape)}, but this cache holds {self.heads} heads of dim {dim}; "
+                    "each layer needs a cache of its own"
+                )
+            if given.dtype != self.dtype or given.device != self.device:
+                raise TypeError(
+                    f"{name} is {given.dtype} on {given.device}, but this cache holds {self.dtype} on {self.device}"
+                )
+
+
+class TokenCache(ABC):
+    """Keys and values of the tokens that came before, for one attention layer.
+
+    Room is made at the first `update`, for the batch, heads, dims, dtype and device of what it is given.
+    Gradients reach the tokens of the call they are computed in; tokens of earlier calls are constants.
+    """
+
+    def __init__(self, int8: bool) -> None:
+        if not isinstance(int8, bool):
+            raise TypeError(f"int8 must be True or False, got {int8!r}")
+        self.int8 = int8
+        self._made: Made | None = None
+        self._held = Lengths((), torch.device("cpu"))  # tokens that can be attended to
+        self._view = self._held  # likewise, as `update` last gave them
+        self._padded_by_mask = False
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens seen so far, item by item."""
+        return list(self._seen.counts)
+
+    @property
+    def position(self) -> int | Tensor:
+        """The position of the next token: an int, or `[batch]` where items differ."""
+        return self._seen.place
+
+    @property
+    def _seen(self) -> Lengths:
+        return self._held
+
+    @property
+    @abstractmethod
+    def bytes(self) -> int:
+        """Memory set aside for keys and values."""
+
+    @property
+    def filled(self) -> Mask | None:
+        """Hides the slots without a token among the keys that `update` last gave; None where there are none."""
+        return None if self._view.same is not None else masks.padding(self._view.tensor)
+
+    pads: Tensor | None = None  # [batch, token]: new tokens that are padding; see `padded`
+
+    def padded(self, lengths: Any, side: str = "right", tokens: int | None = None) -> Padded:
+        """This cache for one call whose tokens are padded: item b has `lengths[b]` real ones, and only those are kept.
+
+        `tokens` is how many there are with the padding; the longest item's number when not given.
+
+            out = mha(x, mask=masks.causal(), cache=cache.padded([7, 3, 5]))     # then as usual: cache=cache
+        """
+        counts = counts_of("lengths", lengths)
+        if side not in ("left", "right"):
+            raise ValueError(f"side must be 'left' or 'right', got {side!r}")
+        longest = max(counts, default=0)
+        if tokens is not None:
+            check_count("tokens", tokens, longest)
+        return Padded(self, Fresh(longest if tokens is None else tokens, tuple(counts), side))
+
+    def check(self, query: Tensor, key: Tensor, value: Tensor | None, *, mask: Mask | None, bias: Any) -> None:
+        """Raise where `update` and attention over its result would fail, or mean something else than they seem to."""
+        self._check(Fresh(key.shape[2]), query, key, value, mask, bias)
+
+    def update(self, key: Tensor, value: Tensor | None = None) -> Updated:
+        """Store `[batch, num_kv_heads, token, dim]`; give all keys and values, and the first new one's place there.
+
+        Without values (latent attention, where they are a part of the keys) the keys are given twice.
+        """
+        return self._update(Fresh(key.shape[2]), key, value)
+
+    def preview(self, key: Tensor, value: Tensor | None = None) -> Preview:
+        """What `update` would give, as tensors that take no memory; then `filled`, and in how many pieces `attend`
+        would read it. Changes nothing."""
+        return self._preview(Fresh(key.shape[2]), key, value)
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor | None = None,
+        *,
+        mask: Mask | None = None,
+        bias: Any = None,
+        scale: float | None = None,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+        value_dim: int | None = None,
+        backend: str = "auto",
+    ) -> Tensor:
+        """`update`, and attention from the new tokens' queries over all that is held, without a copy of it.
+
+        `mask` and `bias` speak about positions of the item's own tokens, as in `regard.attention`. Where the cache
+        holds keys only, the values are their first `value_dim` numbers.
+        """
+        given = (query, key, value, mask, bias, scale, softcap, sinks, value_dim, backend)
+        return self._attend(Fresh(key.shape[2]), *given)
+
+    @abstractmethod
+    def truncate(self, length: int | Sequence[int]) -> None:
+        """Forget all tokens from `length` on (of each item): as if they had never been seen."""
+
+    @abstractmethod
+    def reorder(self, index: Any) -> None:
+        """Item i becomes what item `index[i]` was (a step of beam search); there may be more or fewer than before."""
+
+    @abstractmethod
+    def fork(self) -> Self:
+        """Another cache that holds the same and goes its own way."""
+
+    @abstractmethod
+    def fill_unused(self, number: float) -> None:
+        """Write `number` wherever no token is held. It cannot reach any result: tests put NaN there."""
+
+    # What a kind of cache defines.
+
+    @abstractmethod
+    def _allocate(self, made: Made, batch: int) -> None:
+        """Set the memory aside."""
+
+    @abstractmethod
+    def _make_room(self, fresh: Fresh) -> None:
+        """Raise CacheFull, with nothing changed, where the new tokens do not fit."""
+
+    @abstractmethod
+    def _write(self, fresh: Fresh, key: Parts, value: Parts | None) -> Lengths:
+        """Store the tokens; where the first of them stands in each item's view."""
+
+    @abstractmethod
+    def _read(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of view slots start … stop − 1; views of the memory where that is possible."""
+
+    @property
+    def _reads_views(self) -> bool:
+        return not self.int8
+
+    def _check(
+        self, fresh: Fresh, query: Tensor, key: Tensor, value: Tensor | None, mask: Mask | None, bias: Any
+    ) -> None:
+        side = padding_side(mask)
+        ragged = fresh.counts is not None or self._held.same is None
+        if side == "right" or (side is not None and ragged):
+            raise ValueError(
+                f"mask {mask!r} pads on the {side} beside a cache, which would keep the padding between the tokens: "
+                f"leave it out and pass cache=cache.padded(lengths, side={side!r}), in the calls that have padding"
+            )
+        if self._padded_by_mask and side is None:
+            raise ValueError(
+                "mask has no masks.padding(…, side='left'), but earlier calls with this cache had: their padding is in "
+                "it, and would be seen. Pass it in every call, or use cache=cache.padded(lengths, side='left') instead"
+            )
+        self._check_new(fresh, key, value)
+        # a rule without tensors fits every call; anything else is tried on keys of the right size that take no memory
+        if bias is not None or (mask is not None and not (isinstance(mask, Mask) and not mask.tensors)):
+            keys, values, offset, _, _ = self._preview(fresh, key, value)
+            api.explain(query, keys, values, mask=mask, bias=bias, query_offset=offset)
+        self._padded_by_mask = side is not None
+
+    def _preview(self, fresh: Fresh, key: Tensor, value: Tensor | None) -> Preview:
+        held = self._held.counts if self._made is not None else (0,) * key.shape[0]
+        start = Lengths(self._start_after(held, fresh.of(key.shape[0])), key.device)
+        view = start.plus(fresh.of(key.shape[0]))
+        keys, values = (
+            x.new_empty(x.shape[3]).expand(*x.shape[:2], view.longest, x.shape[3])
+            for x in (key, key if value is None else value)
+        )
+        filled = None if view.same is not None else masks.padding(view.tensor)
+        pieces = 1 if self._one_call(fresh, key) else -(-view.longest // _pieces.PIECE)
+        return keys, values, first_row(fresh, start), filled, pieces
+
+    def _start_after(self, held: Sequence[int], added: Sequence[int]) -> Sequence[int]:
+        """Where the first of `added` tokens will stand in each item's view."""
+        return held
+
+    def _one_call(self, fresh: Fresh, like: Tensor) -> bool:
+        """Whether all keys are there as a view, without slots to hide, and nothing has to be made of them."""
+        half = like.device.type == "cpu" and like.dtype.itemsize == 2  # would be copied to float32
+        return self._reads_views and not half and fresh.counts is None and self._held.same is not None
+
+    def _check_new(self, fresh: Fresh, key: Tensor, value: Tensor | None) -> None:
+        for name, given in (("key", key), ("value", value)):
+            if given is not None and (not isinstance(given, Tensor) or given.dim() != 4):
+                shape = list(given.shape) if isinstance(given, Tensor) else type(given).__name__
+                raise ValueError(f"{name} must be [batch, num_kv_heads, token, dim], got {shape}")
+        if value is not None and value.shape[:3] != key.shape[:3]:
+            raise ValueError(
+                f"key and value must agree in batch, heads and tokens: {list(key.shape)}, {list(value.shape)}"
+            )
+        if fresh.counts is not None and (len(fresh.counts) != key.shape[0] or fresh.tokens != key.shape[2]):
+            raise ValueError(
+                f"padded({list(fresh.counts)}) is for {len(fresh.counts)} items of {fresh.tokens} tokens, got key "
+                f"{list(key.shape)}; give one length an item, and tokens= where no item fills its row"
+            )
+        if self._made is not None:
+            self._made.check(key, value)
+            if key.shape[0] != len(self._held.counts):
+                raise ValueError(f"key has {key.shape[0]} items, but this cache holds {len(self._held.counts)}")
+
+    def _store(self, fresh: Fresh, key: Tensor, value: Tensor | None) -> Lengths:
+        """Everything of `update` but reading back: where the first new token stands in each item."""
+        self._check_new(fresh, key, value)
+        if self._made is None:
+            made = Made(key, value)
+            self._held = self._view = Lengths((0,) * key.shape[0], key.device)
+            self._allocate(made, key.shape[0])
+            self._made = made
+        self._make_room(fresh)
+        with torch.no_grad():
+            parts = None if value is None else _storage.encode(value, self.int8)
+            return self._write(fresh, _storage.encode(key, self.int8), parts)
+
+    def _update(self, fresh: Fresh, key: Tensor, value: Tensor | None) -> Updated:
+        start = self._store(fresh, key, value)
+        keys, values = self._read(0, self._view.longest)
+        if torch.is_grad_enabled() and (key.requires_grad or (value is not None and value.requires_grad)):
+            keys = self._with_gradient(fresh, keys, key, start)
+            values = keys if value is None else self._with_gradient(fresh, values, value, start)
+        return keys, values, first_row(fresh, start)
+
+    def _with_gradient(self, fresh: Fresh, whole: Tensor, new: Tensor, start: Lengths) -> Tensor:
+        """A copy of what was read in which the new tokens carry their gradients."""
+        items, places, sources = places_of(fresh, start, new)
+        tokens = new.transpose(1, 2)[items, sources]  # [n, heads, dim]
+        whole = whole.detach().transpose(1, 2)
+        if self.int8:
+            # the rounded number, with the gradient of the one it was rounded from
+            tokens = whole[items, places] + (tokens - tokens.detach())
+        return whole.index_put((items, places), tokens).transpose(1, 2)
+
+    def _attend(
+        self,
+        fresh: Fresh,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor | None,
+        mask: Mask | None,
+        bias: Any,
+        scale: float | None,
+        softcap: float | None,
+        sinks: Tensor | None,
+        value_dim: int | None,
+        backend: str,
+    ) -> Tensor:
+        self._check(fresh, query, key, value, mask, bias)
+        how: dict[str, Any] = {"scale": scale, "softcap": softcap, "sinks": sinks, "backend": backend}
+        given = [x for x in (query, key, value, bias, sinks) if isinstance(x, Tensor)]
+        differentiable = torch.is_grad_enabled() and any(x.requires_grad for x in given)
+        if differentiable or self._one_call(fresh, key) or torch.compiler.is_compiling():
+            keys, values, offset = self._update(fresh, key, value)
+            values = values if value_dim is None else values[..., :value_dim]
+            joined = both(mask, self.filled)
+            return api.attention(query, keys, values, mask=joined, bias=bias, query_offset=offset, **how)
+        start = self._store(fresh, key, value)
+
+        def read(a: int, b: int) -> tuple[Tensor, Tensor]:
+            keys, values = self._read(a, b)
+            return keys, values if value_dim is None else values[..., :value_dim]
+
+        offset = first_row(fresh, start)
+        return _pieces.attend(query, read, self._view, offset, mask=mask, bias=bias, **how)
+
+
+class Padded:
+    """A cache in a call whose tokens are padded; made by `padded`."""
+
+    def __init__(self, cache: TokenCache, fresh: Fresh) -> None:
+        self.cache = cache
+        self._fresh = fresh
+
+    @property
+    def position(self) -> int | Tensor:
+        """The position of the first token of each row, padding or not."""
+        seen = self.cache._seen
+        if self.cache._made is None:
+            seen = Lengths((0,) * len(self._fresh.of(0)), seen.device)
+        return first_row(self._fresh, seen)
+
+    @property
+    def filled(self) -> Mask | None:
+        return self.cache.filled
+
+    @property
+    def pads(self) -> Tensor | None:
+        made = self.cache._made
+        return self._fresh.pads(torch.device("cpu") if made is None else made.device)
+
+    def check(self, query: Tensor, key: Tensor, value: Tensor | None, *, mask: Mask | None, bias: Any) -> None:
+        self.cache._check(self._fresh, query, key, value, mask, bias)
+
+    def update(self, key: Tensor, value: Tensor | None = None) -> Updated:
+        return self.cache._update(self._fresh, key, value)
+
+    def preview(self, key: Tensor, value: Tensor | None = None) -> Preview:
+        return self.cache._preview(self._fresh, key, value)
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor | None = None,
+        *,
+        mask: Mask | None = None,
+        bias: Any = None,
+        scale: float | None = None,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+        value_dim: int | None = None,
+        backend: str = "auto",
+    ) -> Tensor:
+        given = (query, key, value, mask, bias, scale, softcap, sinks, value_dim, backend)
+        return self.cache._attend(self._fresh, *given)
+
+
+def first_row(fresh: Fresh, start: Lengths) -> int | Tensor:
+    """Where the first row of each item stands; padding on the left stands before the first token."""
+    before = fresh.before
+    if isinstance(before, int):
+        return start.place
+    return start.plus([-skipped for skipped in before]).place
+
+
+def places_of(fresh: Fresh, start: Lengths, new: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Of every real new token: its item, its slot, and its place among the new ones."""
+    if fresh.counts is not None:
+        items, nth, sources = fresh.places(new.device)
+        return items, start.tensor[items] + nth, sources
+    batch, tokens = new.shape[0], new.shape[2]
+    steps = torch.arange(tokens, device=new.device).expand(batch, tokens)
+    items = torch.arange(batch, device=new.device).unsqueeze(1).expand(batch, tokens)
+    first = start.tensor.unsqueeze(1) if start.same is None else start.same
+    return items.flatten(), (first + steps).flatten(), steps.flatten()
+
+
+def both(mask: Mask | None, other: Mask | None) -> Mask | None:
+    if mask is None or other is None:
+        return other if mask is None else mask
+    return mask & other

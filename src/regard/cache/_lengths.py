@@ -1,0 +1,107 @@
+"""How many tokens each batch item has: numbers on the host, so that no device is asked for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from numbers import Integral
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Lengths:
+    """A count for each item; a tensor of them on the device is made only where items differ. Never changed in place."""
+
+    def __init__(self, counts: Sequence[int], device: torch.device, tensor: Tensor | None = None) -> None:
+        self.counts = tuple(counts)
+        self.device = device
+        self._tensor = tensor
+
+    @property
+    def same(self) -> int | None:
+        """The count, where all items have the same."""
+        first = self.counts[0] if self.counts else 0
+        return first if all(count == first for count in self.counts) else None
+
+    @property
+    def longest(self) -> int:
+        return max(self.counts, default=0)
+
+    @property
+    def tensor(self) -> Tensor:
+        """[batch], int64."""
+        if self._tensor is None:
+            with torch.inference_mode(False):
+                self._tensor = torch.tensor(self.counts, dtype=torch.int64, device=self.device)
+        return self._tensor
+
+    def plus(self, more: int | Sequence[int]) -> Lengths:
+        if not isinstance(more, int):
+            return Lengths([a + b for a, b in zip(self.counts, more, strict=True)], self.device)
+        moved = None if self._tensor is None else self._tensor + more
+        return Lengths([count + more for count in self.counts], self.device, moved)
+
+    def pick(self, index: Sequence[int]) -> Lengths:
+        return Lengths([self.counts[i] for i in index], self.device)
+
+    @property
+    def place(self) -> int | Tensor:
+        """As a position: an int, or [batch] where items differ."""
+        same = self.same
+        return self.tensor if same is None else same
+
+
+class Fresh(NamedTuple):
+    """Which of the new tokens are tokens."""
+
+    tokens: int
+    counts: tuple[int, ...] | None = None  # real ones of each item; None: all
+    side: str = "right"  # where the padding stands
+
+    def of(self, batch: int) -> tuple[int, ...]:
+        return (self.tokens,) * batch if self.counts is None else self.counts
+
+    @property
+    def before(self) -> int | tuple[int, ...]:
+        """Padding in front of the first real token."""
+        if self.counts is None or self.side == "right":
+            return 0
+        return tuple(self.tokens - count for count in self.counts)
+
+    def places(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+        """Of every real token: its item, its place among the item's real ones, its place among all new ones."""
+        assert self.counts is not None
+        found = []
+        for item, count in enumerate(self.counts):
+            skipped = self.tokens - count if self.side == "left" else 0
+            found += [(item, t, skipped + t) for t in range(count)]
+        table = torch.tensor(found, dtype=torch.int64).reshape(-1, 3).to(device)
+        return table[:, 0], table[:, 1], table[:, 2]
+
+    def pads(self, device: torch.device) -> Tensor:
+        """[batch, tokens], True at padding."""
+        assert self.counts is not None
+        at = torch.arange(self.tokens)
+        counts = torch.tensor(self.counts).unsqueeze(1)
+        return (at >= counts if self.side == "right" else at < self.tokens - counts).to(device)
+
+
+def counts_of(name: str, given: Any, least: int = 0) -> list[int]:
+    """A list of ints from what a caller gave: a sequence of ints, or an integer tensor [batch]."""
+    if isinstance(given, Tensor):
+        if given.dim() != 1 or given.is_floating_point() or given.dtype == torch.bool:
+            raise TypeError(f"{name} must be one int for each item, got a {given.dtype} tensor {list(given.shape)}")
+        given = given.tolist()
+    if isinstance(given, (str, bytes)) or not isinstance(given, Sequence):
+        raise TypeError(f"{name} must be one int for each item, got {type(given).__name__}")
+    for number in given:
+        check_count(f"each of {name}", number, least)
+    return [int(number) for number in given]
+
+
+def check_count(name: str, given: object, least: int) -> None:
+    if isinstance(given, bool) or not isinstance(given, Integral):
+        raise TypeError(f"{name} must be an int, got {given!r} ({type(given).__name__})")
+    if given < least:
+        raise ValueError(f"{name} must be at least {least}, got {given}")

@@ -1,0 +1,297 @@
+"""A cache in blocks that several sequences can share."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from regard.cache import _storage
+from regard.cache._base import CacheFull, Made, TokenCache, places_of
+from regard.cache._lengths import Fresh, Lengths, check_count, counts_of
+from regard.cache._slots import shortened
+from regard.cache._storage import Parts
+
+
+class BlockPool:
+    """Memory for `blocks` blocks of `block_size` tokens, from which any number of `PagedCache`s take theirs.
+
+    Blocks are counted by who uses them: one that nobody uses any more is given out again.
+    """
+
+    def __init__(self, blocks: int, block_size: int = 16, *, int8: bool = False) -> None:
+        check_count("blocks", blocks, 1)
+        check_count("block_size", block_size, 1)
+        if not isinstance(int8, bool):
+            raise TypeError(f"int8 must be True or False, got {int8!r}")
+        self.blocks = int(blocks)
+        self.block_size = int(block_size)
+        self.int8 = int8
+        self._users = [0] * self.blocks
+        self._free = list(range(self.blocks - 1, -1, -1))
+        self._made: Made | None = None
+        self._key: Parts = ()
+        self._value: Parts = ()
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks that nobody uses."""
+        return len(self._free)
+
+    @property
+    def full(self) -> bool:
+        """Whether the next block that is needed would raise `CacheFull`."""
+        return not self._free
+
+    @property
+    def bytes(self) -> int:
+        return _storage.size_of(self._key, self._value)
+
+    def __repr__(self) -> str:
+        return f"BlockPool({self.blocks}, block_size={self.block_size}, int8={self.int8}): {self.free_blocks} free"
+
+    def _allocate(self, made: Made) -> None:
+        lead = (self.blocks, self.block_size, made.heads)
+        self._key = _storage.allocate(lead, made.key_dim, made.dtype, made.device, self.int8)
+        if made.value_dim is not None:
+            self._value = _storage.allocate(lead, made.value_dim, made.dtype, made.device, self.int8)
+        self._made = made
+
+    def _take(self) -> int:
+        block = self._free.pop()
+        self._users[block] = 1
+        return block
+
+    def _share(self, blocks: Sequence[int]) -> None:
+        for block in blocks:
+            self._users[block] += 1
+
+    def _give_back(self, blocks: Sequence[int]) -> None:
+        for block in blocks:
+            self._users[block] -= 1
+            if self._users[block] == 0:
+                self._free.append(block)
+
+
+class _Need(NamedTuple):
+    """A block that an item needs before it can write."""
+
+    item: int
+    column: int
+    copied: int | None  # the shared block whose tokens go into it
+
+
+class PagedCache(TokenCache):
+    """Sequences of any length in blocks of a shared pool.
+
+    `fork` and `reorder` copy nothing: sequences share the blocks of what they have in common, and one that writes into
+    a shared block gets a copy of that block first. `free` and `truncate` give back what no other sequence uses.
+
+        pool = BlockPool(1024, block_size=16)
+        cache = PagedCache(pool)
+        y = mha(prompt, mask=masks.causal(), cache=cache)           # one sequence
+        cache.reorder([0, 0, 0])                                    # three, that share the prompt
+
+    Args:
+        pool: the memory; one pool serves one layer (its heads and dims), and many caches.
+    """
+
+    def __init__(self, pool: BlockPool) -> None:
+        if not isinstance(pool, BlockPool):
+            raise TypeError(f"pool must be a regard.cache.BlockPool, got {type(pool).__name__}")
+        super().__init__(pool.int8)
+        self.pool = pool
+        self._blocks: list[list[int]] = []
+        self._table: Tensor | None = None  # [batch, blocks of the pool]: the same, where memory is read
+
+    @property
+    def bytes(self) -> int:
+        """Memory of the blocks in use by this cache; a shared block counts once."""
+        mine = len({block for blocks in self._blocks for block in blocks})
+        return self.pool.bytes * mine // self.pool.blocks
+
+    @property
+    def blocks(self) -> list[list[int]]:
+        """The blocks of each item, in order."""
+        return [list(blocks) for blocks in self._blocks]
+
+    def truncate(self, length: int | Sequence[int]) -> None:
+        wanted = shortened(self._held.counts, length)
+        for item, count in enumerate(wanted):
+            kept = -(-count // self.pool.block_size)
+            self.pool._give_back(self._blocks[item][kept:])
+            del self._blocks[item][kept:]
+        self._held = self._view = Lengths(wanted, self._held.device)
+
+    def reorder(self, index: Any) -> None:
+        order = counts_of("index", index)
+        batch = len(self._blocks)
+        if any(i >= batch for i in order):
+            raise ValueError(f"index holds {max(order)}, but the cache holds {batch} items")
+        old, self._blocks = self._blocks, [list(self._blocks[i]) for i in order]
+        for blocks in self._blocks:
+            self.pool._share(blocks)
+        for blocks in old:
+            self.pool._give_back(blocks)
+        self._held = self._view = self._held.pick(order)
+        self._draw_table()
+
+    def fork(self) -> Self:
+        other = type(self)(self.pool)
+        other._take_over(self._made, [list(blocks) for blocks in self._blocks], self._held)
+        for blocks in other._blocks:
+            self.pool._share(blocks)
+        return other
+
+    def free(self) -> None:
+        """Give all blocks back; the cache is as new."""
+        for blocks in self._blocks:
+            self.pool._give_back(blocks)
+        self._take_over(None, [], Lengths((), self._held.device))
+
+    def split(self) -> list[Self]:
+        """One cache for each sequence; this one hands them over and is as new."""
+        parts = []
+        for item, blocks in enumerate(self._blocks):
+            part = type(self)(self.pool)
+            part._take_over(self._made, [blocks], self._held.pick([item]))
+            parts.append(part)
+        self._take_over(None, [], Lengths((), self._held.device))
+        return parts
+
+    @classmethod
+    def join(cls, caches: Sequence[PagedCache]) -> PagedCache:
+        """One cache with the sequences of several, in order; those hand them over and are as new."""
+        if not caches or any(cache.pool is not caches[0].pool for cache in caches):
+            raise ValueError("caches must be one or more PagedCaches of the same pool")
+        if len({id(cache) for cache in caches}) < len(caches):
+            raise ValueError("caches holds the same cache twice; join it with its fork()")
+        if any(cache._made is None for cache in caches):
+            raise ValueError("caches holds one without any sequence; join those that have seen tokens")
+        whole = cls(caches[0].pool)
+        counts = [count for cache in caches for count in cache._held.counts]
+        blocks = [blocks for cache in caches for blocks in cache._blocks]
+        device = caches[0]._held.device
+        whole._take_over(caches[0]._made, blocks, Lengths(counts, device))
+        for cache in caches:
+            cache._take_over(None, [], Lengths((), device))
+        return whole
+
+    def fill_unused(self, number: float) -> None:
+        used, mine, size = Counter[int](), Counter[int](), self.pool.block_size
+        for blocks, count in zip(self._blocks, self._held.counts, strict=True):
+            for column, block in enumerate(blocks):
+                used[block] = max(used[block], min(size, count - column * size))
+                mine[block] += 1
+        for block, users in enumerate(self.pool._users):
+            if users == mine[block]:  # another cache may hold more tokens of a block than this one
+                for part in self.pool._key + self.pool._value:
+                    _storage.spoil(part[block, used[block] :], number)
+
+    def _take_over(self, made: Made | None, blocks: list[list[int]], held: Lengths) -> None:
+        self._made, self._blocks = made, blocks
+        self._held = self._view = held
+        self._padded_by_mask = False
+        self._draw_table()
+
+    def _allocate(self, made: Made, batch: int) -> None:
+        if self.pool._made is None:
+            self.pool._allocate(made)
+        else:
+            like = self.pool._made
+            if (like.heads, like.key_dim, like.value_dim, like.dtype, like.device) != (
+                made.heads, made.key_dim, made.value_dim, made.dtype, made.device
+            ):  # fmt: skip
+                raise ValueError(
+                    f"the pool holds {like.heads} heads of dims {like.key_dim} and {like.value_dim} in {like.dtype} on "
+                    f"{like.device}, got {made.heads} of {made.key_dim} and {made.value_dim} in {made.dtype} on "
+                    f"{made.device}; each layer needs a pool of its own"
+                )
+        self._blocks = [[] for _ in range(batch)]
+        self._made = made
+        self._draw_table()
+
+    def _draw_table(self) -> None:
+        if self._made is None:
+            self._table = None
+            return
+        rows = [blocks + [0] * (self.pool.blocks - len(blocks)) for blocks in self._blocks]
+        with torch.inference_mode(False):
+            self._table = torch.tensor(rows, dtype=torch.int64, device=self._made.device)
+            self._table = self._table.view(len(rows), self.pool.blocks)
+
+    def _make_room(self, fresh: Fresh) -> None:
+        needs = self._needs(fresh.of(len(self._blocks)))
+        if len(needs) > self.pool.free_blocks:
+            raise CacheFull(
+                f"the pool is full: {len(needs)} blocks of {self.pool.block_size} tokens are needed, and "
+                f"{self.pool.free_blocks} of {self.pool.blocks} are free; free() a sequence that is done"
+            )
+        assert self._table is not None
+        for need in needs:
+            block = self.pool._take()
+            if need.copied is not None:
+                for part in self.pool._key + self.pool._value:
+                    part[block].copy_(part[need.copied])
+                self.pool._give_back([need.copied])
+                self._blocks[need.item][need.column] = block
+            else:
+                self._blocks[need.item].append(block)
+            self._table[need.item, need.column] = block
+
+    def _needs(self, added: Sequence[int]) -> list[_Need]:
+        needs, size = [], self.pool.block_size
+        left: Counter[int] = Counter()  # users that shared blocks lose on the way: the last one need not copy
+        for item, (held, more) in enumerate(zip(self._held.counts, added, strict=True)):
+            if more == 0:
+                continue
+            column = held // size
+            if held % size:
+                block = self._blocks[item][column]
+                if self.pool._users[block] - left[block] > 1:
+                    left[block] += 1
+                    needs.append(_Need(item, column, block))
+                column += 1
+            needs += [_Need(item, at, None) for at in range(column, -(-(held + more) // size))]
+        return needs
+
+    def _write(self, fresh: Fresh, key: Parts, value: Parts | None) -> Lengths:
+        assert self._table is not None
+        start, size = self._held, self.pool.block_size
+        items, places, sources = places_of(fresh, start, key[0])
+        blocks = self._table[items, places // size]
+        for memory, new in ((self.pool._key, key), (self.pool._value, value or ())):
+            for part, tokens in zip(memory, new, strict=True):
+                part[blocks, places % size] = tokens.transpose(1, 2)[items, sources]
+        self._held = self._view = start.plus(fresh.tokens if fresh.counts is None else fresh.counts)
+        return start
+
+    def _read(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        assert self._table is not None and self._made is not None
+        size, dtype = self.pool.block_size, self._made.dtype
+        first, last = start // size, -(-stop // size)
+        blocks = self._table[:, first:last]
+        inside = slice(start - first * size, stop - first * size)
+        hidden = None
+        if self._held.same is None:
+            hidden = torch.arange(start, stop, device=blocks.device) >= self._held.tensor.unsqueeze(1)
+        found = []
+        for memory in (self.pool._key, self.pool._value):
+            if memory:
+                # [batch, blocks, block_size, heads, dim] -> [batch, tokens, heads, dim]
+                gathered = _storage.decode(_storage.apply(lambda part: part[blocks].flatten(1, 2), memory), dtype)
+                gathered = gathered[:, inside]
+                if hidden is not None:
+                    gathered = gathered.masked_fill_(hidden[:, :, None, None], 0.0)
+                found.append(gathered.transpose(1, 2))
+        return found[0], found[-1]
+
+    @property
+    def _reads_views(self) -> bool:
+        return False
+
+    def __repr__(self) -> str:
+        return f"PagedCache({self.pool!r}): {self.lengths}"

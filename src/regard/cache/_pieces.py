@@ -1,0 +1,102 @@
+"""Attention over keys that are read a piece at a time: what is held at once does not grow with the cache.
+
+Each piece is a call of its own, whose result merges with the others' by log-sum-exp, exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard import api, masks
+from regard.backends._base import accumulation
+from regard.backends._tiled import add_sinks, merge
+from regard.cache._lengths import Lengths
+from regard.cache._masks import only_relative
+from regard.masks import Mask
+from regard.statistics import Want
+
+# keys of a piece: enough to keep a core busy, few enough to be nothing beside a model's weights
+PIECE = 1024
+
+Read = Callable[[int, int], tuple[Tensor, Tensor]]
+
+
+def attend(
+    query: Tensor,
+    read: Read,
+    held: Lengths,
+    offset: int | Tensor,
+    *,
+    mask: Mask | None,
+    bias: Any,
+    scale: float | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+    backend: str,
+) -> Tensor:
+    """`regard.attention` over keys 0 … `held` of each item; `read(a, b)` gives keys and values a … b − 1."""
+    batch, heads, rows, _ = query.shape
+    keys, dtype = held.longest, query.dtype
+    work = accumulation(dtype)
+    # half precision is computed in float32 on a CPU anyway: a piece's result is not rounded before it is merged
+    wide = work if query.device.type == "cpu" else dtype
+    out: Tensor | None = None
+    lse = query.new_full((batch, heads, rows), -torch.inf, dtype=work)
+    for start in range(_first(mask, rows, keys, offset), keys, PIECE):
+        stop = min(start + PIECE, keys)
+        key, value = read(start, stop)
+        seen = api.observe(
+            query.to(wide),
+            key.to(wide),
+            value.to(wide),
+            want=Want.none(),
+            mask=_of_piece(mask, held, rows, start, stop, offset, query.device),
+            bias=_bias_of_piece(bias, start, stop, wide),
+            scale=scale,
+            softcap=softcap,
+            query_offset=offset - start,
+            backend=backend,
+        )
+        if out is None:
+            out, lse = seen.out.to(work), seen.lse
+        else:
+            merge(out, lse, seen.out.to(work), seen.lse)
+    if out is None:  # nothing is held, or nothing of it may be seen
+        key, value = read(0, 0)
+        return query.new_zeros(batch, heads, rows, value.shape[3])
+    if sinks is not None:
+        out, _ = add_sinks(out, lse, sinks)
+    return out.to(dtype)
+
+
+def _first(mask: Mask | None, rows: int, keys: int, offset: int | Tensor) -> int:
+    """The first key that a row can see, cut to a whole piece: a window leaves most of a long cache unread."""
+    flags = None if mask is None or isinstance(offset, Tensor) else mask.fused(rows, keys, offset)
+    if flags is None or flags.left is None or isinstance(offset, Tensor):
+        return 0
+    return max(0, min(offset - flags.left, keys)) // PIECE * PIECE
+
+
+def _of_piece(
+    mask: Mask | None, held: Lengths, rows: int, start: int, stop: int, offset: int | Tensor, device: torch.device
+) -> Mask | None:
+    """What the mask says about keys start … stop − 1, in a call of which they are all the keys."""
+    part = mask
+    if mask is not None and not only_relative(mask):
+        tile = mask.tile(range(rows), range(start, stop), rows, held.longest, offset=offset, device=device)
+        part = masks.keep(tile)
+    if min(held.counts) >= stop:
+        return part
+    filled = masks.padding((held.tensor - start).clamp(0, stop - start))
+    return filled if part is None else part & filled
+
+
+def _bias_of_piece(bias: Any, start: int, stop: int, dtype: torch.dtype) -> Any:
+    if not isinstance(bias, Tensor):
+        return bias  # none, or a rule of how far apart query and key are
+    part = bias if bias.dim() == 0 or bias.shape[-1] == 1 else bias[..., start:stop]
+    return part.to(dtype)

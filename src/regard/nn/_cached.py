@@ -1,0 +1,86 @@
+"""What a module does with a cache: ask it, hand it the new tokens, attend to what it gives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from regard import api, masks
+from regard.masks import Mask
+from regard.nn._checks import check_update
+from regard.nn._protocols import Cache
+from regard.statistics import Want
+
+Heads = tuple[Tensor, Tensor, "Tensor | None"]  # query, key, value of the new tokens: [B, head, token, dim]
+
+
+def pads_of(cache: Cache, like: Tensor) -> Tensor | None:
+    """`[batch, token]`, True at the new tokens that are padding, where the cache knows of any."""
+    pads: Tensor | None = getattr(cache, "pads", None)
+    return None if pads is None else pads.to(like.device)
+
+
+def without_rows(mask: Mask | None, pads: Tensor | None) -> Mask | None:
+    """The mask, with rows of padding that see nothing."""
+    if pads is None or not (mask is None or isinstance(mask, Mask)):
+        return mask
+    rows = masks.keep(~pads[:, None, :, None])
+    return rows if mask is None else mask & rows
+
+
+def check_call(cache: Cache | None, tensors: Heads, keywords: dict[str, Any]) -> None:
+    """Let the cache refuse before anything has changed."""
+    check = getattr(cache, "check", None)
+    if check is not None:
+        check(*tensors, mask=keywords["mask"], bias=keywords["bias"])
+
+
+def can_attend(cache: Cache, keywords: dict[str, Any]) -> bool:
+    """Whether the cache itself attends. Dropout draws for whole rows of weights; and a mask that calls keys padding
+    calls rows so too, which is asked of all keys."""
+    if not callable(getattr(cache, "attend", None)) or keywords["dropout"]:
+        return False
+    return not (isinstance(keywords["mask"], Mask) and _speaks_of_padding(keywords["mask"]))
+
+
+def _speaks_of_padding(mask: Mask) -> bool:
+    return mask.structure[0] in ("padding", "documents") or any(_speaks_of_padding(part) for part in mask.parts)
+
+
+def attend(cache: Any, tensors: Heads, keywords: dict[str, Any], **more: Any) -> Tensor:
+    out: Tensor = cache.attend(*tensors, mask=keywords["mask"], bias=keywords["bias"], **more)
+    return out
+
+
+def update(
+    cache: Cache, tensors: Heads, keywords: dict[str, Any]
+) -> tuple[tuple[Tensor, Tensor, Tensor], dict[str, Any]]:
+    """The call over all that the cache holds."""
+    query, key, value = tensors
+    key, value, offset = check_update(cache.update(key, value))  # type: ignore[arg-type]
+    mask = _both(keywords["mask"], getattr(cache, "filled", None))
+    return (query, key, value), {**keywords, "mask": mask, "query_offset": offset}
+
+
+def explain(cache: Any, tensors: Heads, keywords: dict[str, Any], want: Want | None, **more: Any) -> Any:
+    """The `regard.Plan` of the call, with tensors that stand for what the cache would give."""
+    if cache is None:
+        query, new_key, new_value = tensors
+        assert new_value is not None
+        return api.explain(query, new_key, new_value, want=want, **keywords, **more)
+    if not hasattr(cache, "preview"):
+        raise TypeError(f"cache: {type(cache).__name__} has no preview(key, value), which explain needs")
+    key, value, offset, filled, pieces = cache.preview(*tensors[1:])
+    value = value if tensors[2] is not None else value[..., : more.pop("value_dim")]
+    keywords = {**keywords, "mask": _both(keywords["mask"], filled), "query_offset": offset}
+    plan = api.explain(tensors[0], key, value, want=want, **keywords, **more)
+    if pieces > 1 and want is None:
+        plan.reason += f"; the cache is read in {pieces} pieces, each a call of its own"
+    return plan
+
+
+def _both(mask: Any, other: Mask | None) -> Any:
+    if mask is None or other is None:
+        return other if mask is None else mask
+    return mask & other
