@@ -30,7 +30,10 @@ ARROWS: dict[str, set[str]] = {
     "_triton": LEAVES | {"spec", "backends", "_observing"},
     "observation": LEAVES | {"spec", "plan"},
     "_compiled": BELOW_API,
-    "api": BELOW_API | {"_compiled", "_triton"},
+    # linear attention describes a call as the others do, and runs it by forms of its own
+    "_linear": BELOW_API | {"_tables"},
+    "linear": {"_linear"},
+    "api": BELOW_API | {"_compiled", "_triton", "_linear"},
     # a cache attends piece by piece and merges what it gets as the backends do
     "cache": LEAVES | {"api", "backends"},
     "nn": LEAVES | {"api", "cache"},

@@ -13,9 +13,11 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from regard import backends as backends
+    from regard import bias as bias
     from regard import cache as cache
     from regard import compat as compat
     from regard import interop as interop
+    from regard import linear as linear
     from regard import masks as masks
     from regard import nn as nn
     from regard import positions as positions
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from regard import reference as reference
     from regard import testing as testing
     from regard._errors import Refused as Refused
+    from regard._linear.call import linear_attention as linear_attention
     from regard._watch import watch as watch
     from regard.api import attention as attention
     from regard.api import explain as explain
@@ -36,6 +39,7 @@ _FROM = {
     "attention": "regard.api",
     "observe": "regard.api",
     "explain": "regard.api",
+    "linear_attention": "regard._linear.call",
     "Observation": "regard.observation",
     "Want": "regard.statistics",
     "Plan": "regard.plan",
@@ -45,9 +49,11 @@ _FROM = {
 }
 _MODULES = (
     "backends",
+    "bias",
     "cache",
     "compat",
     "interop",
+    "linear",
     "masks",
     "nn",
     "positions",

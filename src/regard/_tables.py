@@ -22,13 +22,14 @@ def plan_table(plan: Plan) -> str:
     total = spec.pairs
     share = f" ({100 * cost.kept_pairs / total:.3g} % of {total:,})" if total else ""
     pairs = f"{'' if cost.kept_exact else 'at most '}{cost.kept_pairs:,}{share}"
-    memory = f"bytes {_binary(cost.bytes)}   peak memory {_binary(cost.peak_bytes)}"
+    memory = f"bytes {binary(cost.bytes)}   peak memory {binary(cost.peak_bytes)}"
     head = [
         ("call", f"{shape} {str(spec.dtype).removeprefix('torch.')} on {spec.device}"),
         ("backend", f"{plan.backend}: {plan.reason}"),
+        *([("bias", f"{spec.bias.rule}: a rule, evaluated in the tile")] if spec.bias and spec.bias.rule else []),
         *([("observed by", plan.observer)] if plan.observer else []),
         ("kept pairs", pairs),
-        ("flops", f"{_si(cost.flops, 'FLOP')}   {memory}"),
+        ("flops", f"{si(cost.flops, 'FLOP')}   {memory}"),
     ]
     # the nearest miss is the one with the fewest reasons; it stands first
     others = sorted(
@@ -39,7 +40,7 @@ def plan_table(plan: Plan) -> str:
     return "\n".join(textwrap.fill(line, 100, subsequent_indent=" " * 15) for line in lines)
 
 
-def _si(number: float, unit: str) -> str:
+def si(number: float, unit: str) -> str:
     for prefix in ("", "k", "M", "G", "T", "P"):
         if number < 1000 or prefix == "P":
             return f"{number:.4g} {prefix}{unit}"
@@ -47,7 +48,7 @@ def _si(number: float, unit: str) -> str:
     raise AssertionError("unreachable")
 
 
-def _binary(number: float) -> str:
+def binary(number: float) -> str:
     for prefix in ("", "Ki", "Mi", "Gi", "Ti"):
         if number < 1024 or prefix == "Ti":
             return f"{number:.4g} {prefix}B"
