@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 # numbers in one tile: two buffers of this size are alive
 _NUMBERS = 1 << 21
 _ROWS = 64
+_LOG2_E = math.log2(math.e)
 
 
 def observe_rows(call: Call, lse: Tensor, want: Want) -> dict[str, Tensor]:
@@ -46,6 +47,7 @@ def observing_bytes(call: Call, want: Want) -> int:
     rows, heads = spec.queries, spec.batch * spec.heads
     itemsize = accumulation(spec.dtype).itemsize
     numbers = rows * (2 * want.rows + bool(want.first) + 3 * want.top_k) + spec.keys * want.key_mass
+    numbers += (rows + spec.keys) * want.distance
     if want.map is not None:
         numbers += want.map[0] * want.map[1]
     if want.weights is not None:
@@ -72,7 +74,7 @@ def _tiles(call: Call, step: Step, lse: Tensor) -> Iterator[Tile]:
     batch = range(spec.batch) if step.batch is None else range(step.batch, step.batch + 1)
     at_once, heads_at_once, rows_at_once = _shape(call, step.width)
     at_once = min(at_once, len(batch))
-    size = at_once * heads_at_once * (rows_at_once * (step.width + rows_at_once) + rows_at_once)
+    size = rows_at_once + at_once * heads_at_once * rows_at_once * (step.width + rows_at_once)
     buffers = torch.zeros(2, size, dtype=work, device=call.query.device)
     for item in range(batch.start, batch.stop, at_once):
         items = slice(item, min(item + at_once, batch.stop))
@@ -97,19 +99,17 @@ def _tile(call: Call, step: Step, items: slice, heads: slice, rows: range, lse: 
     shape = (items.stop - items.start, heads.stop - heads.start, count, width)
     at = (items, heads, slice(rows.start, rows.stop))
     z = _logits(call, at, kv, runs, buffers[0, : math.prod(shape)].view(shape))
-    hidden = _hide(call, step, items, heads, rows, runs, z)
     row_lse = lse[at].to(work).unsqueeze(-1)
     z.sub_(row_lse.masked_fill(row_lse == -torch.inf, 0.0))
-    for columns, pairs in hidden:
-        # not -inf: 0 · -inf is NaN in the entropy, and exp of this is 0 as well
-        z[..., columns].masked_fill_(pairs, statistics.NEVER)
+    hidden = _hide(call, step, items, heads, rows, runs, z)
     if call.bias is not None:
         z.clamp_min_(statistics.NEVER)
-    padded = buffers[1, : shape[0] * shape[1] * (count * (width + count) + count)].view(*shape[:2], -1)
-    p = padded[..., count:].view(*shape[:3], width + count)
-    padded[..., :count] = 0.0
-    p[..., width:] = 0.0
-    p = torch.exp(z, out=p[..., :width])
+    padded = buffers[1, : count + math.prod(shape[:3]) * (width + count)]
+    whole = padded[count:].view(*shape[:3], width + count)
+    padded[:count] = 0.0
+    whole[..., width:] = 0.0
+    # on a CPU exp2 takes a third of the time of exp
+    p = torch.mul(z, _LOG2_E, out=whole[..., :width]).exp2_()
     return Tile(p, z, padded, items, heads, rows, runs, hidden)
 
 
@@ -150,7 +150,7 @@ def _of_bias(bias: Tensor, items: slice, heads: slice, rows: slice, run: Run) ->
 def _hide(
     call: Call, step: Step, items: slice, heads: slice, rows: range, runs: tuple[Run, ...], z: Tensor
 ) -> list[tuple[slice, Tensor]]:
-    """Set what the mask forbids to -inf; where that was, as (columns, pairs broadcastable to the tile)."""
+    """Set what the mask forbids to NEVER; where that was, as (columns, pairs broadcastable to the tile)."""
     hidden, start = [], 0
     for run in runs:
         for part in _partial(step, rows, run):
@@ -163,7 +163,8 @@ def _hide(
                 permitted = permitted[:, heads]
             pairs = ~permitted
             columns = slice(start + part.start - run.start, start + part.stop - run.start)
-            z[..., columns].masked_fill_(pairs, -torch.inf)
+            # not -inf: 0 · -inf is NaN in the entropy, and exp of this is 0 as well
+            z[..., columns].masked_fill_(pairs, statistics.NEVER)
             hidden.append((columns, pairs))
         start += run.stop - run.start
     return hidden

@@ -23,7 +23,7 @@ class Tile(NamedTuple):
 
     p: Tensor
     z: Tensor
-    padded: Tensor  # p again, each row followed by as many zeros as there are rows, and zeros before the first
+    padded: Tensor  # p again, flat: each row followed by as many zeros as there are rows, and zeros before the first
     items: slice
     heads: slice
     rows: range
@@ -55,7 +55,8 @@ class Totals:
             self._new("top_weights", spec.queries, want.top_k)
             self.parts["top_keys"] = self._new("top_keys", spec.queries, want.top_k, fill=-1.0).long()
         if want.distance:
-            self._new("distance", statistics.BUCKETS)
+            # summed along the diagonals j - i first: their distances are looked at once, at the end
+            self._new("distance", max(0, spec.queries + spec.keys - 1))
         if want.first:
             self._new("first_mass", spec.queries)
         if want.weights is not None:
@@ -87,25 +88,28 @@ class Totals:
         highest = tile.z.amax(-1)
         # a row of nothing but NEVER is empty: its statistics are missing, which NaN says
         empty = highest <= statistics.NEVER
-        entropy = torch.linalg.vecdot(tile.p, tile.z).neg_().clamp_min_(0.0)
+        # z is used up, unless the largest weights still have to ask it what a bias forbids
+        product = torch.mul(tile.p, tile.z, out=None if self.call.bias is not None else tile.z)
+        entropy = (0.0 - product.sum(-1)).clamp_min_(0.0)  # 0 - x: the negative of 0 is -0
         self.parts["entropy"][at] = entropy.masked_fill_(empty, torch.nan)
         self.parts["max_weight"][at] = highest.exp_().masked_fill_(empty, torch.nan)
 
     def _columns(self, tile: Tile) -> None:
-        """Key mass and map from sums over the rows of each map cell: one product with a matrix of zeros and ones."""
+        """Key mass and map from sums over the rows of each map cell: a product with a matrix of zeros and ones."""
         inside = range(max(tile.rows.start, self.queries.start), min(tile.rows.stop, self.queries.stop))
         if not len(inside):
             return
         p = tile.p[:, :, inside.start - tile.rows.start : inside.stop - tile.rows.start]
-        cell = torch.zeros(len(inside), dtype=torch.int64, device=p.device)
-        first = 0
+        first, count = 0, 1
         if self.want.map is not None:
             first, last = (self._row_cell(i - self.queries.start) for i in (inside.start, inside.stop - 1))
+            count = last - first + 1
+        if count == 1:
+            sums = p.sum(2, keepdim=True)  # [items, heads, cells, keys]
+        else:
             at = inside.start - self.queries.start
             cell = self.row_cells[at : at + len(inside)] - first
-        count = (last - first if self.want.map is not None else 0) + 1
-        belongs = (torch.arange(count, device=p.device)[:, None] == cell).to(p.dtype)
-        sums = belongs @ p  # [items, heads, cells, keys]
+            sums = (torch.arange(count, device=p.device)[:, None] == cell).to(p.dtype) @ p
         start = 0
         for run in tile.runs:
             part = sums[..., start : start + run.stop - run.start]
@@ -123,34 +127,29 @@ class Totals:
 
     def _distance(self, tile: Tile) -> None:
         """Sums along diagonals: in ``padded``, moving on by one row and one column is one fixed stride."""
-        count, width = len(tile.rows), tile.p.shape[-1]
-        pitch = width + count
-        lead = tile.padded.stride()[:2]
-        shape = (*tile.padded.shape[:2], count, width + count - 1)
-        skewed = tile.padded.as_strided(shape, (*lead, pitch + 1, 1), tile.padded.storage_offset() + 1)
-        start = 0
-        for run in tile.runs:
-            size = run.stop - run.start
-            # one run at a time: neighbours in the tile need not be neighbours among the keys
-            if len(tile.runs) == 1:
-                sums = skewed.sum(2)
-            else:
-                alone = torch.zeros_like(tile.padded)
-                rows = alone[..., count:].view(*tile.p.shape[:3], pitch)
-                rows[..., start : start + size] = tile.p[..., start : start + size]
-                sums = alone.as_strided(shape, (*alone.stride()[:2], pitch + 1, 1), 1).sum(2)
-            # column e of the skewed view is key column e - (count - 1) + r of row r
-            key = torch.arange(shape[-1], device=sums.device) - (count - 1) + run.start - start
-            self._add_distances(tile, key - tile.rows.start, sums)
+        count, start = len(tile.rows), 0
+        for first, last in _neighbours(tile.runs):
+            size, padded = last - first, tile.padded
+            if size < tile.p.shape[-1]:
+                padded = tile.p.new_zeros(count + tile.p[..., 0].numel() * (size + count))
+                alone = padded[count:].view(*tile.p.shape[:3], size + count)
+                alone[..., :size] = tile.p[..., start : start + size]
+            pitch = size + count
+            shape = (*tile.p.shape[:2], count, pitch - 1)
+            stride = (tile.p.shape[1] * count * pitch, count * pitch, pitch + 1, 1)
+            sums = padded.as_strided(shape, stride, padded.storage_offset() + 1).sum(2)
+            # column e of the skewed view is, in row r, the span's column e - (count - 1) + r
+            diagonal = first - (count - 1) - tile.rows.start + self.call.spec.queries - 1
+            self.parts["distance"][tile.items, tile.heads, diagonal : diagonal + pitch - 1] += sums
             start += size
 
-    def _add_distances(self, tile: Tile, ahead: Tensor, sums: Tensor) -> None:
-        offset = self.call.offset
-        behind = (offset[tile.items].view(-1, 1) if isinstance(offset, torch.Tensor) else offset) - ahead
-        bucket = statistics.buckets(behind.abs()).view(-1, 1, ahead.shape[0]).expand(sums.shape)
-        self.parts["distance"][tile.items, tile.heads] += sums.new_zeros(
-            *sums.shape[:2], statistics.BUCKETS
-        ).scatter_add_(2, bucket, sums)
+    def _by_distance(self, diagonals: Tensor) -> Tensor:
+        spec, offset = self.call.spec, self.call.offset
+        ahead = torch.arange(diagonals.shape[-1], device=diagonals.device) - (spec.queries - 1)
+        behind = (offset.view(-1, 1, 1) if isinstance(offset, torch.Tensor) else offset) - ahead
+        bucket = statistics.buckets(behind.abs()).expand(diagonals.shape)
+        found = diagonals.new_zeros(*diagonals.shape[:2], statistics.BUCKETS, dtype=torch.float64)
+        return found.scatter_add_(2, bucket, diagonals.double()).to(diagonals.dtype)
 
     def _copies(self, tile: Tile) -> None:
         at, start = (tile.items, tile.heads), 0
@@ -194,4 +193,17 @@ class Totals:
             rows = torch.bincount(self.row_cells, minlength=self.grid[0])[: self.grid[0]]
             keys = torch.bincount(self.key_cells, minlength=self.grid[1])[: self.grid[1]]
             self.parts["map"] /= rows[:, None] * keys
+        if "distance" in self.parts:
+            self.parts["distance"] = self._by_distance(self.parts["distance"])
         return self.parts
+
+
+def _neighbours(runs: tuple[Run, ...]) -> list[tuple[int, int]]:
+    """The spans of keys that the runs make up, runs that touch joined."""
+    spans: list[tuple[int, int]] = []
+    for run in runs:
+        if spans and spans[-1][1] == run.start:
+            spans[-1] = (spans[-1][0], run.stop)
+        else:
+            spans.append((run.start, run.stop))
+    return spans
