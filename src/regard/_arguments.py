@@ -11,11 +11,14 @@ import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
+from regard.bias import Bias
 from regard.masks import Mask
 from regard.spec import BiasSpec, Call, CallSpec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from regard.bias import Rule
 
 _DTYPES = frozenset((torch.float64, torch.float32, torch.float16, torch.bfloat16))
 _HALF = frozenset((torch.float16, torch.bfloat16))
@@ -32,7 +35,7 @@ def prepare(
     key: Tensor,
     value: Tensor,
     mask: Mask | None,
-    bias: Tensor | None,
+    bias: Tensor | Bias | None,
     scale: float | None,
     softcap: float | None,
     sinks: Tensor | None,
@@ -52,10 +55,9 @@ def prepare(
     device = query.device
     if key.device != device or value.device != device:
         _bad_devices(query=query, key=key, value=value)
-    if (device.type in _USUAL or torch.amp.is_autocast_available(device.type)) and torch.is_autocast_enabled(
-        device.type
-    ):
-        query, key, value = _autocast((query, key, value), device.type)
+    kind = device.type  # each reading makes a new string
+    if (kind in _USUAL or torch.amp.is_autocast_available(kind)) and torch.is_autocast_enabled(kind):
+        query, key, value = _autocast((query, key, value), kind)
     q_shape, k_shape, v_shape = query.shape, key.shape, value.shape
     if len(q_shape) != 4 or len(k_shape) != 4 or len(v_shape) != 4:
         _bad_rank(q_shape, k_shape, v_shape)
@@ -104,10 +106,10 @@ def prepare(
             _bad_mask(mask)
         mask.check(batch, heads, queries, keys)
         _check_mask_devices(mask, device)
-    bias_spec = None
+    added = bias_spec = None
     if bias is not None:
-        bias = _checked_bias(bias, (batch, heads, queries, keys), dtype, device)
-        bias_spec = BiasSpec(tuple(bias.shape), bias.dtype, bias.requires_grad)
+        added, rule = _checked_bias(bias, (batch, heads, queries, keys), dtype, device)
+        bias_spec = BiasSpec(tuple(added.shape), added.dtype, added.requires_grad, rule)
     if sinks is not None:
         _check_sinks(sinks, heads, dtype, device)
 
@@ -115,11 +117,11 @@ def prepare(
         query.requires_grad
         or key.requires_grad
         or value.requires_grad
-        or (bias is not None and bias.requires_grad)
+        or (added is not None and added.requires_grad)
         or (sinks is not None and sinks.requires_grad)
     )
     if mode is None:
-        mode = _mode(query, key, value, bias, sinks)
+        mode = _mode(query, key, value, added, sinks)
     spec = CallSpec(
         batch,
         heads,
@@ -129,9 +131,9 @@ def prepare(
         head_dim,
         value_dim,
         dtype,
-        device.type,
+        kind,
         None if mask is None else mask.structure,
-        None if mask is None or device.type == "cpu" else _flags(mask, queries, keys, offset),
+        None if mask is None or kind == "cpu" else _flags(mask, queries, keys, offset),
         bias_spec,
         scale,
         softcap,
@@ -143,7 +145,7 @@ def prepare(
         mode,
         want,
     )
-    return Call(spec, query, key, value, mask, bias, sinks, offset)
+    return Call(spec, query, key, value, mask, added, sinks, offset)
 
 
 def _flags(mask: Mask, queries: int, keys: int, offset: int | Tensor) -> tuple[Any, ...] | None:
@@ -185,9 +187,20 @@ def _checked_offset(offset: Tensor, batch: int, device: torch.device) -> Tensor:
     return offset.to(torch.int64)
 
 
-def _checked_bias(bias: Tensor, full: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    if not isinstance(bias, Tensor):
-        raise TypeError(f"bias must be a floating-point tensor added to the logits, got {type(bias).__name__}")
+def _checked_bias(
+    bias: Tensor | Bias, full: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Rule | None]:
+    """The tensor as 4-D, or the table of a bias by rule, and the rule."""
+    rule = None
+    if isinstance(bias, Bias):
+        rule = bias.rule
+        bias = bias.table(torch.float64 if dtype == torch.float64 else torch.float32, device)
+        rule.check_shape(bias, full[1])
+    elif not isinstance(bias, Tensor):
+        raise TypeError(
+            f"bias must be a floating-point tensor added to the logits, or of regard.bias (alibi, T5Bias), "
+            f"got {type(bias).__name__}"
+        )
     if not bias.is_floating_point():
         raise TypeError(
             f"bias is added to the logits and must be floating point, got {bias.dtype}; "
@@ -199,13 +212,15 @@ def _checked_bias(bias: Tensor, full: tuple[int, ...], dtype: torch.dtype, devic
         )
     if bias.device != device:
         raise TypeError(f"bias is on {bias.device} but query is on {device}; move one of them")
+    if rule is not None:
+        return bias, rule
     shape = (1,) * (4 - bias.dim()) + tuple(bias.shape)
     if len(shape) != 4 or any(n not in (1, whole) for n, whole in zip(shape, full, strict=True)):
         raise ValueError(
             f"bias has shape {list(bias.shape)}; it must broadcast to [batch, head, query, key] = {list(full)}, "
             "each of its dims being 1 or that size"
         )
-    return bias if bias.dim() == 4 else bias.reshape(shape)
+    return bias if bias.dim() == 4 else bias.reshape(shape), None
 
 
 def _check_sinks(sinks: Tensor, heads: int, dtype: torch.dtype, device: torch.device) -> None:

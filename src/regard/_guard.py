@@ -18,6 +18,7 @@ import torch
 
 from regard._hash import uniform
 from regard.backends._base import accumulation, no_autocast, norm_of, reads_values
+from regard.backends._bias import bias_over, may_hide
 from regard.backends.eager import softmax_with_sinks
 
 if TYPE_CHECKING:
@@ -45,15 +46,25 @@ def run(backend: Backend, call: Call, *, named: bool) -> tuple[Tensor, Tensor]:
             else (out.masked_fill(lost.unsqueeze(-1), torch.nan), lse.masked_fill(lost, torch.nan))
         )
     if call.bias is not None:
-        check_bias(call.bias)
-    # what is hidden and bad shows in the output already, unless it is a key: that shows only in gradients
-    if not spec.grad or (math.isfinite(norm_of(call.key)) and math.isfinite(norm_of(call.value))):
-        out, lse = backend.run(call, named=named)
-        # -inf is an empty row; NaN or +inf comes from a bad query, or from a logit that overflowed
-        if lse.sum().item() < math.inf and (spec.grad or math.isfinite(_sum(out))):
-            return out, lse
+        if spec.bias is not None and spec.bias.rule is not None:
+            spec.bias.rule.check_values(call.bias)
+        else:
+            check_bias(call.bias)
+    out, lse = backend.run(call, named=named)
+    if call.clean or (call.clean is None and _looks_clean(call, out, lse)):
+        return out, lse
     with no_autocast(spec.device):
         return _careful(backend, call, named=named)
+
+
+def _looks_clean(call: Call, out: Tensor, lse: Tensor) -> bool:
+    # -inf is an empty row; NaN or +inf comes from a bad query, or from a logit that overflowed
+    if not lse.sum().item() < math.inf:
+        return False
+    if call.spec.grad:
+        # a bad key that is hidden shows only in gradients
+        return math.isfinite(norm_of(call.key)) and math.isfinite(norm_of(call.value))
+    return math.isfinite(_sum(out))
 
 
 def unread(backend: Backend, call: Call) -> tuple[Call, Tensor | None]:
@@ -207,9 +218,10 @@ def _permitted(call: Call, rows: range) -> Tensor:
         seen = call.mask.tile(
             rows, range(spec.keys), spec.queries, spec.keys, offset=call.offset, device=call.query.device
         )
-    if call.bias is not None:
-        bias = call.bias.detach()
-        seen = seen & ((bias if bias.shape[2] == 1 else bias[:, :, rows.start : rows.stop]) != -torch.inf)
+    if call.bias is not None and may_hide(spec):
+        bias = bias_over(call.replace(bias=call.bias.detach()), rows, range(spec.keys))
+        assert bias is not None
+        seen = seen & (bias != -torch.inf)
     return seen
 
 
@@ -238,7 +250,11 @@ def _exact_rows(call: Call, index: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
     logits = (key @ (call.query[b, h, r].to(work) * spec.scale).unsqueeze(-1)).squeeze(-1)
     if spec.softcap is not None:
         logits = torch.tanh(logits / spec.softcap) * spec.softcap
-    if call.bias is not None:
+    if call.bias is not None and spec.bias is not None and spec.bias.rule is not None:
+        first = call.offset[b] if isinstance(call.offset, torch.Tensor) else call.offset
+        distance = torch.arange(spec.keys) - (r + first).unsqueeze(-1)
+        logits = logits + spec.bias.rule.pairs(call.bias, h, distance).to(work)
+    elif call.bias is not None:
         logits = logits + call.bias.expand(spec.batch, spec.heads, spec.queries, spec.keys)[b, h, r].to(work)
     sinks = None if call.sinks is None else call.sinks[h]
     weights, lse = softmax_with_sinks(logits[None, :, None], seen[None, :, None], sinks)

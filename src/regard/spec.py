@@ -12,15 +12,17 @@ import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from regard.bias import Rule
     from regard.masks import Mask
 
 
 class BiasSpec(NamedTuple):
-    """A bias tensor, as far as choosing a backend needs it."""
+    """A bias, as far as choosing a backend needs it: the tensor, or the rule and its table."""
 
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # of the tensor, or of the table
     dtype: torch.dtype
     needs_grad: bool
+    rule: Rule | None = None
 
 
 class CallSpec(NamedTuple):
@@ -62,7 +64,7 @@ class Call:
     """A call's tensors beside its spec. Tensors that may need gradients are apart from the rest on purpose:
     backends receive them explicitly, so that autograd sees them."""
 
-    __slots__ = ("bias", "key", "lse", "mask", "offset", "query", "seed", "sinks", "spec", "value")
+    __slots__ = ("bias", "clean", "key", "lse", "mask", "offset", "query", "seed", "sinks", "spec", "value")
 
     def __init__(
         self,
@@ -80,10 +82,11 @@ class Call:
         self.key = key
         self.value = value
         self.mask = mask
-        self.bias = bias  # 4-D, or None
+        self.bias = bias  # 4-D, or the table of the rule in the spec, or None
         self.sinks = sinks
         self.offset = offset  # resolved: never None
         self.seed: Tensor | None = None  # drawn by the api when dropout > 0
+        self.clean: bool | None = None  # a backend that looked at all numbers says whether all were finite
         self.lse: Tensor | None = None  # left here by a fused forward pass, which returns only what has gradients
 
     def without_tensors(self) -> Call:

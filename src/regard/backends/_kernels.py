@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from regard.spec import CallSpec
 
 _cpu_forward = torch._scaled_dot_product_flash_attention_for_cpu  # the same op as in torch.ops, sooner reached
-_cpu_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+_cpu_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default._op
 
 
 def refuse(spec: CallSpec) -> list[str]:

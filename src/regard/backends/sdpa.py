@@ -14,8 +14,10 @@ import torch
 from regard.backends import _cuda, _kernels
 from regard.backends._autograd import again
 from regard.backends._base import reads_values
+from regard.backends._bias import is_rule, may_hide, rule_bytes, short_steps
 from regard.backends._schedule import Run, Step, permitted_of, steps_of
 from regard.backends._tiled import Grads, TiledBackend, add_sinks, bias_tile, is_whole, sink_gradient
+from regard.masks._memo import versions
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,6 +30,17 @@ PAIR_SECONDS = 1.6e-9
 
 # the largest mask that is built whole; a larger one is built a step at a time, whatever that costs
 MASK_NUMBERS = 1 << 22
+# the largest that is kept with its mask for the next call
+KEPT_NUMBERS = 1 << 18
+# numbers of a tensor up to which a call's derivative is left to torch
+FEW = 1 << 15
+# of a logit that is far from overflowing in float32
+LARGE = 1e30
+
+_norm = torch.linalg.vector_norm
+
+# the causal flag; 0 where a pair is permitted and -inf elsewhere (every row sees something), or None
+OneCall = tuple[bool, "Tensor | None"]
 
 
 class Sdpa(TiledBackend):
@@ -54,6 +67,9 @@ class Sdpa(TiledBackend):
             reasons.append("the last dim of query, key or value is strided: call .contiguous()")
         return reasons + _kernels.refuse(spec)
 
+    def takes_rules(self, spec: CallSpec) -> bool:
+        return spec.device == "cpu"
+
     def seconds(self, spec: CallSpec) -> float:
         return 2e-5 + spec.pairs * (PAIR_SECONDS if spec.device == "cpu" else 1e-12)
 
@@ -67,24 +83,41 @@ class Sdpa(TiledBackend):
         return rows * (spec.value_dim * spec.dtype.itemsize + (8 if spec.dtype == torch.float64 else 4)) + own
 
     def run(self, call: Call, *, named: bool) -> tuple[Tensor, Tensor]:
-        causal = self._one_kernel_call(call) if call.spec.grad else None
-        if causal is None:
+        one = self._one_kernel_call(call) if call.spec.grad else None
+        if one is None:
             return super().run(call, named=named)
-        out = _OneKernelCall.apply(call, named, causal, call.query, call.key, call.value)  # type: ignore[no-untyped-call]
+        few = call.query.numel() <= FEW and call.key.numel() <= FEW
+        found = _recorded_by_torch(call, named, *one) if few else None
+        if found is not None:
+            return found
+        out = _OneKernelCall.apply(call, (named, *one), call.query, call.key, call.value)  # type: ignore[no-untyped-call]
         assert call.lse is not None
         return out, call.lse
 
-    def _one_kernel_call(self, call: Call) -> bool | None:
-        """The causal flag, where the call is one call of the CPU kernel and nothing else; None where it is more."""
+    def _one_kernel_call(self, call: Call) -> OneCall | None:
+        """What the CPU kernel is to be given, where the call is one call of it and nothing else; None: it is more."""
         spec, mask = call.spec, call.mask
         if spec.device != "cpu" or spec.dtype.itemsize == 2 or call.bias is not None or spec.sinks or spec.scale <= 0:
             return None
-        if spec.empty or (mask is not None and mask.tensors):
+        if spec.empty or spec.mode != "plain":
             return None
+        if mask is None:
+            return False, None
+        if isinstance(call.offset, torch.Tensor):
+            return None
+        key = ("one call", spec.queries, spec.keys, call.offset, spec.batch, spec.heads, spec.head_dim, spec.dtype)
+        return mask.remember(key, call.offset, lambda: self._find_one_call(call))
+
+    def _find_one_call(self, call: Call) -> OneCall | None:
         steps = self.plan_steps(call)
-        if len(steps) != 1 or steps[0].kind == "tile" or not is_whole(steps[0], spec):
+        if len(steps) != 1 or not is_whole(steps[0], call.spec):
             return None
-        return steps[0].kind == "triangle"
+        if steps[0].kind != "tile":
+            return (steps[0].kind == "triangle", None)
+        if steps[0].lo is not None or not _is_small(call):
+            return None
+        added, empty = _whole_mask(call)
+        return (False, added) if empty is None else None
 
     def forward(self, call: Call) -> tuple[Tensor, Tensor]:
         if call.spec.device == "cpu" or call.spec.empty:
@@ -103,6 +136,8 @@ class Sdpa(TiledBackend):
         return (*(grad if need else None for grad, need in zip(grads, needs, strict=False)), None, sinks)
 
     def mask_bytes(self, call: Call) -> int:
+        if is_rule(call.spec) and not call.spec.empty:
+            return rule_bytes(self.plan_steps(call), call.spec)
         if call.spec.device != "cpu" or call.mask is None or call.spec.empty:
             return 0
         # tiles of intervals are small beside the rest
@@ -115,6 +150,8 @@ class Sdpa(TiledBackend):
     def plan_steps(self, call: Call) -> list[Step]:
         """Steps where they save work; one masked call where launching them would cost more than the pairs they skip."""
         spec, mask = call.spec, call.mask
+        if is_rule(spec):
+            return short_steps(steps_of(call), spec)
         if mask is None:
             return steps_of(call)
         key = ("sdpa steps", spec.queries, spec.keys, call.offset, spec.batch, spec.heads, spec.head_dim)
@@ -162,7 +199,7 @@ class Sdpa(TiledBackend):
         rows = range(step.start, step.stop)
         parts = [self._added(call, step, rows, run) for run in step.runs]
         added = parts[0] if len(parts) == 1 else _side_by_side(parts)
-        may_be_empty = call.bias is not None or step.has_empty_rows
+        may_be_empty = may_hide(call.spec) or step.has_empty_rows
         return False, added, (added == -torch.inf).all(-1) if may_be_empty else None
 
     def _added(self, call: Call, step: Step, rows: range, run: Run) -> Tensor:
@@ -180,27 +217,76 @@ class Sdpa(TiledBackend):
         return added.expand(*added.shape[:2], len(rows), run.stop - run.start)
 
 
+def _recorded_by_torch(call: Call, named: bool, causal: bool, added: Tensor | None) -> tuple[Tensor, Tensor] | None:
+    """One call of the kernel, its derivative recorded by torch: at a few tokens, Python costs more than the kernel.
+
+    None where a number is NaN or infinite, or a logit might overflow; ``call.clean`` then says so.
+    """
+    query, scale = call.query, call.spec.scale
+    out, lse = _kernels.forward(query, call.key, call.value, causal, added, scale)
+    if call.mask is not None:
+        with torch.no_grad():
+            largest = _norm(query).item() * _norm(call.key).item() * scale
+            call.clean = largest + _norm(call.value).item() < LARGE
+        if not call.clean:
+            return None
+    elif torch.count_nonzero(lse).item() != lse.numel():
+        return None
+    assert out.grad_fn is not None
+    out.grad_fn.register_hook(_Again(call, named))
+    return out, lse
+
+
+class _Again:
+    """Torch's own derivative cannot be differentiated again. Where that is to come, plain operations take its place.
+
+    Keeps the inputs alive as long as the graph, so that it is for small calls only.
+    """
+
+    __slots__ = ("call", "named", "versions")
+
+    def __init__(self, call: Call, named: bool) -> None:
+        self.call, self.named = call, named
+        self.versions = None if call.mask is None else versions(call.mask.tensors)
+
+    def __call__(
+        self, grads: tuple[Tensor | None, ...], grad_out: tuple[Tensor, ...]
+    ) -> tuple[Tensor | None, ...] | None:
+        if not torch.is_grad_enabled():
+            return None
+        call = self.call
+        if call.mask is not None and versions(call.mask.tensors) != self.versions:
+            raise RuntimeError(
+                f"a tensor of {call.mask!r} was changed in place between the forward and the backward pass"
+            )
+        needs = (call.query.requires_grad, call.key.requires_grad, call.value.requires_grad, False, False)
+        return again("sdpa" if self.named else None, call, grad_out[0], needs)[: len(grads)]
+
+
 class _OneKernelCall(torch.autograd.Function):
-    """The common case with as little as possible around it: at a few tokens, Python costs more than the kernel."""
+    """The same for large calls."""
 
     @staticmethod
-    def forward(ctx: Any, call: Call, named: bool, causal: bool, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        out, lse = _kernels.forward(query, key, value, causal, None, call.spec.scale)
+    def forward(ctx: Any, call: Call, how: tuple[Any, ...], query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        _, causal, added = how
+        out, lse = _kernels.forward(query, key, value, causal, added, call.spec.scale)
         out, lse = _show_nan(call, query, out, lse)
         call.lse = lse
-        ctx.rest, ctx.named, ctx.causal = call.without_tensors(), named, causal
-        ctx.save_for_backward(query, key, value, out, lse)
+        ctx.call, ctx.how = call.without_tensors(), how
+        # the mask's too: torch then refuses a second derivative after one was changed in place
+        ctx.save_for_backward(query, key, value, out, lse, *(() if call.mask is None else call.mask.tensors))
         return out
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, out, lse = ctx.saved_tensors
+        query, key, value, out, lse = ctx.saved_tensors[:5]
+        named, causal, added = ctx.how
         if torch.is_grad_enabled():
-            call = ctx.rest.replace(query=query, key=key, value=value)
-            needs = (*ctx.needs_input_grad[3:], False, False)
-            return (None, None, None, *again("sdpa" if ctx.named else None, call, grad_out, needs)[:3])
-        scale = ctx.rest.spec.scale
-        return None, None, None, *_kernels.backward(grad_out, query, key, value, out, lse, ctx.causal, None, scale)
+            call = ctx.call.replace(query=query, key=key, value=value)
+            needs = (*ctx.needs_input_grad[2:], False, False)
+            return (None, None, *again("sdpa" if named else None, call, grad_out, needs)[:3])
+        scale = ctx.call.spec.scale
+        return None, None, *_kernels.backward(grad_out, query, key, value, out, lse, causal, added, scale)
 
 
 def _show_nan(call: Call, query: Tensor, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
@@ -212,7 +298,7 @@ def _show_nan(call: Call, query: Tensor, out: Tensor, lse: Tensor) -> tuple[Tens
 
 
 def _worthwhile(steps: list[Step], spec: CallSpec) -> list[Step]:
-    if len(steps) <= 1:
+    if not steps or is_whole(steps[0], spec):
         return steps
     items = spec.batch if steps[0].batch is None else 1
     area = items * sum(step.rows * step.width / (2 if step.kind == "triangle" else 1) for step in steps)
@@ -236,10 +322,18 @@ def _whole_mask(call: Call) -> tuple[Tensor, Tensor | None]:
         empty = ~tile.any(-1)
         return added, empty if not reads_values(spec) or bool(empty.any()) else None
 
-    if spec.mode == "fake" or spec.queries * spec.keys > 1 << 16 or mask.batch * mask.heads > 8:
+    if spec.mode == "fake" or not _is_small(call):
         return build()
     key = ("added", spec.queries, spec.keys, call.offset, spec.dtype, call.query.device)
-    return mask.remember(key, call.offset, build)
+    # it may be kept from inference mode to a call with gradients
+    with torch.inference_mode(False):
+        return mask.remember(key, call.offset, build)
+
+
+def _is_small(call: Call) -> bool:
+    """Whether the whole mask is small enough to be kept."""
+    mask = call.mask
+    return mask is None or call.spec.queries * call.spec.keys * mask.batch * mask.heads <= KEPT_NUMBERS
 
 
 def _side_by_side(parts: list[Tensor]) -> Tensor:
