@@ -144,7 +144,7 @@ def test_the_operator_keeps_torchs_rules_for_operators() -> None:
     mask = masks.causal() & masks.padding([2, 7])
     regard.attention(q, k, v, mask=mask)
     compiled(lambda q, k, v: regard.attention(q, k, v, mask=mask))(q, k, v)  # registers it
-    numbers = (mask.code, 2, 0.5, None, 0.0, "auto", True, False)
+    numbers = (mask.code, 2, 0.5, None, 0.0, "auto", True, False, "")
     arguments = (q, k, v, None, None, None, None, list(mask.tensors), *numbers)
     torch.library.opcheck(torch.ops.regard.attention.default, arguments)
 
@@ -156,7 +156,7 @@ def test_nothing_is_read_while_compiling_or_from_tensors_without_values() -> Non
         for mask in (masks.causal(), masks.padding([3, 5]), masks.keep(torch.ones(5, 7, dtype=torch.bool))):
             code, held = mask.code, list(mask.tensors)
             out, lse = torch.ops.regard.attention(
-                q, k, v, None, None, None, None, held, code, 2, 0.5, None, 0.0, "auto", False, False
+                q, k, v, None, None, None, None, held, code, 2, 0.5, None, 0.0, "auto", False, False, ""
             )
             assert out.shape == (2, 4, 5, 3) and lse.shape == (2, 4, 5)
 

@@ -14,6 +14,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from regard import backends as backends
     from regard import bias as bias
+    from regard import bias as bias
     from regard import cache as cache
     from regard import compat as compat
     from regard import interop as interop
@@ -49,6 +50,7 @@ _FROM = {
 }
 _MODULES = (
     "backends",
+    "bias",
     "bias",
     "cache",
     "compat",

@@ -12,16 +12,21 @@ from regard._arguments import prepare
 from regard.backends import ALL
 from regard.backends._autograd import FusedBackend
 from regard.backends._base import accumulation
+from regard.bias import TableBias, rebuild
 from regard.plan import choose
-from regard.spec import BiasSpec, Call
+from regard.spec import Call
 
 if TYPE_CHECKING:
+    from regard.bias import Bias
     from regard.masks import Mask
 
 _TENSORS = (
     "Tensor query, Tensor key, Tensor value, Tensor? bias, Tensor? sinks, Tensor? offset, Tensor? seed, Tensor[] mask"
 )
-_NUMBERS = "str code, SymInt start, float scale, float? softcap, float dropout, str backend, bool grad, bool bias_grad"
+_NUMBERS = (
+    "str code, SymInt start, float scale, float? softcap, float dropout, str backend, bool grad, bool bias_grad, "
+    "str rule"
+)
 
 
 def attention(
@@ -29,7 +34,7 @@ def attention(
     key: Tensor,
     value: Tensor,
     mask: Mask | None,
-    bias: Tensor | None,
+    bias: Tensor | Bias | None,
     scale: float | None,
     softcap: float | None,
     sinks: Tensor | None,
@@ -48,10 +53,11 @@ def attention(
     start, offset = (0, call.offset) if isinstance(call.offset, Tensor) else (call.offset, None)
     tensors = [] if mask is None else list(mask.tensors)
     code = "" if mask is None else mask.code
-    bias_grad = call.bias is not None and call.bias.requires_grad
+    bias_grad = spec.bias is not None and spec.bias.needs_grad
+    rule = "" if spec.bias is None or spec.bias.rule is None else spec.bias.rule.code
     out: Tensor = torch.ops.regard.attention(
         call.query, call.key, call.value, call.bias, call.sinks, offset, seed, tensors,
-        code, start, spec.scale, softcap, dropout, backend, spec.grad, bias_grad,
+        code, start, spec.scale, softcap, dropout, backend, spec.grad, bias_grad, rule,
     )[0]  # fmt: skip
     return out
 
@@ -59,7 +65,7 @@ def attention(
 def _rebuild(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, sinks: Tensor | None, offset: Tensor | None,
     seed: Tensor | None, mask: list[Tensor], code: str, start: int, scale: float, softcap: float | None, dropout: float,
-    backend: str, grad: bool, bias_grad: bool,
+    backend: str, grad: bool, bias_grad: bool, bias_rule: str,
 ) -> tuple[FusedBackend, Call, Tensor | None]:  # fmt: skip
     rule = masks.rebuild(code, tuple(mask)) if code else None
     call = prepare(
@@ -67,7 +73,7 @@ def _rebuild(
         key,
         value,
         rule,
-        bias,
+        TableBias(rebuild(bias_rule), bias) if bias_rule and bias is not None else bias,
         scale,
         softcap,
         sinks,
@@ -75,8 +81,8 @@ def _rebuild(
         start if offset is None else offset,
         mode="compile",
     )
-    described = None if bias is None else BiasSpec(tuple(bias.shape), bias.dtype, bias_grad)
-    call.spec = call.spec._replace(grad=grad, bias=described)
+    described = call.spec.bias
+    call.spec = call.spec._replace(grad=grad, bias=described and described._replace(needs_grad=bias_grad))
     call.seed = seed
     chosen = choose(call.spec, backend).backend
     if not isinstance(chosen, FusedBackend):

@@ -20,6 +20,7 @@ from regard.statistics import Want
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from regard.bias import Bias
     from regard.masks import Mask
     from regard.spec import Call, CallSpec
 
@@ -30,7 +31,7 @@ def attention(
     value: Tensor,
     *,
     mask: Mask | None = None,
-    bias: Tensor | None = None,
+    bias: Tensor | Bias | None = None,
     scale: float | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
@@ -45,7 +46,8 @@ def attention(
 
     Args:
         mask: a value of ``regard.masks``; True means may attend. A row that may attend to nothing gives zeros.
-        bias: added to the logits, broadcastable to [batch, head, L, S]; may require grad. -inf hides a pair.
+        bias: added to the logits, broadcastable to [batch, head, L, S]; may require grad. -inf hides a pair. Or a rule
+            of ``regard.bias`` (``alibi``, ``T5Bias``), for which no [L, S] tensor is made.
         scale: 1/sqrt(dim) when None; may be 0 or negative.
         softcap: c > 0 replaces each scaled product s by c·tanh(s/c).
         sinks: [head], one logit a head that joins the denominator only.
@@ -79,7 +81,7 @@ def explain(
     *,
     want: Want | None = None,
     mask: Mask | None = None,
-    bias: Tensor | None = None,
+    bias: Tensor | Bias | None = None,
     scale: float | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
@@ -134,7 +136,7 @@ def observe(
     *,
     want: Want | None = None,
     mask: Mask | None = None,
-    bias: Tensor | None = None,
+    bias: Tensor | Bias | None = None,
     scale: float | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
@@ -176,6 +178,8 @@ def _kernel_refusals(spec: CallSpec, want: Want) -> list[str]:
         return ["the observation kernels run on CUDA devices"]
     if importlib.util.find_spec("triton") is None:
         return ["triton is not installed"]
+    if spec.bias is not None and spec.bias.rule is not None:
+        return [f"the kernels take a bias as a tensor, and {spec.bias.rule} is a rule"]
     from regard._triton.launch import refuse
 
     return refuse(spec, want)

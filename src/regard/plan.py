@@ -86,10 +86,18 @@ def choose(spec: CallSpec, name: object) -> Choice:
     return found
 
 
+def _refusals(backend: Backend, spec: CallSpec) -> list[str]:
+    reasons = backend.refuse(spec)
+    if spec.bias is not None and spec.bias.rule is not None and not backend.takes_rules(spec):
+        rule = f"the bias is a rule, {spec.bias.rule}, and it takes tensors: blockwise evaluates rules in the tile"
+        return [*reasons, rule]
+    return reasons
+
+
 def _choose(spec: CallSpec, name: str) -> Choice:
     if name != "auto" and name not in backends.ALL:
         raise ValueError(f'backend must be "auto" or one of {", ".join(backends.ALL)}, got {name!r}')
-    answers = {other: backend.refuse(spec) for other, backend in backends.ALL.items()}
+    answers = {other: _refusals(backend, spec) for other, backend in backends.ALL.items()}
     refusals = {other: reasons for other, reasons in answers.items() if reasons}
     if name != "auto":
         if name in refusals:

@@ -14,6 +14,7 @@ import torch
 from regard import statistics
 from regard._observing._totals import Tile, Totals
 from regard.backends._base import accumulation, no_autocast
+from regard.backends._bias import bias_over
 from regard.backends._schedule import Run, Step, merged_steps, permitted_of
 
 if TYPE_CHECKING:
@@ -135,16 +136,12 @@ def _logits(call: Call, at: tuple[slice, slice, slice], kv: slice, runs: tuple[R
     if call.bias is not None:
         start = 0
         for run in runs:
-            part = call.bias[_of_bias(call.bias, items, heads, rows, run)]
+            part = bias_over(call, range(rows.start, rows.stop), range(run.start, run.stop), items, heads)
+            assert part is not None
             into = out[..., start : start + run.stop - run.start]
             into.add_(part).masked_fill_(part == -torch.inf, -torch.inf)  # NaN + -inf is NaN
             start += run.stop - run.start
     return out
-
-
-def _of_bias(bias: Tensor, items: slice, heads: slice, rows: slice, run: Run) -> tuple[slice, ...]:
-    wanted = (items, heads, rows, slice(run.start, run.stop))
-    return tuple(slice(None) if size == 1 else part for size, part in zip(bias.shape, wanted, strict=True))
 
 
 def _hide(

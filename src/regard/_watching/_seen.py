@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from regard import api, compat, masks
+from regard.bias import TableBias
 
 if TYPE_CHECKING:
     from regard.masks import Mask
@@ -30,7 +31,7 @@ class Seen(NamedTuple):
     key: Tensor
     value: Tensor
     mask: Mask | None = None
-    bias: Tensor | None = None
+    bias: Tensor | TableBias | None = None
     scale: float | None = None
     softcap: float | None = None
     sinks: Tensor | None = None
@@ -50,11 +51,15 @@ class Seen(NamedTuple):
         group = self.query.shape[1] // self.key.shape[1]
         of_keys = [head // group for head in heads]
         bias, sinks = self.bias, self.sinks
+        if isinstance(bias, TableBias):
+            bias = bias.of_heads(heads)
+        elif bias is not None and bias.shape[1] > 1:
+            bias = bias[:, heads]
         return self._replace(
             query=self.query[:, heads],
             key=self.key[:, of_keys],
             value=self.value[:, of_keys],
-            bias=bias if bias is None or bias.shape[1] == 1 else bias[:, heads],
+            bias=bias,
             sinks=None if sinks is None else sinks[heads],
         )
 
@@ -106,6 +111,9 @@ class Seen(NamedTuple):
 
     def _bias_rows(self, rows: range) -> Tensor:
         assert self.bias is not None
+        if isinstance(self.bias, TableBias):
+            keys, offset = self.keys, self.keys - self.queries if self.offset is None else self.offset
+            return self.bias.tile(rows, range(keys), self.queries, keys, offset=offset, device=self.query.device)
         return self.bias if self.bias.shape[2] == 1 else self.bias[:, :, rows.start : rows.stop]
 
 
@@ -135,7 +143,9 @@ def from_torch(
 def from_call(call: Call) -> Seen:
     """A call of regard's own."""
     spec = call.spec
-    bias = None if call.bias is None else call.bias.detach()
+    bias: Tensor | TableBias | None = None if call.bias is None else call.bias.detach()
+    if isinstance(bias, Tensor) and spec.bias is not None and spec.bias.rule is not None:
+        bias = TableBias(spec.bias.rule, bias)
     sinks = None if call.sinks is None else call.sinks.detach()
     q, k, v = call.query.detach(), call.key.detach(), call.value.detach()
     return Seen(q, k, v, call.mask, bias, spec.scale, spec.softcap, sinks, call.offset, placed=True)

@@ -33,6 +33,10 @@ class Backend(ABC):
     def workspace(self, spec: CallSpec, kept_pairs: int) -> int:
         """Bytes alive at the peak of a forward pass beyond the inputs: output included."""
 
+    def takes_rules(self, spec: CallSpec) -> bool:
+        """Whether it evaluates a bias that is a rule; a backend that does not say so is given tensors only."""
+        return False
+
     def mask_bytes(self, call: Call) -> int:
         """Bytes alive at the peak for what the backend makes of the call's mask; it may look at the mask's contents."""
         return 0

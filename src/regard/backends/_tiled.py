@@ -9,6 +9,7 @@ import torch
 
 from regard.backends._autograd import FusedBackend
 from regard.backends._base import accumulation
+from regard.backends._bias import bias_over, items_of
 from regard.backends._schedule import Run, Step, steps_of
 
 if TYPE_CHECKING:
@@ -152,15 +153,5 @@ def sink_gradient(call: Call, grad_out: Tensor, out: Tensor, lse: Tensor) -> Ten
 
 
 def bias_tile(call: Call, step: Step, rows: range, run: Run) -> Tensor | None:
-    """The part of the bias that lies over some rows and a run: a view, broadcast dims kept at 1."""
-    return None if call.bias is None else call.bias[bias_index(call.bias, step, rows, run)]
-
-
-def bias_index(bias: Tensor, step: Step, rows: range, run: Run) -> tuple[slice, slice, slice, slice]:
-    everything = slice(None)
-    return (
-        everything if bias.shape[0] == 1 or step.batch is None else slice(step.batch, step.batch + 1),
-        everything,
-        everything if bias.shape[2] == 1 else slice(rows.start, rows.stop),
-        everything if bias.shape[3] == 1 else slice(run.start, run.stop),
-    )
+    """The part of the bias that lies over some rows and a run; broadcast dims kept at 1."""
+    return None if call.bias is None else bias_over(call, rows, range(run.start, run.stop), items_of(step))

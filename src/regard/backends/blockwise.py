@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from regard.backends._base import accumulation, reads_values
+from regard.backends._bias import add_bias_gradient, is_rule, items_of
 from regard.backends._schedule import TILE, Run, Step, permitted_of
-from regard.backends._tiled import TiledBackend, bias_index, bias_tile
+from regard.backends._tiled import TiledBackend, bias_tile
 from regard.backends.eager import dropout_factor
 
 if TYPE_CHECKING:
@@ -35,6 +36,9 @@ class Blockwise(TiledBackend):
             return ["it has no forward-mode derivative: use eager"]
         return []
 
+    def takes_rules(self, spec: CallSpec) -> bool:
+        return True
+
     def seconds(self, spec: CallSpec) -> float:
         return 1.5e-4 + spec.pairs * (4e-9 if spec.device == "cpu" else 1e-11)
 
@@ -47,7 +51,7 @@ class Blockwise(TiledBackend):
         rows = min(rows, spec.queries)
         tile = lead * rows * keys * itemsize
         # the tile before is still there when the next is made; a softcap makes a copy, a draw some in int64
-        alive = 1 + (spec.pairs * itemsize > tile) + (spec.softcap is not None) + 8 * (spec.dropout > 0)
+        alive = 1 + (spec.pairs * itemsize > tile) + (spec.softcap is not None) + 8 * (spec.dropout > 0) + is_rule(spec)
         inputs = lead * rows * spec.head_dim * itemsize
         half = spec.dtype.itemsize < itemsize
         if half:
@@ -144,9 +148,8 @@ class Blockwise(TiledBackend):
                 flat_grads[1][:, at].baddbmm_(kept.transpose(1, 2), d_out)
                 d_logits = d_weights.sub_(delta).mul_(weights)
                 if grad_bias is not None:
-                    index = bias_index(grad_bias, step, tile_rows, run)
                     whole = d_logits.view(batch, heads, len(tile_rows), -1)
-                    grad_bias[index] += whole.sum_to_size(grad_bias[index].shape)
+                    add_bias_gradient(call, grad_bias, whole, tile_rows, range(run.start, run.stop), items_of(step))
                 if capped is not None:
                     d_logits = d_logits * (1 - capped * capped)
                 d_query.baddbmm_(d_logits, _flat(key[:, :, at].to(work)))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from regard._hash import uniform
+from regard.backends import _bias
 from regard.backends._base import Backend, accumulation, no_autocast
 
 if TYPE_CHECKING:
@@ -30,6 +31,9 @@ class Eager(Backend):
     def refuse(self, spec: CallSpec) -> list[str]:
         return []
 
+    def takes_rules(self, spec: CallSpec) -> bool:
+        return True
+
     def seconds(self, spec: CallSpec) -> float:
         # memory-bound passes over the logits; the constant part is a dozen small operations
         return 1.2e-4 + spec.pairs * (8e-9 if spec.device == "cpu" else 3e-11)
@@ -37,7 +41,7 @@ class Eager(Backend):
     def workspace(self, spec: CallSpec, kept_pairs: int) -> int:
         itemsize = 8 if spec.dtype == torch.float64 else 4
         # logits, their exponentials, the weights before and after the last zeros, and one boolean
-        changes = (spec.mask is not None) + (spec.bias is not None) + (spec.softcap is not None)
+        changes = (spec.mask is not None) + (spec.bias is not None) + (spec.softcap is not None) + _bias.is_rule(spec)
         copies = 4 + changes + 4 * (spec.dropout > 0)
         inputs = 0
         if spec.dtype.itemsize == 2:
@@ -63,7 +67,10 @@ def attend(call: Call, permitted: Tensor | None = None) -> Whole:
                 offset=call.offset,
                 device=call.query.device,
             )
-        logits = logits_of(call, call.query, call.key, call.bias)
+        bias = call.bias
+        if _bias.is_rule(spec):
+            bias = _bias.bias_over(call, range(spec.queries), range(spec.keys))
+        logits = logits_of(call, call.query, call.key, bias)
         weights, lse = softmax_with_sinks(logits, permitted, call.sinks)
         dropped = weights
         if spec.dropout:

@@ -8,6 +8,7 @@ import torch
 
 from regard import reference as oracle
 from regard.backends._base import Backend
+from regard.backends._bias import bias_over
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,6 +32,9 @@ class Reference(Backend):
             reasons.append("it leaves torch, so compile, vmap, torch.func and forward-mode AD cannot see it")
         return reasons
 
+    def takes_rules(self, spec: CallSpec) -> bool:
+        return True
+
     def seconds(self, spec: CallSpec) -> float:
         return float("inf")
 
@@ -45,12 +49,14 @@ class Reference(Backend):
             rows, keys = range(spec.queries), range(spec.keys)
             tile = call.mask.tile(rows, keys, spec.queries, spec.keys, offset=call.offset, device=call.query.device)
             permitted = tile.numpy()
+        bias = None if call.bias is None else call.bias.detach().to(torch.float64)
+        bias = bias_over(call.replace(bias=bias), range(spec.queries), range(spec.keys))
         result = oracle.attention(
             _array(call.query),
             _array(call.key),
             _array(call.value),
             mask=permitted,
-            bias=None if call.bias is None else _array(call.bias),
+            bias=None if bias is None else bias.numpy(),
             scale=spec.scale,
             softcap=spec.softcap,
             sinks=None if call.sinks is None else _array(call.sinks),
