@@ -122,6 +122,12 @@ def prepare(
     )
     if mode is None:
         mode = _mode(query, key, value, added, sinks)
+    # the usual answer, sooner had; a dim of size 1 may have any stride
+    unit_stride = (
+        head_dim > 1 and value_dim > 1 and query.is_contiguous() and key.is_contiguous() and value.is_contiguous()
+    )
+    if not unit_stride:
+        unit_stride = query.stride(3) == 1 and key.stride(3) == 1 and value.stride(3) == 1
     spec = CallSpec(
         batch,
         heads,
@@ -141,7 +147,7 @@ def prepare(
         dropout,
         offset if not isinstance(offset, Tensor) else None,
         grad,
-        query.stride(3) == 1 and key.stride(3) == 1 and value.stride(3) == 1,
+        unit_stride,
         mode,
         want,
     )

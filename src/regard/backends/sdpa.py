@@ -38,6 +38,7 @@ FEW = 1 << 15
 LARGE = 1e30
 
 _norm = torch.linalg.vector_norm
+_record = torch._C._set_grad_enabled
 
 # the causal flag; 0 where a pair is permitted and -inf elsewhere (every row sees something), or None
 OneCall = tuple[bool, "Tensor | None"]
@@ -225,9 +226,10 @@ def _recorded_by_torch(call: Call, named: bool, causal: bool, added: Tensor | No
     query, scale = call.query, call.spec.scale
     out, lse = _kernels.forward(query, call.key, call.value, causal, added, scale)
     if call.mask is not None:
-        with torch.no_grad():
-            largest = _norm(query).item() * _norm(call.key).item() * scale
-            call.clean = largest + _norm(call.value).item() < LARGE
+        _record(False)
+        largest = _norm(query).item() * _norm(call.key).item() * scale
+        call.clean = largest + _norm(call.value).item() < LARGE
+        _record(True)
         if not call.clean:
             return None
     elif torch.count_nonzero(lse).item() != lse.numel():
