@@ -36,7 +36,8 @@ ARROWS: dict[str, set[str]] = {
     "api": BELOW_API | {"_compiled", "_triton", "_linear"},
     # a cache attends piece by piece and merges what it gets as the backends do
     "cache": LEAVES | {"api", "backends"},
-    "nn": LEAVES | {"api", "cache"},
+    "_latent": LEAVES | {"api"},
+    "nn": LEAVES | {"api", "_latent", "cache"},
     "compat": LEAVES | {"api"},
     "interop": LEAVES | {"api", "nn"},
     # recordings are read, saved and shown without any of the code that makes them

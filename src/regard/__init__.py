@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from regard import reference as reference
     from regard import testing as testing
     from regard._errors import Refused as Refused
+    from regard._latent import latent_attention as latent_attention
     from regard._linear.call import linear_attention as linear_attention
     from regard._watch import watch as watch
     from regard.api import attention as attention
@@ -40,6 +41,7 @@ _FROM = {
     "attention": "regard.api",
     "observe": "regard.api",
     "explain": "regard.api",
+    "latent_attention": "regard._latent",
     "linear_attention": "regard._linear.call",
     "Observation": "regard.observation",
     "Want": "regard.statistics",

@@ -33,10 +33,10 @@ class Made:
         self.dtype, self.device = key.dtype, key.device
 
     def check(self, key: Tensor, value: Tensor | None) -> None:
+        if (value is None) != (self.value_dim is None):
+            what = "keys and values" if self.value_dim is not None else "one tensor a token, without values"
+            raise ValueError(f"value is {'None' if value is None else 'given'}, but this cache holds {what}")
         for name, given, dim in (("key", key, self.key_dim), ("value", value, self.value_dim)):
-            if (given is None) != (dim is None):
-                what = "keys and values" if self.value_dim is not None else "one tensor a token, without values"
-                raise ValueError(f"value is {'None' if value is None else 'given'}, but this cache holds {what}")
             if given is None:
                 continue
             if given.shape[1] != self.heads or given.shape[3] != dim:
@@ -323,6 +323,10 @@ class Padded:
         if self.cache._made is None:
             seen = Lengths((0,) * len(self._fresh.of(0)), seen.device)
         return first_row(self._fresh, seen)
+
+    @property
+    def lengths(self) -> list[int]:
+        return self.cache.lengths
 
     @property
     def filled(self) -> Mask | None:

@@ -58,10 +58,10 @@ def check_dtypes(module: Any, query: Tensor, key: Tensor | None = None, value: T
     projections = (module.qkv_proj,) * 3 if module.packed else (module.q_proj, module.k_proj, module.v_proj)
     for name, x, projection in zip(("query", "key", "value"), (query, key, value), projections, strict=True):
         if x is not None:
-            _check_dtype(name, x, projection)
+            check_dtype(name, x, projection)
 
 
-def _check_dtype(name: str, x: Tensor, projection: nn.Module) -> None:
+def check_dtype(name: str, x: Tensor, projection: nn.Module) -> None:
     # a projection that was replaced (quantised, adapted) speaks for itself
     if type(projection) is not nn.Linear or x.dtype == projection.weight.dtype:
         return

@@ -163,6 +163,26 @@ def padding(mask: Mask | None, keys: int, device: torch.device) -> Tensor | None
     return left | right if kind == "and" else left & right
 
 
+def padding_of_new_rows(mask: Mask | None, query: Tensor, key: Tensor, offset: int | Tensor | None) -> Tensor | None:
+    """`[B or 1, L]`: which queries stand at keys that the mask calls padding; both are `[B, head, token, dim]`."""
+    pads = padding(mask, key.shape[2], key.device)
+    return None if pads is None else padding_of_rows(pads, query.shape[2], offset)
+
+
+def without_padding(inputs: Inputs, pads: Tensor | None, itself: bool) -> Inputs:
+    """Zeros in place of padding tokens: a NaN there would pass through a projection's weight gradient as 0 · NaN."""
+    if pads is None:
+        return inputs
+    hide = pads.unsqueeze(-1)
+    query, key, value = apply_once(lambda x: x.masked_fill(hide, 0.0), inputs.key, inputs.key, inputs.value)
+    return inputs._replace(query=query if itself else inputs.query, key=key, value=value)
+
+
+def split_heads(x: Tensor, num_heads: int) -> Tensor:
+    batch, tokens, width = x.shape
+    return x.view(batch, tokens, num_heads, width // num_heads).transpose(1, 2)  # [B, H, T, D]
+
+
 def padding_of_rows(pads: Tensor, rows: int, offset: int | Tensor | None) -> Tensor:
     """`[B or 1, rows]`: which query rows stand at padding, given the keys that are padding."""
     keys = pads.shape[1]

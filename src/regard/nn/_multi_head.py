@@ -216,9 +216,10 @@ class MultiHeadAttention(nn.Module):
         inputs = _inputs.arrange(query, key, value, mask, may_pack=bias is None and self.positions is None)
         self._check(inputs, cache)
         pads = _inputs.padding(mask, inputs.key.shape[1], inputs.key.device) if cache is None else pads_of(cache, query)
-        inputs = _without_padding(inputs, pads, itself)
+        inputs = _inputs.without_padding(inputs, pads, itself)
+        kv_heads = self.num_kv_heads
         q, k, v = self._project(inputs.query, inputs.key, inputs.value)
-        q, k, v = _split(q, self.num_heads), _split(k, self.num_kv_heads), _split(v, self.num_kv_heads)
+        q, k, v = (_inputs.split_heads(x, n) for x, n in ((q, self.num_heads), (k, kv_heads), (v, kv_heads)))
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if self.positions is not None:
@@ -238,10 +239,7 @@ class MultiHeadAttention(nn.Module):
         tensors, keywords = update(cache, call.tensors, call.keywords)
         pads = call.pads
         if pads is None:
-            # the mask speaks about all keys: which of the new rows are padding is known by where they stand
-            found = _inputs.padding(call.inputs.mask, tensors[1].shape[2], tensors[1].device)
-            rows = tensors[0].shape[2]
-            pads = None if found is None else _inputs.padding_of_rows(found, rows, keywords["query_offset"])
+            pads = _inputs.padding_of_new_rows(call.inputs.mask, *tensors[:2], keywords["query_offset"])
         return call._replace(tensors=tensors, keywords=keywords, pads=pads)
 
     def _finish(self, heads: Tensor, call: _Call) -> Tensor:
@@ -298,17 +296,3 @@ class MultiHeadAttention(nn.Module):
         }
         shown |= {name: given for name, (given, usual) in others.items() if given != usual}
         return ", ".join(f"{name}={given}" for name, given in shown.items())
-
-
-def _split(x: Tensor, num_heads: int) -> Tensor:
-    batch, tokens, width = x.shape
-    return x.view(batch, tokens, num_heads, width // num_heads).transpose(1, 2)  # [B, H, T, D]
-
-
-def _without_padding(inputs: Inputs, pads: Tensor | None, itself: bool) -> Inputs:
-    """Zeros in place of padding tokens: a NaN there would pass through a projection's weight gradient as 0 · NaN."""
-    if pads is None:
-        return inputs
-    hide = pads.unsqueeze(-1)
-    query, key, value = _inputs.apply_once(lambda x: x.masked_fill(hide, 0.0), inputs.key, inputs.key, inputs.value)
-    return inputs._replace(query=query if itself else inputs.query, key=key, value=value)
