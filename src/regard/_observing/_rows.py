@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from regard.spec import Call
     from regard.statistics import Want
 
-# numbers in one tile: two buffers of this size are alive
-_NUMBERS = 1 << 21
+# numbers in one tile: two buffers of this size are alive, and one core's cache should hold much of them
+_NUMBERS = 1 << 20
 _ROWS = 64
 _LOG2_E = math.log2(math.e)
 
@@ -36,8 +36,11 @@ def observe_rows(call: Call, lse: Tensor, want: Want) -> dict[str, Tensor]:
     totals = Totals(call, want)
     if call.spec.pairs:
         with torch.no_grad(), no_autocast(call.spec.device):
-            for step in merged_steps(call):
-                for tile in _tiles(call, step, lse):
+            steps = merged_steps(call)
+            numbers = max((_buffer_size(call, step) for step in steps), default=0)
+            buffers = torch.empty(2, numbers, dtype=accumulation(call.spec.dtype), device=call.query.device)
+            for step in steps:
+                for tile in _tiles(call, step, lse, buffers):
                     totals.fold(tile)
     return totals.result()
 
@@ -54,55 +57,85 @@ def observing_bytes(call: Call, want: Want) -> int:
     if want.weights is not None:
         spans = zip(want.weights, (rows, spec.keys), strict=True)
         numbers += math.prod(len(range(size)[span]) for span, size in spans)
-    items, heads_at_once, at_once = _shape(call, spec.keys)
-    return itemsize * (heads * numbers + 2 * items * heads_at_once * at_once * (spec.keys + _ROWS))
+    rows_at_once = _rows_at_once(call, spec.keys)
+    return itemsize * (heads * numbers + 2 * _numbers(call, rows_at_once, spec.keys, spec.batch))
 
 
-def _shape(call: Call, width: int) -> tuple[int, int, int]:
-    """Items, heads and rows of a tile over ``width`` keys."""
+def _rows_at_once(call: Call, width: int) -> int:
+    """Rows of a tile over ``width`` keys: more where the whole call is small."""
     spec = call.spec
-    rows = min(_ROWS, spec.queries)
+    return max(1, min(spec.queries, max(_ROWS, _NUMBERS // (spec.batch * spec.heads * max(1, width)))))
+
+
+def _at_once(call: Call, rows: int, width: int, items: int) -> tuple[int, int]:
+    """Items and heads of a tile: all, or some of the heads of one item; heads that share keys stay together."""
+    spec = call.spec
+    if items * spec.heads * rows * width <= _NUMBERS:
+        return items, spec.heads
     group = spec.heads // spec.kv_heads
-    if spec.batch * spec.heads * rows * width <= _NUMBERS:
-        grown = _NUMBERS // (spec.batch * spec.heads * max(1, width))
-        return spec.batch, spec.heads, max(1, min(spec.queries, grown))
-    return 1, group * max(1, min(spec.kv_heads, _NUMBERS // (group * rows * max(1, width)))), rows
+    return 1, group * max(1, min(spec.kv_heads, _NUMBERS // (group * rows * max(1, width))))
 
 
-def _tiles(call: Call, step: Step, lse: Tensor) -> Iterator[Tile]:
-    spec = call.spec
-    work = accumulation(spec.dtype)
-    batch = range(spec.batch) if step.batch is None else range(step.batch, step.batch + 1)
-    at_once, heads_at_once, rows_at_once = _shape(call, step.width)
-    at_once = min(at_once, len(batch))
-    size = rows_at_once + at_once * heads_at_once * rows_at_once * (step.width + rows_at_once)
-    buffers = torch.zeros(2, size, dtype=work, device=call.query.device)
-    for item in range(batch.start, batch.stop, at_once):
-        items = slice(item, min(item + at_once, batch.stop))
-        for head in range(0, spec.heads, heads_at_once):
-            heads = slice(head, min(head + heads_at_once, spec.heads))
-            for start in range(step.start, step.stop, rows_at_once):
-                rows = range(start, min(start + rows_at_once, step.stop))
-                tile = _tile(call, step, items, heads, rows, lse, buffers)
-                if tile is not None:
-                    yield tile
+def _numbers(call: Call, rows: int, width: int, items: int) -> int:
+    """Numbers in a buffer: a tile, each row followed by as many zeros as there are rows, and zeros before the first."""
+    return rows + math.prod(_at_once(call, rows, width, items)) * rows * (width + rows)
 
 
-def _tile(call: Call, step: Step, items: slice, heads: slice, rows: range, lse: Tensor, buffers: Tensor) -> Tile | None:
-    spec = call.spec
-    group = spec.heads // spec.kv_heads
+def _buffer_size(call: Call, step: Step) -> int:
+    most = 0
+    for rows in _row_ranges(call, step):
+        width = sum(run.stop - run.start for run in _seen_by(step, rows))
+        most = max(most, _numbers(call, len(rows), width, len(_batch(call, step))))
+    return most
+
+
+def _batch(call: Call, step: Step) -> range:
+    return range(call.spec.batch) if step.batch is None else range(step.batch, step.batch + 1)
+
+
+def _row_ranges(call: Call, step: Step) -> Iterator[range]:
+    size = _rows_at_once(call, step.width)
+    for start in range(step.start, step.stop, size):
+        yield range(start, min(start + size, step.stop))
+
+
+def _tiles(call: Call, step: Step, lse: Tensor, buffers: Tensor) -> Iterator[Tile]:
+    heads, batch = call.spec.heads, _batch(call, step)
+    for rows in _row_ranges(call, step):
+        runs = _seen_by(step, rows)
+        if not runs:
+            continue
+        hidden = _hidden(call, step, rows, runs)
+        items_at_once, heads_at_once = _at_once(call, len(rows), sum(run.stop - run.start for run in runs), len(batch))
+        for item in range(batch.start, batch.stop, items_at_once):
+            items = slice(item, min(item + items_at_once, batch.stop))
+            for head in range(0, heads, heads_at_once):
+                some = slice(head, min(head + heads_at_once, heads))
+                these = [(columns, _cut(pairs, items, some, step.batch)) for columns, pairs in hidden]
+                yield _tile(call, items, some, rows, runs, these, lse, buffers)
+
+
+def _tile(
+    call: Call,
+    items: slice,
+    heads: slice,
+    rows: range,
+    runs: tuple[Run, ...],
+    hidden: list[tuple[slice, Tensor]],
+    lse: Tensor,
+    buffers: Tensor,
+) -> Tile:
+    group = call.spec.heads // call.spec.kv_heads
     kv = slice(heads.start // group, heads.stop // group)
-    runs = tuple(run for run in (_seen_by(step, rows, run) for run in step.runs) if run.stop > run.start)
-    if not runs:
-        return None
-    work = buffers.dtype
     width, count = sum(run.stop - run.start for run in runs), len(rows)
     shape = (items.stop - items.start, heads.stop - heads.start, count, width)
     at = (items, heads, slice(rows.start, rows.stop))
     z = _logits(call, at, kv, runs, buffers[0, : math.prod(shape)].view(shape))
-    row_lse = lse[at].to(work).unsqueeze(-1)
+    row_lse = lse[at].to(z.dtype).unsqueeze(-1)
     z.sub_(row_lse.masked_fill(row_lse == -torch.inf, 0.0))
-    hidden = _hide(call, step, items, heads, rows, runs, z)
+    for columns, pairs in hidden:
+        # not -inf: 0 · -inf is NaN in the entropy, and exp of this is 0 as well
+        z[..., columns].masked_fill_(pairs, statistics.NEVER)
     if call.bias is not None:
         z.clamp_min_(statistics.NEVER)
     padded = buffers[1, : count + math.prod(shape[:3]) * (width + count)]
@@ -114,11 +147,14 @@ def _tile(call: Call, step: Step, items: slice, heads: slice, rows: range, lse: 
     return Tile(p, z, padded, items, heads, rows, runs, hidden)
 
 
-def _seen_by(step: Step, rows: range, run: Run) -> Run:
+def _seen_by(step: Step, rows: range) -> tuple[Run, ...]:
+    """The step's runs without what these rows cannot see."""
     if step.lo is None or step.hi is None or step.lo.shape[0] > 1:
-        return run
+        return step.runs
     at = slice(rows.start - step.start, rows.stop - step.start)
-    return Run(max(run.start, int(step.lo[0, at].min())), min(run.stop, int(step.hi[0, at].max())), run.full)
+    first, last = int(step.lo[0, at].min()), int(step.hi[0, at].max())
+    cut = (Run(max(run.start, first), min(run.stop, last), run.full) for run in step.runs)
+    return tuple(run for run in cut if run.stop > run.start)
 
 
 def _logits(call: Call, at: tuple[slice, slice, slice], kv: slice, runs: tuple[Run, ...], out: Tensor) -> Tensor:
@@ -144,27 +180,24 @@ def _logits(call: Call, at: tuple[slice, slice, slice], kv: slice, runs: tuple[R
     return out
 
 
-def _hide(
-    call: Call, step: Step, items: slice, heads: slice, rows: range, runs: tuple[Run, ...], z: Tensor
-) -> list[tuple[slice, Tensor]]:
-    """Set what the mask forbids to NEVER; where that was, as (columns, pairs broadcastable to the tile)."""
+def _hidden(call: Call, step: Step, rows: range, runs: tuple[Run, ...]) -> list[tuple[slice, Tensor]]:
+    """What the mask forbids: (columns of the tile, pairs broadcastable to [batch, head, rows, columns])."""
     hidden, start = [], 0
     for run in runs:
         for part in _partial(step, rows, run):
             permitted = permitted_of(step, call, rows, part)
-            if permitted is None:
-                continue
-            if permitted.shape[0] > 1 and step.batch is None:
-                permitted = permitted[items]
-            if permitted.shape[1] > 1:
-                permitted = permitted[:, heads]
-            pairs = ~permitted
-            columns = slice(start + part.start - run.start, start + part.stop - run.start)
-            # not -inf: 0 · -inf is NaN in the entropy, and exp of this is 0 as well
-            z[..., columns].masked_fill_(pairs, statistics.NEVER)
-            hidden.append((columns, pairs))
+            if permitted is not None:
+                columns = slice(start + part.start - run.start, start + part.stop - run.start)
+                hidden.append((columns, ~permitted))
         start += run.stop - run.start
     return hidden
+
+
+def _cut(pairs: Tensor, items: slice, heads: slice, batch: int | None) -> Tensor:
+    """The pairs of some items and heads; those of a step for one item have no other."""
+    if pairs.shape[0] > 1 and batch is None:
+        pairs = pairs[items]
+    return pairs[:, heads] if pairs.shape[1] > 1 else pairs
 
 
 def _partial(step: Step, rows: range, run: Run) -> list[Run]:
