@@ -37,7 +37,7 @@ ARROWS: dict[str, set[str]] = {
     # a cache attends piece by piece and merges what it gets as the backends do
     "cache": LEAVES | {"api", "backends"},
     "_latent": LEAVES | {"api"},
-    "nn": LEAVES | {"api", "_latent", "cache"},
+    "nn": LEAVES | {"api", "_latent", "_linear", "cache"},
     "compat": LEAVES | {"api"},
     "interop": LEAVES | {"api", "nn"},
     # recordings are read, saved and shown without any of the code that makes them

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.autograd.forward_ad as forward_ad
@@ -79,6 +79,7 @@ def explain(
     key: Tensor,
     value: Tensor,
     *,
+    kind: str = "softmax",
     want: Want | None = None,
     mask: Mask | None = None,
     bias: Tensor | Bias | None = None,
@@ -88,11 +89,33 @@ def explain(
     dropout: float = 0.0,
     query_offset: int | Tensor | None = None,
     backend: str = "auto",
+    **linear: Any,
 ) -> Plan:
-    """How ``attention`` (or ``observe``, with ``want``) would run this call; runs nothing."""
+    """How ``attention`` (or ``observe``, with ``want``) would run this call; runs nothing.
+
+    ``kind="linear"`` asks about ``linear_attention`` in its place: with that call's keywords, its form as ``backend``.
+    """
+    if kind != "softmax":
+        softmax_only = {"want": want, "bias": bias, "softcap": softcap, "sinks": sinks, "dropout": dropout or None}
+        given = {"mask": mask, "scale": scale, "query_offset": query_offset, "form": backend, **linear}
+        return _explain_linear(kind, (query, key, value), softmax_only, given)
+    if linear:
+        raise TypeError(f"attention has no argument {', '.join(linear)}; explain linear attention with kind='linear'")
     check_want(want)
     call = prepare(query, key, value, mask, bias, scale, softcap, sinks, dropout, query_offset)
     return make_plan(call, choose(call.spec, backend), want)
+
+
+def _explain_linear(
+    kind: object, tensors: tuple[Tensor, Tensor, Tensor], softmax_only: dict[str, Any], given: dict[str, Any]
+) -> Plan:
+    if kind != "linear":
+        raise ValueError(f"kind must be 'softmax' or 'linear', got {kind!r}")
+    if extra := [name for name, value in softmax_only.items() if value is not None]:
+        raise TypeError(f"linear attention has no {' and no '.join(extra)}: leave out, or explain kind='softmax'")
+    from regard._linear.call import explain_linear
+
+    return explain_linear(*tensors, **given)
 
 
 def make_plan(call: Call, choice: Choice, want: Want | None = None) -> Plan:

@@ -88,10 +88,17 @@ def _draw(head_dim: int, count: int, orthogonal: bool, generator: torch.Generato
 
     if not orthogonal:
         return normal(count, head_dim)
-    directions: list[Tensor] = [torch.linalg.qr(normal(head_dim, head_dim))[0].T for _ in range(-(-count // head_dim))]
+    directions = [_rotation(normal(head_dim, head_dim)) for _ in range(-(-count // head_dim))]
     # lengths as those of normal rows, drawn apart, so that each row alone is normally distributed
     lengths: Tensor = torch.linalg.vector_norm(normal(count, head_dim), dim=-1, keepdim=True)
     return torch.cat(directions)[:count] * lengths
+
+
+def _rotation(square: Tensor) -> Tensor:
+    """A rotation drawn evenly, from a matrix of normal numbers: the signs that QR happens to choose are undone."""
+    q, r = torch.linalg.qr(square)
+    even: Tensor = q * r.diagonal().sign()
+    return even.T
 
 
 class Features:

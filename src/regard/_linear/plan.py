@@ -125,7 +125,7 @@ def _cost(request: Request, form: str, features: int, state_bytes: int) -> Cost:
     if form == "chunked":
         passes = 1 if request.reading.causal else 2
         flops = passes * (2 * rows * min(forms.CHUNK, spec.queries) * width + sums)
-        buffers = alive * (2 * width + 2 * forms.CHUNK) * itemsize
+        buffers = alive * (2 * width + 2 * min(forms.CHUNK, spec.queries)) * itemsize
         states = state_bytes * (2 + at_once // forms.CHUNK)
         return Cost(flops, moved, kept, out * passes + buffers + states, exact)
     buffers = (rows + keys) * width * itemsize

@@ -1,0 +1,257 @@
+"""Linear attention as a module."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from regard._linear.call import explain_linear, linear_attention
+from regard._linear.plan import LinearPlan
+from regard._linear.state import LinearState
+from regard.masks import Mask
+from regard.nn import _checks, _inputs
+from regard.nn._inputs import Inputs, split_heads, without_padding
+from regard.nn._layouts import convert_projections
+from regard.nn._protocols import Positions
+
+# gates begin near 1: the sigmoid's logarithm over this, so that an untrained module forgets over hundreds of tokens
+_GATE_TEMPERATURE = 16.0
+
+
+class _Call(NamedTuple):
+    inputs: Inputs
+    tensors: tuple[Tensor, Tensor, Tensor]
+    keywords: dict[str, Any]
+    pads: Tensor | None  # [B or 1, L]: query rows that are padding
+
+
+class LinearAttention(nn.Module):
+    """Multi-head linear attention, called as `MultiHeadAttention` is.
+
+        layer = LinearAttention(512, 8)
+        y = layer(x, mask=masks.causal())                       # time O(L)
+        state = LinearState()
+        y = layer(x, mask=masks.causal(), cache=state)          # the state takes the place of a cache of keys,
+        z = layer(new, mask=masks.causal(), cache=state)        # and stays as large as it is
+
+    Args:
+        embed_dim, num_heads, num_kv_heads, head_dim, value_head_dim, key_dim, value_dim, qkv_bias, out_bias, qk_norm,
+            out_dropout, positions: as in `MultiHeadAttention`, whose state dicts load here and the other way round.
+        feature_map: "elu", "relu", "identity", a `regard.linear.RandomFeatures` or another module or function.
+        normalize: whether the weights of a row are divided by their sum.
+        decay: None, one number in (0, 1] a head, or "retention" for 1 − 2^(−5−head).
+        gate: a factor a token and head, computed from `key` (`gate_proj`), by which earlier tokens fade.
+        out_norm: RMS-normalise each head's result (`out_norm`), as models without a normaliser do.
+
+    The weights start as those of `MultiHeadAttention`.
+    """
+
+    packed = False
+    _decay_bits: Tensor | None
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        num_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        value_head_dim: int | None = None,
+        key_dim: int | None = None,
+        value_dim: int | None = None,
+        feature_map: Any = "elu",
+        normalize: bool = True,
+        decay: Sequence[float] | str | None = None,
+        gate: bool = False,
+        qkv_bias: bool = True,
+        out_bias: bool = True,
+        qk_norm: bool = False,
+        out_norm: bool = False,
+        out_dropout: float = 0.0,
+        positions: Positions | None = None,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        sizes = {"embed_dim": embed_dim, "num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
+        _checks.check_sizes(sizes | {"value_head_dim": value_head_dim, "key_dim": key_dim, "value_dim": value_dim})
+        _checks.check_heads(embed_dim, num_heads, num_kv_heads, head_dim)
+        _checks.check_probability("out_dropout", out_dropout)
+        _checks.check_positions(positions)
+        self.embed_dim = embed_dim
+        self.num_heads = num_heads
+        self.num_kv_heads = num_kv_heads
+        self.head_dim = embed_dim // num_heads if head_dim is None else head_dim
+        self.value_head_dim = self.head_dim if value_head_dim is None else value_head_dim
+        self.key_dim = embed_dim if key_dim is None else key_dim
+        self.value_dim = self.key_dim if value_dim is None else value_dim
+        self.feature_map = feature_map
+        self.normalize = normalize
+        self.out_dropout = out_dropout
+        self.positions = positions
+
+        made: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.q_proj = nn.Linear(embed_dim, num_heads * self.head_dim, bias=qkv_bias, **made)
+        self.k_proj = nn.Linear(self.key_dim, num_kv_heads * self.head_dim, bias=qkv_bias, **made)
+        self.v_proj = nn.Linear(self.value_dim, num_kv_heads * self.value_head_dim, bias=qkv_bias, **made)
+        self.gate_proj = nn.Linear(self.key_dim, num_heads, **made) if gate else None
+        self.q_norm = nn.RMSNorm(self.head_dim, eps=1e-6, **made) if qk_norm else None
+        self.k_norm = nn.RMSNorm(self.head_dim, eps=1e-6, **made) if qk_norm else None
+        self.out_norm = nn.RMSNorm(self.value_head_dim, eps=1e-6, **made) if out_norm else None
+        self.out_proj = nn.Linear(num_heads * self.value_head_dim, embed_dim, bias=out_bias, **made)
+        rates = _rates(decay, num_heads, device)
+        # as bits, so that .half() does not round what lies close to 1
+        self.register_buffer("_decay_bits", None if rates is None else rates.view(torch.int64), persistent=False)
+        self.reset_parameters()
+
+    @property
+    def decay(self) -> Tensor | None:
+        """`[num_heads]` in float64, or None."""
+        return None if self._decay_bits is None else self._decay_bits.view(torch.float64)
+
+    def reset_parameters(self) -> None:
+        for projection in (self.q_proj, self.k_proj, self.v_proj):
+            nn.init.xavier_uniform_(projection.weight)
+        self.out_proj.reset_parameters()
+        for projection in (self.q_proj, self.k_proj, self.v_proj, self.out_proj):
+            if projection.bias is not None:
+                nn.init.zeros_(projection.bias)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor | None = None,
+        value: Tensor | None = None,
+        *,
+        mask: Mask | None = None,
+        cache: LinearState | None = None,
+    ) -> Tensor:
+        """Attend from `query` to `key` and `value`, padded `[batch, token, dim]` or nested (layout jagged).
+
+        Args:
+            query, key, value: as in `MultiHeadAttention`.
+            mask: what `regard.linear_attention` can honour: causal, padding, documents. Rows that are padding come out
+                as exactly 0, and nothing they hold reaches another row or any gradient.
+            cache: a `regard.linear.LinearState`. It needs `masks.causal()`; masks speak about all tokens, those in the
+                state included.
+        """
+        call = self._prepare(query, key, value, mask, cache)
+        heads = linear_attention(*call.tensors, **call.keywords)
+        if self.out_norm is not None:
+            heads = self.out_norm(heads)
+        out: Tensor = self.out_proj(heads.transpose(1, 2).flatten(2))
+        if self.training and self.out_dropout > 0.0:
+            out = F.dropout(out, self.out_dropout)
+        if call.pads is not None:
+            out = out.masked_fill(call.pads.unsqueeze(-1), 0.0)
+        return out if call.inputs.ragged is None else _inputs.to_nested(out, call.inputs.ragged)
+
+    def explain(
+        self,
+        query: Tensor,
+        key: Tensor | None = None,
+        value: Tensor | None = None,
+        *,
+        mask: Mask | None = None,
+        cache: LinearState | None = None,
+    ) -> LinearPlan:
+        """How the heads of this call would be computed; the projections run, the attention does not."""
+        with torch.no_grad():
+            call = self._prepare(query, key, value, mask, cache)
+            return explain_linear(*call.tensors, **call.keywords)
+
+    def _prepare(
+        self, query: Tensor, key: Tensor | None, value: Tensor | None, mask: Mask | None, cache: LinearState | None
+    ) -> _Call:
+        itself = key is None or key is query
+        inputs = _inputs.arrange(query, key, value, mask, may_pack=self.positions is None)
+        self._check(inputs, cache)
+        first = 0 if cache is None else cache.position
+        pads = _inputs.padding(mask, first + inputs.key.shape[1], inputs.key.device)
+        pads = None if pads is None else pads[:, first:]
+        inputs = without_padding(inputs, pads, itself)
+        q = split_heads(self.q_proj(inputs.query), self.num_heads)
+        k = split_heads(self.k_proj(inputs.key), self.num_kv_heads)
+        v = split_heads(self.v_proj(inputs.value), self.num_kv_heads)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if self.positions is not None:
+            q, k = self.positions(q, k, query_offset=first if cache is not None else k.shape[2] - q.shape[2])
+        log_gate = None
+        if self.gate_proj is not None:
+            gate: Tensor = self.gate_proj(inputs.key)
+            gate = gate.float() if gate.dtype.itemsize == 2 else gate
+            log_gate = F.logsigmoid(gate).transpose(1, 2) / _GATE_TEMPERATURE
+        offset = inputs.query_offset
+        rows = None if pads is None or not itself else _inputs.padding_of_rows(pads, q.shape[2], offset)
+        keywords = {
+            "mask": inputs.mask,
+            "feature_map": self.feature_map,
+            "normalize": self.normalize,
+            "decay": self.decay,
+            "log_gate": log_gate,
+            "query_offset": offset,
+            "state": cache,
+        }
+        return _Call(inputs, (q, k, v), keywords, rows)
+
+    def _check(self, inputs: Inputs, cache: LinearState | None) -> None:
+        if cache is not None:
+            if not isinstance(cache, LinearState):
+                raise TypeError(
+                    f"cache must be a regard.linear.LinearState, got {type(cache).__name__}: linear attention keeps a "
+                    "sum over its tokens, not their keys and values"
+                )
+            if inputs.ragged is not None:
+                raise ValueError("cache takes padded [batch, token, dim] input; got nested tensors")
+        if inputs.ragged is None:
+            _checks.check_batch(*inputs[:3])
+        if self.positions is not None and inputs.query_offset is not None:
+            raise ValueError(
+                "positions cannot be placed on nested query and key of different lengths; attend item by item"
+            )
+        widths = (("embed_dim", self.embed_dim), ("key_dim", self.key_dim), ("value_dim", self.value_dim))
+        for name, x, (width_name, width) in zip(("query", "key", "value"), inputs[:3], widths, strict=True):
+            if x.shape[-1] != width:
+                raise ValueError(f"{name} has width {x.shape[-1]}; the module was built with {width_name}={width}")
+        _checks.check_dtypes(self, *inputs[:3])
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any, **keywords: Any) -> None:
+        widths = (self.q_proj.out_features, self.k_proj.out_features, self.v_proj.out_features)
+        convert_projections(state_dict, prefix, packed=False, widths=widths)
+        super()._load_from_state_dict(state_dict, prefix, *rest, **keywords)
+
+    def extra_repr(self) -> str:
+        shown: dict[str, Any] = {"embed_dim": self.embed_dim, "num_heads": self.num_heads, "head_dim": self.head_dim}
+        others: dict[str, tuple[Any, Any]] = {
+            "num_kv_heads": (self.num_kv_heads, self.num_heads),
+            "value_head_dim": (self.value_head_dim, self.head_dim),
+            "normalize": (self.normalize, True),
+            "out_dropout": (self.out_dropout, 0.0),
+        }
+        shown |= {name: given for name, (given, usual) in others.items() if given != usual}
+        if isinstance(self.feature_map, str):
+            shown["feature_map"] = self.feature_map
+        return ", ".join(f"{name}={given}" for name, given in shown.items())
+
+
+def _rates(decay: Sequence[float] | str | None, num_heads: int, device: Any) -> Tensor | None:
+    if decay is None:
+        return None
+    if isinstance(decay, str):
+        if decay != "retention":
+            raise ValueError(f"decay must be 'retention' or one number in (0, 1] a head, got {decay!r}")
+        return 1 - torch.exp2(-5.0 - torch.arange(num_heads, device=device, dtype=torch.float64))
+    rates = torch.as_tensor(decay, device=device)
+    if not rates.is_floating_point():
+        raise TypeError(f"decay must hold floats in (0, 1], got {decay!r}")
+    if rates.shape != (num_heads,):
+        raise ValueError(f"decay must be one number a head, [num_heads] = [{num_heads}], got {list(rates.shape)}")
+    if not bool(((rates > 0) & (rates <= 1)).all()):
+        raise ValueError(f"decay must be above 0 and at most 1, got {rates.tolist()}")
+    return rates.to(torch.float64)
