@@ -15,7 +15,8 @@ import torch
 from tests.testing.plain import HALF, Plain, Plan
 from torch import Tensor
 
-from regard import masks, reference
+import regard
+from regard import cache, masks, reference
 
 MUTANTS: dict[int, list[type[Plain]]] = {}
 
@@ -640,6 +641,109 @@ class _Once(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tensor:
+def _caches(**changes: type) -> Any:
+    """A surface's caches, with some of them replaced."""
+    return SimpleNamespace(**{**vars(cache), **changes})
+
+
+class _BrokenCache(Plain):
+    """Each kind of cache with one thing changed."""
+
+    def surface(self):
+        kinds = {}
+        for kind in (cache.KVCache, cache.RollingCache, cache.PagedCache):
+            kinds[kind.__name__] = type(kind.__name__, (kind,), dict(self.changed(kind)))
+        return _with(super().surface(), cache=_caches(**kinds))
+
+    def changed(self, kind: Any) -> dict[str, Any]:
+        raise NotImplementedError
+
+
+@breaks(51)
+class NewTokensSeeOneMore(_BrokenCache):
+    """The new tokens are said to stand one place later than they do."""
+
+    def changed(self, kind):
+        def update(self, key, value):
+            keys, values, offset = kind.update(self, key, value)
+            return keys, values, offset + 1
+
+        return {"update": update}
+
+
+@breaks(51)
+class ForgetsTheWindow(Plain):
+    """The rolling cache keeps one token too few."""
+
+    def surface(self):
+        class RollingCache(cache.RollingCache):
+            def _forget(self, memory):
+                self.window -= 1
+                super()._forget(memory)
+                self.window += 1
+
+        return _with(super().surface(), cache=_caches(RollingCache=RollingCache))
+
+
+@breaks(51)
+class ReadsAnotherBlock(Plain):
+    """The paged cache finds its blocks in another order once there are a few."""
+
+    def surface(self):
+        class PagedCache(cache.PagedCache):
+            def _read(self, start, stop):
+                self._table[:, 1:] = self._table[:, 1:].roll(1, 1) if self.lengths[0] > 20 else self._table[:, 1:]
+                return super()._read(start, stop)
+
+        return _with(super().surface(), cache=_caches(PagedCache=PagedCache))
+
+
+@breaks(52)
+class UnusedSlotsAreSeen(_BrokenCache):
+    def changed(self, kind):
+        return {"filled": None}
+
+
+@breaks(53)
+class CountsBeforeItRefuses(_BrokenCache):
+    def changed(self, kind):
+        def update(self, key, value):
+            try:
+                return kind.update(self, key, value)
+            except ValueError:
+                self._held = self._view = self._held.plus(1)
+                raise
+
+        return {"update": update}
+
+
+@breaks(53)
+class TruncateKeepsOneMore(_BrokenCache):
+    def changed(self, kind):
+        return {"truncate": lambda self, length: kind.truncate(self, length + 1)}
+
+
+@breaks(54)
+class PaddingIsKept(_BrokenCache):
+    def changed(self, kind):
+        return {"padded": lambda self, lengths, side="right", tokens=None: self}
+
+
+@breaks(54)
+class LeftIsTakenForRight(_BrokenCache):
+    def changed(self, kind):
+        return {"padded": lambda self, lengths, side="right", tokens=None: kind.padded(self, lengths, "right", tokens)}
+
+
+@breaks(59)
+class ScaledByThePlainPartAlone(Plain):
+    def surface(self):
+        def attend(q_nope, *rest, **given):
+            return regard.latent_attention(q_nope, *rest, scale=q_nope.shape[-1] ** -0.5, **given)
+
+        return _with(super().surface(), latent_attention=attend)
+
+
         return grad
 
 

@@ -58,7 +58,14 @@ class Plain:
 
     def surface(self) -> Any:
         return SimpleNamespace(
-            masks=masks, reference=reference, observe=self.observe, explain=self.explain, nn=regard.nn, backend="plain"
+            masks=masks,
+            reference=reference,
+            observe=self.observe,
+            explain=self.explain,
+            nn=regard.nn,
+            cache=regard.cache,
+            latent_attention=regard.latent_attention,
+            backend="plain",
         )
 
     def autocast(self, *tensors: Tensor) -> tuple[Tensor, ...]:
