@@ -230,6 +230,22 @@ def test_functional_derivatives_agree_with_autograd(mask: masks.Mask | None) -> 
     assert torch.allclose(pull(ones)[0], torch.tensordot(ones, rows, 4), rtol=0, atol=1e-12)
 
 
+def test_transforms_inside_a_compiled_function_agree_with_those_outside() -> None:
+    q, k, v = tensors(2, 2, 1, 3, 4, 2)
+
+    def attend(q: Tensor) -> Tensor:
+        return regard.attention(q, k, v, mask=masks.causal() & masks.window(2))
+
+    functions = [
+        torch.func.grad(lambda q: attend(q).square().sum()),
+        torch.func.jacrev(attend),
+        torch.func.vmap(lambda one: attend(one.expand(2, 2, 3, 2))),
+    ]
+    for function in functions:
+        compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
+        assert torch.allclose(compiled(q), function(q), rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("backend", ["blockwise", "sdpa", "reference"])
 def test_a_named_backend_refuses_transforms_by_name(backend: str) -> None:
     q, k, v = tensors()
