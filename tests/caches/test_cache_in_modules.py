@@ -8,8 +8,8 @@ from tests.caches.kinds import CAUSAL, EXACT, INT8, ROLLING, decode, module, ran
 from tests.nn.helpers import close
 
 import regard
-from regard import masks
-from regard.cache import BlockPool, KVCache, LatentCache, PagedCache, RollingCache
+from regard import bias, masks
+from regard.cache import BlockPool, KVCache, LatentCache, PagedCache, RollingCache, _pieces
 from regard.nn import AttentionSublayer
 
 
@@ -163,12 +163,43 @@ def test_a_rolling_cache_refuses_biases_by_position():
 
 
 def test_a_bias_over_all_keys_is_cut_as_the_keys_are():
-    mha, x, bias = module(), random(3, 21, 48), random(4, 21, 21)
-    whole = mha(x, mask=CAUSAL, bias=bias)
+    mha, x, added = module(), random(3, 21, 48), random(4, 21, 21)
+    whole = mha(x, mask=CAUSAL, bias=added)
     for cache in (KVCache(31), PagedCache(BlockPool(31, 5))):
         with torch.no_grad():
-            parts = [mha(x[:, a:b], mask=CAUSAL, bias=bias[:, a:b, :b], cache=cache) for a, b in ((0, 9), (9, 21))]
+            parts = [mha(x[:, a:b], mask=CAUSAL, bias=added[:, a:b, :b], cache=cache) for a, b in ((0, 9), (9, 21))]
         assert close(torch.cat(parts, 1), whole, 1e-11)
+
+
+@pytest.mark.parametrize("kind", ["alibi", "t5"])
+@pytest.mark.parametrize("ragged", [False, True])
+def test_a_bias_by_distance_keeps_its_distances(kind, ragged, monkeypatch):
+    monkeypatch.setattr(_pieces, "PIECE", 8)
+    mha, x = module(rotary=False), random(3, 31, 48)
+    rule = bias.alibi(4) if kind == "alibi" else bias.T5Bias(4, bidirectional=False, dtype=torch.float64)
+    if kind == "t5":
+        torch.nn.init.normal_(next(rule.parameters()))
+    counts = [20, 3, 11] if ragged else [20, 20, 20]
+    near = masks.causal() & masks.window(left=7)
+    for cache, mask in ((KVCache(40), CAUSAL), (PagedCache(BlockPool(40, 5)), CAUSAL), (RollingCache(7), near)):
+        with torch.no_grad():
+            mha(x[:, :20], mask=mask, bias=rule, cache=cache.padded(counts))
+            out = torch.cat([mha(part, mask=mask, bias=rule, cache=cache) for part in x[:, 20:].split(1, 1)], 1)
+            for item, count in enumerate(counts):
+                alone = torch.cat([x[item, :count], x[item, 20:]])[None]
+                assert close(out[item], mha(alone, mask=mask, bias=rule)[0, count:], 1e-11)
+    with pytest.raises(ValueError, match="use sinks=0 for a bias that goes by distance alone"):
+        mha(x, mask=near, bias=rule, cache=RollingCache(7, sinks=2))
+
+
+def test_a_learned_bias_gets_its_gradient_through_a_cache():
+    rule = bias.T5Bias(2, bidirectional=False, dtype=torch.float64)
+    q, k = random(1, 2, 5, 8), random(1, 2, 5, 8)
+    grads = []
+    for attend in (PagedCache(BlockPool(9, 5)).attend, regard.attention):
+        out = attend(q, k, k, mask=CAUSAL, bias=rule)
+        grads.append(torch.autograd.grad(out.square().sum(), next(rule.parameters()))[0])
+    assert close(*grads) and grads[0].any()
 
 
 @pytest.mark.parametrize("kind", EXACT)

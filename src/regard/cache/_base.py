@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from regard import api, masks
+from regard.bias import Bias
 from regard.cache import _pieces, _storage
-from regard.cache._lengths import Fresh, Lengths, check_count, counts_of
+from regard.cache._lengths import Fresh, Lengths, check_count, counts_of, first_row, places_of
 from regard.cache._masks import padding_side
 from regard.cache._storage import Parts
 from regard.masks import Mask
@@ -292,9 +293,11 @@ class TokenCache(ABC):
     ) -> Tensor:
         self._check(fresh, query, key, value, mask, bias)
         how: dict[str, Any] = {"scale": scale, "softcap": softcap, "sinks": sinks, "backend": backend}
-        given = [x for x in (query, key, value, bias, sinks) if isinstance(x, Tensor)]
-        differentiable = torch.is_grad_enabled() and any(x.requires_grad for x in given)
-        if differentiable or self._one_call(fresh, key) or torch.compiler.is_compiling():
+        if (
+            _wants_gradients(query, key, value, bias, sinks)
+            or self._one_call(fresh, key)
+            or torch.compiler.is_compiling()
+        ):
             keys, values, offset = self._update(fresh, key, value)
             values = values if value_dim is None else values[..., :value_dim]
             joined = both(mask, self.filled)
@@ -364,24 +367,11 @@ class Padded:
         return self.cache._attend(self._fresh, *given)
 
 
-def first_row(fresh: Fresh, start: Lengths) -> int | Tensor:
-    """Where the first row of each item stands; padding on the left stands before the first token."""
-    before = fresh.before
-    if isinstance(before, int):
-        return start.place
-    return start.plus([-skipped for skipped in before]).place
-
-
-def places_of(fresh: Fresh, start: Lengths, new: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Of every real new token: its item, its slot, and its place among the new ones."""
-    if fresh.counts is not None:
-        items, nth, sources = fresh.places(new.device)
-        return items, start.tensor[items] + nth, sources
-    batch, tokens = new.shape[0], new.shape[2]
-    steps = torch.arange(tokens, device=new.device).expand(batch, tokens)
-    items = torch.arange(batch, device=new.device).unsqueeze(1).expand(batch, tokens)
-    first = start.tensor.unsqueeze(1) if start.same is None else start.same
-    return items.flatten(), (first + steps).flatten(), steps.flatten()
+def _wants_gradients(*given: Any) -> bool:
+    if not torch.is_grad_enabled():
+        return False
+    tables = (x.table(torch.float32, torch.device("cpu")) if isinstance(x, Bias) else x for x in given)
+    return any(isinstance(x, Tensor) and x.requires_grad for x in tables)
 
 
 def both(mask: Mask | None, other: Mask | None) -> Mask | None:

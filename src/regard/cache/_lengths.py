@@ -87,6 +87,26 @@ class Fresh(NamedTuple):
         return (at >= counts if self.side == "right" else at < self.tokens - counts).to(device)
 
 
+def first_row(fresh: Fresh, start: Lengths) -> int | Tensor:
+    """Where the first row of each item stands; padding on the left stands before the first token."""
+    before = fresh.before
+    if isinstance(before, int):
+        return start.place
+    return start.plus([-skipped for skipped in before]).place
+
+
+def places_of(fresh: Fresh, start: Lengths, new: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Of every real new token: its item, its slot, and its place among the new ones."""
+    if fresh.counts is not None:
+        items, nth, sources = fresh.places(new.device)
+        return items, start.tensor[items] + nth, sources
+    batch, tokens = new.shape[0], new.shape[2]
+    steps = torch.arange(tokens, device=new.device).expand(batch, tokens)
+    items = torch.arange(batch, device=new.device).unsqueeze(1).expand(batch, tokens)
+    first = start.tensor.unsqueeze(1) if start.same is None else start.same
+    return items.flatten(), (first + steps).flatten(), steps.flatten()
+
+
 def counts_of(name: str, given: Any, least: int = 0) -> list[int]:
     """A list of ints from what a caller gave: a sequence of ints, or an integer tensor [batch]."""
     if isinstance(given, Tensor):

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from regard.cache import _storage
-from regard.cache._base import CacheFull, Made, TokenCache, Updated, places_of
-from regard.cache._lengths import Fresh, Lengths, check_count, counts_of
+from regard.cache._base import CacheFull, Made, TokenCache, Updated
+from regard.cache._lengths import Fresh, Lengths, check_count, counts_of, places_of
 from regard.cache._masks import check_rolling, rolling_mask
 from regard.cache._storage import Parts
 from regard.masks import Mask
