@@ -23,6 +23,7 @@ def watch(
     heads: Sequence[int] | None = None,
     want: Want | None = None,
     keep_on_cpu: bool = True,
+    count_padding: bool = False,
     memory_limit: int | None = 4 << 30,
     tokens: Sequence[str] | Sequence[Sequence[str]] | None = None,
     tokenizer: Any = None,
@@ -46,6 +47,9 @@ def watch(
         heads: which heads of each layer; all when None.
         want: which statistics; ``regard.Want()`` when None.
         keep_on_cpu: move statistics off the device; False leaves them there.
+        count_padding: whether queries that are padding count. By default their rows are missing (NaN) and add to no sum:
+            those where the model's ``attention_mask`` is 0 or torch's ``key_padding_mask`` is True, and those that
+            ``masks.padding`` names in regard's own calls.
         memory_limit: bytes of statistics after which further calls are listed as missed; None for no limit.
         tokens: text of the positions, see ``Recording.tokens``.
         tokenizer: gives the tokens of ``input_ids`` instead.
@@ -66,6 +70,7 @@ def watch(
             heads=heads,
             want=Want() if want is None else want,
             keep_on_cpu=keep_on_cpu,
+            count_padding=count_padding,
             memory_limit=memory_limit,
             tokenizer=tokenizer,
             on_call=on_call,

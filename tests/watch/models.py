@@ -50,13 +50,19 @@ def dense(q: Tensor, k: Tensor, permitted: Tensor | None = None) -> Tensor:
     return (logits if permitted is None else logits.masked_fill(~permitted, -torch.inf)).softmax(-1)
 
 
-def check_statistics(call: Any, weights: Tensor, tolerance: float = 2e-6) -> None:
-    """Every statistic of a recorded call against the same reduction of the whole matrix [B, H, L, S]."""
-    weights = weights.double()
+def check_statistics(call: Any, weights: Tensor, tolerance: float = 2e-6, real: Tensor | None = None) -> None:
+    """Every statistic of a recorded call against the same reduction of the whole matrix [B, H, L, S].
+
+    Queries that are not ``real`` [B, L] must be missing, and in no sum."""
+    weights, empty = weights.double(), torch.zeros(weights.shape[:3], dtype=torch.bool)
+    if real is not None:
+        empty = ~real[:, None].expand(weights.shape[:3])
+        weights = weights.masked_fill(empty.unsqueeze(-1), 0.0)
+    assert torch.equal(call.entropy.isnan(), empty) and torch.equal(call.max_weight.isnan(), empty)
     close = {"rtol": 0.0, "atol": tolerance * max(1, weights.shape[2])}
     entropy = -(weights * weights.clamp_min(1e-300).log()).sum(-1)
-    torch.testing.assert_close(call.entropy.double(), entropy, rtol=0.0, atol=100 * tolerance)
-    torch.testing.assert_close(call.max_weight.double(), weights.amax(-1), rtol=0.0, atol=tolerance)
+    torch.testing.assert_close(call.entropy.nan_to_num().double(), entropy, rtol=0.0, atol=100 * tolerance)
+    torch.testing.assert_close(call.max_weight.nan_to_num().double(), weights.amax(-1), rtol=0.0, atol=tolerance)
     torch.testing.assert_close(call.key_mass.double(), weights.sum(2), **close)
     k = call.top_weights.shape[-1]
     best = weights.topk(min(k, weights.shape[-1]), -1).values

@@ -101,7 +101,7 @@ def test_an_eager_model_keeps_its_bits_and_its_statistics_are_those_of_its_weigh
     model.set_attn_implementation("eager")
     with torch.no_grad():
         expected = model(**inputs, output_attentions=True)
-        with regard.watch(model) as recording:
+        with regard.watch(model, count_padding=True) as recording:
             out = model(**inputs, output_attentions=True)
     assert torch.equal(out[0], expected[0])
     assert recording.missed == []
@@ -112,6 +112,33 @@ def test_an_eager_model_keeps_its_bits_and_its_statistics_are_those_of_its_weigh
     for call, layer in zip(calls, weights, strict=True):
         check_statistics(call, layer, tolerance=1e-5)
     assert AttentionInterface.get_interface is INTERFACE
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@pytest.mark.parametrize("mask", [PADDED, LEFT], ids=["right", "left"])
+@pytest.mark.parametrize("name", ["llama", "bert", "t5"])
+def test_queries_that_are_padding_are_missing_and_in_no_sum(name: str, mask: torch.Tensor, implementation: str) -> None:
+    model, inputs = models()[name]
+    inputs = {**inputs, "attention_mask": mask}
+    decoder = torch.ones(2, 11, dtype=torch.bool)
+    decoder[0, 9:] = False
+    if name == "t5":
+        inputs["decoder_attention_mask"] = decoder
+    with torch.no_grad():
+        model.set_attn_implementation("eager")
+        expected = model(**inputs, output_attentions=True)
+        model.set_attn_implementation(implementation)
+        with regard.watch(model) as recording:
+            model(**inputs)
+    assert recording.missed == []
+    if name == "t5":
+        weights = (*expected.encoder_attentions, *expected.decoder_attentions, *expected.cross_attentions)
+    else:
+        weights = expected.attentions
+    calls = sorted(recording, key=lambda call: (call.kind == "cross", call.layer))
+    for call, layer in zip(calls, weights, strict=True):
+        check_statistics(call, layer, tolerance=1e-5, real=mask.bool() if call.queries == 37 else decoder)
+        assert all(row["entropy"] is not None for row in recording.described(call))
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "bert", "t5", "whisper", "shared layers"])

@@ -20,10 +20,13 @@ class Frame(NamedTuple):
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        return _names(type(self.module).forward)
+
     def given(self) -> dict[str, Any]:
         """The call's arguments by name."""
-        names = _names(type(self.module).forward)
-        return {**dict(zip(names, self.args, strict=False)), **self.kwargs}
+        return {**dict(zip(self.names, self.args, strict=False)), **self.kwargs}
 
     def is_cross(self, keys: int) -> bool:
         """Whether the module was handed another sequence, of as many tokens as there are keys."""

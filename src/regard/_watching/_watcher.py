@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from regard._watching._modules import Frame, paths
+from regard._watching._padding import without_padding
 from regard._watching._seen import Seen, Unseen
 from regard._watching._silence import silence, silent
 from regard.recording import Recorded, Recording, Site
@@ -34,6 +35,7 @@ class Watcher:
         heads: Sequence[int] | None,
         want: Want,
         keep_on_cpu: bool,
+        count_padding: bool,
         memory_limit: int | None,
         tokenizer: Any,
         on_call: Callable[[Recorded], None] | None,
@@ -42,6 +44,7 @@ class Watcher:
         self.layers = None if layers is None else set(layers)
         self.heads = None if heads is None else list(heads)
         self.keep_on_cpu, self.memory_limit = keep_on_cpu, memory_limit
+        self.count_padding = count_padding
         self.tokenizer, self.on_call = tokenizer, on_call
         self.thread = threading.get_ident()
         self.met = 0  # calls shown so far
@@ -129,6 +132,8 @@ class Watcher:
             raise Unseen(f"the memory limit of {self.memory_limit} bytes was reached")
         kind = "cross" if frame.is_cross(seen.keys) else "self"
         seen, phase = self._placed(seen, kind, site)
+        if not self.count_padding:
+            seen = without_padding(seen, self._stack, kind)
         heads = list(range(seen.query.shape[1])) if self.heads is None else self.heads
         if any(not -seen.query.shape[1] <= head < seen.query.shape[1] for head in heads):
             raise Unseen(f"it has {seen.query.shape[1]} heads, and heads={heads} were asked for")
