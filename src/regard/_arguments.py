@@ -27,7 +27,7 @@ _OFFSETS = frozenset((torch.int64, torch.int32))
 # numbers whose products with ordinary logits stay finite in float32
 _LARGEST = 1e30
 _FARTHEST = 2**62
-transforms = torch._C._functorch.peek_interpreter_stack
+_transforms = torch._C._functorch.peek_interpreter_stack
 
 
 def prepare(
@@ -164,7 +164,7 @@ def _flags(mask: Mask, queries: int, keys: int, offset: int | Tensor) -> tuple[A
 
 
 def _mode(*tensors: Tensor | None) -> str:
-    if transforms() is not None:
+    if _transforms() is not None:
         return "transform"
     if type(tensors[0]) is not Tensor and isinstance(tensors[0], FakeTensor):
         return "fake"

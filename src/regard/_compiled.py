@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regard import _guard, masks
-from regard._arguments import prepare, transforms
+from regard._arguments import prepare
 from regard.backends import ALL
 from regard.backends._autograd import FusedBackend
 from regard.backends._base import accumulation
@@ -44,7 +44,7 @@ def attention(
 ) -> Tensor:
     """``regard.attention`` as a compiler traces it: the same checks, then one node."""
     call = prepare(query, key, value, mask, bias, scale, softcap, sinks, dropout, query_offset, mode="compile")
-    if backend == "eager" or (backend == "auto" and transforms() is not None):
+    if backend == "eager" or (backend == "auto" and torch._C._are_functorch_transforms_active()):
         # plain operations: the compiler and torch.func see through them, and derivatives of any order remain
         call.seed = torch.randint(0, 2**31 - 1, (), device=query.device) if dropout else None
         return _guard.run(ALL["eager"], call, named=True)[0]
