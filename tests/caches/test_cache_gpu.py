@@ -9,9 +9,12 @@ from tests.nn.helpers import build, random
 from regard import masks
 from regard.cache import BlockPool, KVCache, LatentCache, PagedCache, RollingCache
 from regard.nn import LatentAttention
-from regard.positions import Rotary
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    # torch says so of the mode that makes waiting an error
+    pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype"),
+]
 CAUSAL = masks.causal()
 KINDS = {
     "kv": lambda: KVCache(99),
@@ -28,7 +31,7 @@ def mask_of(cache):
 @pytest.mark.parametrize("ragged", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_same_numbers_as_on_the_cpu_without_waiting(kind, ragged):
-    mha = build(64, 4, num_kv_heads=2, positions=Rotary(16)).eval()
+    mha = build(64, 4, num_kv_heads=2).eval()  # rotary tables are float32, and differ between devices
     x = random(3, 90, 64)
     outs = {}
     with torch.no_grad():
@@ -46,11 +49,13 @@ def test_the_same_numbers_as_on_the_cpu_without_waiting(kind, ragged):
             finally:
                 torch.cuda.set_sync_debug_mode("default")
             outs[device] = torch.cat(parts, 1).cpu()
-    assert torch.allclose(outs["cuda"], outs["cpu"], rtol=0, atol=1e-9)
+    apart = (outs["cuda"] - outs["cpu"]).norm() / outs["cpu"].norm()
+    assert apart <= (0.01 if "int8" in kind else 1e-10)  # a number between two codes may go either way
 
 
 def test_latents_too():
-    mla = LatentAttention(64, 4, kv_lora_rank=32, nope_dim=16, rope_dim=8, q_lora_rank=24, dtype=torch.float64).eval()
+    sizes = {"kv_lora_rank": 32, "nope_dim": 16, "rope_dim": 8, "q_lora_rank": 24, "dtype": torch.float64}
+    mla = LatentAttention(64, 4, **sizes, positions=lambda query, key, *, query_offset: (query, key)).eval()
     x, outs = random(3, 60, 64), {}
     with torch.no_grad():
         for device in ("cpu", "cuda"):

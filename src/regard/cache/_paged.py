@@ -240,7 +240,7 @@ class PagedCache(TokenCache):
                 self._blocks[need.item][need.column] = block
             else:
                 self._blocks[need.item].append(block)
-            self._table[need.item, need.column] = block
+            self._table[need.item, need.column].fill_(block)  # an assignment would wait for the device
 
     def _needs(self, added: Sequence[int]) -> list[_Need]:
         needs, size = [], self.pool.block_size

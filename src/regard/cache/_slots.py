@@ -168,7 +168,7 @@ class RollingCache(_Slots):
 
     @property
     def _seen(self) -> Lengths:
-        return self._held.plus(self._gone.counts) if any(self._gone.counts) else self._held
+        return self._held.plus(self._gone) if self._gone.longest else self._held
 
     def truncate(self, length: int | Sequence[int]) -> None:
         wanted = shortened(self._seen.counts, length)
@@ -227,8 +227,8 @@ class RollingCache(_Slots):
         """Keep the sinks and the newest `window` of each item, side by side."""
         limit, width = self.sinks + self.window, self.window
         held = self._held
-        over = [max(0, count - limit) for count in held.counts]
-        if not any(over):
+        kept, over = held.cut(limit)
+        if not over.longest:
             return
         for part in memory[0] + memory[1]:
             if held.same is not None:
@@ -239,8 +239,8 @@ class RollingCache(_Slots):
                 at = first[:, None, :, None].expand(-1, part.shape[1], -1, part.shape[3])
                 newest = part.gather(2, at)
             part.narrow(2, self.sinks, width).copy_(newest)
-        self._held = self._view = Lengths([min(count, limit) for count in held.counts], held.device)
-        self._gone = self._gone.plus(over)
+        self._held = self._view = kept
+        self._gone = over.plus(self._gone)
 
     def _update(self, fresh: Fresh, key: Tensor, value: Tensor | None) -> Updated:
         found = super()._update(fresh, key, value)
