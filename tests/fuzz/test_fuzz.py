@@ -41,6 +41,7 @@ def test_long_run_draws_every_constructor_500_times_in_20000():
     assert scarce == {}
     assert min(drawn["dtype", name] for name in _recipes.DTYPES) > 500
     assert min(drawn["backend", name] for name in _recipes.BACKENDS) > 500
+    assert min(drawn["modifier", name] for name in ("alibi", "T5 bias")) > 150
 
 
 def test_same_seed_draws_the_same_call():

@@ -433,6 +433,14 @@ class SoftcapLostUnderAMask(Plain):
 
 
 @breaks(35)
+class BiasRuleByRows(Plain):
+    """Distances are measured between rows and columns, wherever the queries stand."""
+
+    def written_out(self, bias, query, key, offset):
+        return super().written_out(bias, query, key, 0)
+
+
+@breaks(35)
 class AnyBackendName(Plain):
     def __call__(self, query, key, value, *, backend="auto", **given):
         return super().__call__(query, key, value, **given)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 import regard
 from regard import masks, reference
+from regard.bias import Bias
 
 HALF = (torch.float16, torch.bfloat16)
 NAMES = ("query", "key", "value")
@@ -40,12 +41,20 @@ class Plain:
         if backend not in ("auto", "plain"):
             raise ValueError(f"backend is {backend!r}; expected 'auto' or 'plain'")
         query, key, value = self.autocast(query, key, value)
+        bias = self.written_out(bias, query, key, query_offset)
         self.check(query, key, value, bias, sinks)
         self.check_options(query, key, mask, scale, softcap, dropout, query_offset)
         weights, _, allowed = self.weights(query, key, mask, bias, scale, softcap, sinks, query_offset)
         weights = self.drop(weights, dropout)
         out = self.combine(weights, allowed, self.share(value, query))
         return self.finish(out, query)
+
+    def written_out(self, bias: Any, query: Tensor, key: Tensor, offset: Any) -> Any:
+        """A bias by rule as a tensor."""
+        if not isinstance(bias, Bias):
+            return bias
+        wide = torch.float64 if query.dtype == torch.float64 else torch.float32
+        return bias.dense(query.shape[2], key.shape[2], query_offset=offset, dtype=wide)
 
     def observe(self, query: Tensor, key: Tensor, value: Tensor, *, want: Any = None, **given: Any) -> Any:
         out = self(query, key, value, **given)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from regard import reference
+from regard.testing import _rules_of_bias as bias_rules
 from regard.testing import _rules_of_masks as meaning
 
 FLOOR = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 1e-5, torch.bfloat16: 1e-5}
@@ -59,6 +60,7 @@ class Call:
     sinks: Tensor | None = None
     query_offset: Any = None
     options: dict[str, Any] = field(default_factory=dict)  # scale, softcap
+    rule: bias_rules.Rule | None = None  # the bias is then the rule's table
     kept: Array | None = None  # what dropout multiplied each weight by, for the oracle: 0 or 1/(1-p)
 
     def but(self, **changes: Any) -> Call:
@@ -82,6 +84,8 @@ class Call:
         for name in ("bias", "sinks", "query_offset"):
             if getattr(self, name) is not None:
                 given[name] = getattr(self, name)
+        if self.rule is not None:
+            given["bias"] = bias_rules.build(self.rule, given["bias"])
         return given
 
     def run(self, fn: Attention) -> Tensor:
@@ -102,7 +106,10 @@ class Call:
 
     def oracle_gradients(self, grad_out: Tensor) -> dict[str, Array]:
         found = reference.gradients(*self._arrays(), array(grad_out), **self._modifiers())
-        return {name: part for name, part in zip(INPUTS, found, strict=True) if part is not None}
+        by_name = {name: part for name, part in zip(INPUTS, found, strict=True) if part is not None}
+        if self.rule is not None:
+            by_name["bias"] = bias_rules.table_gradient(self.rule, by_name["bias"], self.sizes, self.query_offset)
+        return by_name
 
     def differentiate(
         self, fn: Attention, grad_out: Tensor | None = None, wrt: Sequence[str] = INPUTS
@@ -126,6 +133,9 @@ class Call:
     def _naive(self, query: Tensor, key: Tensor, value: Tensor, **given: Any) -> Tensor:
         given = {name: option for name, option in given.items() if name not in ("mask", "query_offset")}
         pairs = None if self.pairs is None else torch.from_numpy(self.pairs.copy()).to(query.device)
+        if self.rule is not None:
+            table = given["bias"].table(query.dtype, query.device)
+            given["bias"] = bias_rules.dense_tensor(self.rule, table, self.sizes, self.query_offset)
         return naive(query, key, value, pairs, kept=self.kept, **given)
 
     def _has(self, name: str) -> bool:
@@ -136,6 +146,8 @@ class Call:
 
     def _modifiers(self) -> dict[str, Any]:
         bias = None if self.bias is None else array(self.bias)
+        if self.rule is not None and bias is not None:
+            bias = bias_rules.dense(self.rule, bias, self.sizes, self.query_offset)
         sinks = None if self.sinks is None else array(self.sinks)
         return {"mask": self.pairs, "bias": bias, "sinks": sinks, "keep": self.kept, **self.options}
 

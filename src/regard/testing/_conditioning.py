@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.testing._calls import Call, array, largest
+from regard.testing._rules_of_bias import table_gradient
 
 Array = NDArray[np.float64]
 ROUNDINGS = 8  # a product, its mask and scale, the softmax's two factors, and the sums over tiles
@@ -40,9 +41,17 @@ def _terms(call: Call, grad_out: Tensor) -> dict[str, Array]:
         "query": scaled @ k,
         "key": _grouped(scaled.swapaxes(-1, -2) @ q, group),
         "value": _grouped((weights * kept).swapaxes(-1, -2) @ g, group),
-        "bias": d_logits if call.bias is None else _summed(d_logits, tuple(call.bias.shape)),
+        "bias": _of_bias(call, d_logits),
         "sinks": row.sum(axis=(0, 2, 3)),
     }
+
+
+def _of_bias(call: Call, terms: Array) -> Array:
+    if call.bias is None:
+        return terms
+    if call.rule is not None:
+        return table_gradient(call.rule, terms, call.sizes, call.query_offset, sizes_of_terms=True)
+    return _summed(terms, tuple(call.bias.shape))
 
 
 def _grouped(terms: Array, group: int) -> Array:

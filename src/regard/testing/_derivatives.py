@@ -12,10 +12,11 @@ from torch.autograd.gradcheck import GradcheckError
 
 from regard.testing._calls import INPUTS, Call, array, expect
 from regard.testing._masks import trees
+from regard.testing._rules_of_bias import table_shape
 from regard.testing._suite import DOUBLE, Trial, rule, within
 
 MASKS = ("no mask", *trees(3, 5), "joined")
-BESIDE = ("bias", "-inf in bias", "sinks", "softcap", "scale 0", "GQA and d_v", "all together")
+BESIDE = ("bias", "-inf in bias", "alibi", "T5 bias", "sinks", "softcap", "scale 0", "GQA and d_v", "all together")
 
 
 def differentiable_calls(t: Trial) -> dict[str, Call]:
@@ -27,6 +28,8 @@ def differentiable_calls(t: Trial) -> dict[str, Call]:
     minus[1, 2:4] = -float("inf")
     found["bias"] = t.call(2, 3, 3, 5, 2, bias=t.normal(3, 1, 5, seed=4))
     found["-inf in bias"] = t.call(2, 3, 3, 5, 2, bias=minus)
+    found["alibi"] = t.call(2, 3, 3, 5, 2, bias=t.normal(3, seed=4), rule=("alibi",), tree=("causal",))
+    found["T5 bias"] = t.call(2, 3, 3, 5, 2, bias=t.normal(8, 3, seed=4), rule=("t5", 8, 11, True))
     found["sinks"] = t.call(2, 3, 3, 5, 2, sinks=t.normal(3, seed=5))
     found["softcap"] = t.call(2, 3, 3, 5, 2, options={"softcap": 0.8})
     found["scale 0"] = t.call(2, 3, 3, 5, 2, options={"scale": 0.0})
@@ -152,6 +155,16 @@ BIASES = {
     "one number": (1,),
     "all": (2, 3, 5, 7),
 }
+
+
+TABLES = {"alibi": ("alibi",), "T5": ("t5", 8, 11, True), "T5 one way": ("t5", 6, 7, False)}
+
+
+@rule(44, "a learned bias receives the gradient summed over its broadcast dimensions", TABLES)
+def learned_table(t: Trial, case: str) -> str:
+    shape = table_shape(TABLES[case], 3)
+    call = t.call(2, 3, 5, 7, 11, bias=t.normal(*shape, seed=4, dtype=t.side), rule=TABLES[case], tree=("causal",))
+    return t.agrees(call)
 
 
 @rule(44, "a learned bias receives the gradient summed over its broadcast dimensions", BIASES)

@@ -93,6 +93,24 @@ def composites(t: Trial) -> dict[str, Call]:
             options={"softcap": 2.0, "scale": -0.4},
             query_offset=torch.tensor([1, 0], device=t.device),
         ),
+        "alibi": t.call(
+            2,
+            6,
+            5,
+            7,
+            11,
+            Hkv=3,
+            tree=("causal",),
+            bias=t.normal(6, seed=4, **side) * 0.5,
+            rule=("alibi",),
+            query_offset=torch.tensor([1, 4], device=t.device),
+        ),
+        "T5 bias": t.call(
+            2, 3, 9, 13, 7, bias=t.normal(8, 3, seed=4, **side), rule=("t5", 8, 11, True), query_offset=2
+        ),
+        "T5 bias across blocks": t.call(
+            1, 2, 147, 275, 9, tree=("causal",), bias=t.normal(32, 2, seed=4, **side), rule=("t5", 32, 128, False)
+        ),
         "across blocks": t.call(1, 2, 147, 275, 9, tree=("and", ("window", 90, 17), ("strided", 3))),
         "across blocks, causal": t.call(1, 4, 261, 261, 8, Hkv=2, tree=("causal",)),
     }
@@ -104,6 +122,9 @@ COMPOSITES = (
     "softcap and bias",
     "sinks and window",
     "everything",
+    "alibi",
+    "T5 bias",
+    "T5 bias across blocks",
     "across blocks",
     "across blocks, causal",
 )

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from regard import masks
 from regard.testing._calls import INPUTS, Call, array, normal
+from regard.testing._rules_of_bias import dense, table_shape
 from regard.testing._rules_of_masks import CONSTRUCTORS, Tree, kinds
 
 T = TypeVar("T")
@@ -62,7 +63,8 @@ class Recipe:
     backend: str = "auto"
     tree: Tree | None = None
     offset: Any = None  # None, a number, or one a batch item
-    bias: tuple[int, ...] | None = None  # its shape
+    bias: tuple[int, ...] | None = None  # its shape, or that of the rule's table
+    rule: tuple[Any, ...] | None = None  # of a bias that is a rule
     minus_inf: bool = False  # whether the bias holds some -inf
     sinks: bool = False
     scale: float | None = None
@@ -82,7 +84,9 @@ class Recipe:
         found = [("dtype", self.dtype), ("backend", self.backend), ("layout", self.layout)]
         found += [("mask", kind) for kind in dict.fromkeys(kinds(self.tree))] if self.tree else [("mask", "no mask")]
         flags = {
-            "bias": self.bias is not None,
+            "bias": self.bias is not None and self.rule is None,
+            "alibi": self.rule is not None and self.rule[0] == "alibi",
+            "T5 bias": self.rule is not None and self.rule[0] == "t5",
             "-inf in bias": self.minus_inf,
             "bias with gradient": self.bias is not None and "bias" in self.wrt,
             "sinks": self.sinks,
@@ -112,7 +116,10 @@ def draw(source: Source, backends: Sequence[str] = BACKENDS) -> Recipe:
     D = source.one_of((1, 2, 3, 5, 8, 16, 17, 33))
     sizes = (B, H, L, S)
     tree = None if source.integer(0, 6) == 0 else _tree(source, sizes, source.one_of((0, 0, 0, 1, 1, 2)))
-    bias = _bias_shape(source, sizes) if source.integer(0, 2) == 0 else None
+    rule = _rule(source) if source.integer(0, 7) == 0 else None
+    bias = _bias_shape(source, sizes) if rule is None and source.integer(0, 2) == 0 else None
+    if rule is not None:
+        bias = table_shape(rule, H)
     dropout = source.one_of((0.25, 0.5, 0.8)) if source.integer(0, 11) == 0 else 0.0
     hides = tree is not None and dropout == 0
     backend = source.one_of(backends)
@@ -129,7 +136,8 @@ def draw(source: Source, backends: Sequence[str] = BACKENDS) -> Recipe:
         tree,
         _offset(source, B, L, S),
         bias,
-        bias is not None and source.integer(0, 3) == 0,
+        rule,
+        bias is not None and rule != ("alibi",) and source.integer(0, 3) == 0,  # slopes are finite
         source.integer(0, 3) == 0,
         source.one_of((0.0, -0.7, 0.3, 1.5)) if source.integer(0, 3) == 0 else None,
         source.one_of((0.5, 2.0, 20.0)) if source.integer(0, 4) == 0 else None,
@@ -166,9 +174,10 @@ def build(recipe: Recipe) -> tuple[Call, Call]:
     shapes = ((r.B, r.H, r.L, r.D), (r.B, r.Hkv, r.S, r.D), (r.B, r.Hkv, r.S, r.Dv))
     query, key, value = (_laid(normal(s, r.seed + n, dtype), r.layout) for n, s in enumerate(shapes))
     offset = torch.tensor(r.offset, dtype=torch.int64) if isinstance(r.offset, tuple) else r.offset
-    clean = Call(query, key, value, r.tree, masks, query_offset=offset)
+    clean = Call(query, key, value, r.tree, masks, query_offset=offset, rule=r.rule)
     if r.bias is not None:
-        clean.bias = normal(r.bias, r.seed + 3, side)
+        # of the size of published slopes, so that distant keys are seen too
+        clean.bias = normal(r.bias, r.seed + 3, side) * (0.1 if r.rule == ("alibi",) else 1.0)
         if r.minus_inf:
             clean.bias[normal(r.bias, r.seed + 4, side) > 0.8] = -float("inf")
     clean.sinks = normal((r.H,), r.seed + 5, side) if r.sinks else None
@@ -180,7 +189,8 @@ def build(recipe: Recipe) -> tuple[Call, Call]:
 def _poisoned(clean: Call, r: Recipe) -> Call:
     seen = clean.pairs if clean.pairs is not None else np.ones(clean.sizes, dtype=bool)
     if clean.bias is not None:
-        seen = seen & ~np.isneginf(array(clean.bias))
+        bias = array(clean.bias)
+        seen = seen & ~np.isneginf(bias if r.rule is None else dense(r.rule, bias, clean.sizes, clean.query_offset))
     hidden = ~seen.reshape(r.B, r.Hkv, r.H // r.Hkv, r.L, r.S).any((2, 3))
     where = torch.from_numpy(hidden)[..., None]
     number = POISON[r.poison or "nan"] or torch.finfo(clean.query.dtype).max * 0.9
@@ -217,6 +227,12 @@ def _offset(source: Source, B: int, L: int, S: int) -> Any:
     if kind == 1:
         return tuple(source.integer(-3, max(S - L, 0) + 2) for _ in range(B))
     return None
+
+
+def _rule(source: Source) -> tuple[Any, ...]:
+    if source.integer(0, 1):
+        return ("alibi",)
+    return "t5", source.one_of((4, 12, 32)), source.one_of((17, 40, 128)), bool(source.integer(0, 1))
 
 
 def _bias_shape(source: Source, sizes: tuple[int, int, int, int]) -> tuple[int, ...]:

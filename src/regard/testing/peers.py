@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from regard.bias import Bias
 from regard.masks import Mask
 from regard.testing._calls import Attention
 
@@ -52,6 +53,14 @@ def _added(pairs: Any, bias: Any, query: Tensor) -> Any:
     return added if pairs is None else torch.where(pairs, added, torch.tensor(-math.inf, dtype=query.dtype))
 
 
+def _bias(given: dict[str, Any]) -> Any:
+    """The bias, which the peers take as a tensor."""
+    bias = given.get("bias")
+    if isinstance(bias, Bias):
+        raise NotImplementedError("the peer has no bias by rule")
+    return bias
+
+
 def _without(**given: Any) -> None:
     for name, value in given.items():
         if value is not None and value is not False:
@@ -61,7 +70,7 @@ def _without(**given: Any) -> None:
 def _sdpa(flag: bool, query: Tensor, key: Tensor, value: Tensor, **given: Any) -> Tensor:
     """torch's function; with `flag`, plain causal masks go to its `is_causal`."""
     _without(softcap=given.get("softcap"), sinks=given.get("sinks"))
-    mask, bias = given.get("mask"), given.get("bias")
+    mask, bias = given.get("mask"), _bias(given)
     causal = flag and bias is None and isinstance(mask, Mask) and repr(mask) == "causal()"
     pairs = None if causal else _pairs(mask, query, key, given.get("query_offset"))
     grouped = query.ndim == 4 and key.ndim == 4 and query.shape[1] != key.shape[1]
@@ -91,7 +100,7 @@ def _module(query: Tensor, key: Tensor, value: Tensor, **given: Any) -> Tensor:
         raise NotImplementedError("nn.MultiheadAttention has no grouped heads, and one width for keys and values")
     B, H, L, D = query.shape
     pairs = _pairs(given.get("mask"), query, key, given.get("query_offset"))
-    added = _added(pairs, given.get("bias"), query)
+    added = _added(pairs, _bias(given), query)
     if added is not None:
         added = added.expand(B, H, L, key.shape[2]).reshape(B * H, L, key.shape[2])
         added = ~added if added.dtype == torch.bool else added  # True means forbidden there
@@ -127,7 +136,7 @@ def _flex(query: Tensor, key: Tensor, value: Tensor, **given: Any) -> Tensor:
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     _without(sinks=given.get("sinks"), dropout=given.get("dropout", 0.0) or None)
-    bias, softcap, table = given.get("bias"), given.get("softcap"), None
+    bias, softcap, table = _bias(given), given.get("softcap"), None
     pairs = _pairs(given.get("mask"), query, key, given.get("query_offset"))
     if pairs is not None:
         B, H, L, S = *query.shape[:3], key.shape[2]
@@ -168,7 +177,7 @@ def _x_transformers(Attend: Any, flash: bool, query: Tensor, key: Tensor, value:
     pairs = _pairs(given.get("mask"), query, key, given.get("query_offset"))
     if isinstance(pairs, Tensor) and pairs.ndim == 2:
         pairs = pairs.expand(query.shape[0], query.shape[1], *pairs.shape)  # of rank 2 it would be key padding
-    bias = given.get("bias")
+    bias = _bias(given)
     if bias is not None:
         bias = bias.to(query.dtype).expand(*query.shape[:3], key.shape[2])
     out, _ = attend(query, key, value, mask=pairs, attn_bias=bias)
@@ -190,7 +199,7 @@ def _transformers(fn: Any, eager: bool, query: Tensor, key: Tensor, value: Tenso
     """Hugging Face's attention functions, in the calling convention of its models."""
     _without(softcap=given.get("softcap"), sinks=given.get("sinks"))
     pairs = _pairs(given.get("mask"), query, key, given.get("query_offset"))
-    added = _added(pairs, given.get("bias"), query)
+    added = _added(pairs, _bias(given), query)
     if isinstance(added, Tensor) and added.dtype == torch.bool and eager:
         added = torch.zeros_like(added, dtype=query.dtype).masked_fill(~added, torch.finfo(query.dtype).min)
     scaling = query.shape[-1] ** -0.5 if given.get("scale") is None else given["scale"]
