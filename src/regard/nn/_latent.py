@@ -194,7 +194,10 @@ class LatentAttention(nn.Module):
         cache: TokenCache | Padded | None = None,
         want: Want | None = None,
     ) -> Any:
-        """How `forward` (or `observe`, with `want`) would attend, as a `regard.Plan`; a cache stays as it is."""
+        """How `forward` (or `observe`, with `want`) would attend, as a `regard.Plan`.
+
+        Only the projections run; a cache stays as it is.
+        """
         call = self._prepare(query, key, value, mask, bias, cache)
         if cache is None or not _is_in_use(cache):
             return api.explain(*self._expanded(call, call.latent), want=want, scale=self.scale, **call.keywords)

@@ -199,7 +199,10 @@ class MultiHeadAttention(nn.Module):
         cache: Cache | None = None,
         want: Want | None = None,
     ) -> Any:
-        """How `forward` (or `observe`, with `want`) would run this call, as a `regard.Plan`; a cache stays as it is."""
+        """How `forward` (or `observe`, with `want`) would run this call, as a `regard.Plan`.
+
+        Only the projections run; a cache stays as it is.
+        """
         call = self._prepare(query, key, value, mask, bias, cache)
         return explain(cache, call.tensors, call.keywords, want)
 
