@@ -94,6 +94,9 @@ class Rotary(nn.Module):
         if self.scaling is not None and self.scaling.by_length:
             if length is None:
                 length = positions.max() + 1 if positions.numel() else None
+            elif not isinstance(length, Tensor) and positions.device.type != "cpu":
+                # frequencies made on the host would have to be copied, and the host would wait
+                length = torch.full((), length, device=positions.device)
             frequencies = self._frequencies(length)
         angles = positions.unsqueeze(-1).to(torch.float32) * frequencies.to(positions.device)
         cos, sin = angles.cos(), angles.sin()
