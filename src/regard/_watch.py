@@ -38,8 +38,8 @@ def watch(
     The model's code and outputs stay as they are: each call runs with the model's own function, and is observed beside
     it. Seen are ``F.scaled_dot_product_attention`` by whatever name, ``torch.nn.MultiheadAttention`` (and what is built
     on it), Hugging Face models with any attention implementation, and regard's own calls. A call that cannot be
-    observed is listed in ``recording.missed`` with the reason; attention that a model computes with its own matrix
-    products is not seen, and a warning says so when nothing else was.
+    observed is listed in ``recording.missed`` with the reason. Attention that a model computes with its own matrix
+    products is not seen: its softmax is listed there too, and a warning says so when nothing else was seen.
 
     Args:
         model: any module; only calls made while it runs are recorded, and only on this thread.
@@ -47,7 +47,7 @@ def watch(
         heads: which heads of each layer; all when None.
         want: which statistics; ``regard.Want()`` when None.
         keep_on_cpu: move statistics off the device; False leaves them there.
-        count_padding: whether queries that are padding count. By default their rows are missing (NaN) and add to no sum:
+        count_padding: whether queries that are padding count. By default their rows are missing (NaN) and in no sum:
             those where the model's ``attention_mask`` is 0 or torch's ``key_padding_mask`` is True, and those that
             ``masks.padding`` names in regard's own calls.
         memory_limit: bytes of statistics after which further calls are listed as missed; None for no limit.
@@ -81,9 +81,11 @@ def watch(
         restore.enter_context(_meet.Meeting(watcher))
         yield recording
     watcher.take_tokens()
+    watcher.report()
     if watcher.passes and not watcher.met:
         warnings.warn(
-            f"regard.watch saw no attention call in {recording.title}: it may have none, or compute attention by "
-            "matrix products of its own",
+            f"regard.watch saw no attention call in {recording.title}: it may have none, run it on another thread, or "
+            "compute attention by matrix products of its own, which cannot be seen: let it call "
+            "torch.nn.functional.scaled_dot_product_attention",
             stacklevel=3,
         )

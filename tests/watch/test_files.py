@@ -169,6 +169,23 @@ def set_tensor(name: str, value: torch.Tensor) -> Any:
     return lambda header, tensors: tensors.update({f"0.{name}": value})
 
 
+def without_keys(header: Any, tensors: Any, keys: int) -> None:
+    """The first call without what would show how many keys there are."""
+    for name in ("key_mass", "top_keys", "top_weights"):
+        del tensors[f"0.{name}"]
+        header["calls"][0]["parts"].remove(name)
+    header["calls"][0]["keys"] = keys
+
+
+def many_of_nothing(header: Any, tensors: Any) -> None:
+    """A batch of a thousand million items, each without heads: no byte in the file."""
+    for name in header["calls"][0]["parts"][1:]:
+        del tensors[f"0.{name}"]
+    header["calls"][0].update(parts=["lse"], heads=[])
+    tensors["0.lse"] = torch.zeros(10**9, 0, 0)
+    tensors["0.permitted"] = torch.zeros(1, 0, 0, dtype=torch.int32)
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -176,7 +193,11 @@ def set_tensor(name: str, value: torch.Tensor) -> Any:
         set_call(layer=-1),
         set_call(layer=True),
         set_call(keys=10),
+        lambda header, tensors: without_keys(header, tensors, keys=0),
+        lambda header, tensors: without_keys(header, tensors, keys=1 << 39),
+        lambda header, tensors: many_of_nothing(header, tensors),
         set_call(heads=[0]),
+        set_call(heads=[0, 1, 1]),
         set_call(heads="012"),
         set_call(kind="other"),
         set_call(phase=[]),

@@ -42,11 +42,13 @@ def look(
             raise ValueError(f"--length is {length}; expected at least 1, or 0 for what the model takes")
         if not out.parent.is_dir():
             raise ValueError(f"--out names the folder {out.parent}, which is not there")
-        network, tokenizer = _load(model)
+        with _saying(f"loading {model}"):
+            network, tokenizer = _load(model)
         recording = _run(network, tokenizer, read, length)
         recording.title = f"{model}: {type(network).__name__}"
-        for path, write in ((f"{out}.regard", recording.save), (f"{out}.html", recording.to_html)):
-            write(path)
+        with _saying("writing the recording and the page"):
+            for path, write in ((f"{out}.regard", recording.save), (f"{out}.html", recording.to_html)):
+                write(path)
     except (ValueError, ImportError) as error:
         _stop(str(error))
     except OSError as error:
@@ -144,6 +146,14 @@ def _run(model: Any, tokenizer: Any, text: str, length: int) -> Recording:
     if not recording.calls:
         raise ValueError("the model made no attention call that can be seen")
     return recording
+
+
+def _saying(what: str) -> contextlib.AbstractContextManager[object]:
+    """A line that says what takes its time, for someone who sits there."""
+    from rich.console import Console
+
+    console = Console(file=sys.stderr)  # this stream, also while another takes its place
+    return console.status(f"{what} …") if console.is_terminal else contextlib.nullcontext()
 
 
 @contextlib.contextmanager

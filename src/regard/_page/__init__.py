@@ -81,6 +81,8 @@ def _layer(recording: Recording, calls: list[Recorded], is_open: bool) -> str:
     described = {row["head"]: row for row in recording.described(call) if row["item"] == 0}
     figures = "".join(_figure(recording.select(call.layer, head), described[head]) for head in call.heads)
     what = f"{call.kind} attention, {call.queries} queries, {call.keys} keys"
+    more = [f"first of {n} {name}" for n, name in ((len(calls), "calls"), (call.batch, "items of the batch")) if n > 1]
+    what = ", ".join([what, *more])
     return (
         f"<details{' open' if is_open else ''}><summary>Layer {call.layer}: {_text(call.path)} ({what})</summary>"
         f'<div class="heads">{figures}</div></details>'

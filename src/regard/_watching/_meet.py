@@ -32,6 +32,9 @@ _watchers: list[Watcher] = []
 _undo: list[Callable[[], None]] = []
 
 
+_SOFTMAX = (F.softmax, torch.softmax, torch.Tensor.softmax)
+
+
 class Meeting(TorchFunctionMode):
     """Sees calls of torch's function by whatever name they are made, except inside torch's own Python functions."""
 
@@ -50,6 +53,8 @@ class Meeting(TorchFunctionMode):
             given = _multi_head.bind(*args, **kwargs).arguments
             if given.get("need_weights", True):
                 self.watcher.see(lambda: _from_weighted(given))
+        elif func in _SOFTMAX:
+            self.watcher.suspect(args, kwargs)
         return out
 
 
@@ -108,9 +113,10 @@ def _replace(owner: Any, name: str, new: Any) -> None:
 
 def _shown(run: Callable[[], Any], make: Callable[[Any], _seen.Seen], *, checked: bool = False) -> Any:
     """Run the model's own function, and show the call to the watchers that did not meet it further in."""
-    before = [(watcher, watcher.met) for watcher in _here()]
+    before = [(watcher, watcher.met, len(watcher.suspects)) for watcher in _here()]
     out = run()
-    for watcher, met in before:
+    for watcher, met, suspects in before:
+        del watcher.suspects[suspects:]
         if watcher.met == met:
             watcher.see(lambda: make(out), out=out if checked else None)
     return out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -49,6 +50,7 @@ class Watcher:
         self.thread = threading.get_ident()
         self.met = 0  # calls shown so far
         self.passes = 0
+        self.suspects: list[str] = []  # paths of modules that take a softmax by themselves
         self._stack: list[Frame] = []
         self._turns: Counter[str] = Counter()
         self._decoding = False
@@ -66,13 +68,16 @@ class Watcher:
             if threading.get_ident() != self.thread:
                 return
             frame = Frame(path, module, args, kwargs)
+            if not path and self._stack and not _calls_itself(module):
+                self._stack.clear()  # an interrupt left modules that never came to their end
             if not self._stack:
                 self._begin(frame)
             self._stack.append(frame)
 
         def leave(module: nn.Module, args: tuple[Any, ...], out: Any) -> None:
-            if threading.get_ident() == self.thread and self._stack:
-                self._stack.pop()
+            if threading.get_ident() == self.thread:
+                while self._stack and self._stack.pop().module is not module:
+                    pass
 
         return [
             module.register_forward_pre_hook(enter, with_kwargs=True, prepend=True),
@@ -97,6 +102,22 @@ class Watcher:
         ids = [self._ids[0], *(more for more in self._ids[1:] if more.shape[1] == 1 and len(more) == len(self._ids[0]))]
         self.recording.tokens_from(self.tokenizer, torch.cat(ids, 1))
 
+    def suspect(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note a softmax over the last of four dims, as attention written out with matrix products has one."""
+        given = args[0] if args else kwargs.get("input")
+        dim = args[1] if len(args) > 1 else kwargs.get("dim")
+        if silent() or not self._stack or not isinstance(given, Tensor) or given.dim() != 4 or dim not in (-1, 3):
+            return
+        if self._stack[-1].path not in self.suspects:
+            self.suspects.append(self._stack[-1].path)
+
+    def report(self) -> None:
+        """List the modules that seem to attend in a way which cannot be seen."""
+        for path in self.suspects:
+            self.recording.missed.append(
+                (str(Site(path, 0)), "a softmax of its own over 4 dims, which may be attention")
+            )
+
     def see(self, make: Callable[[], Seen], out: Any = None) -> None:
         """Observe a call that has just run. Whatever goes wrong here is noted, and never reaches the model."""
         if silent() or not self._stack or _in_backward():
@@ -116,7 +137,7 @@ class Watcher:
         except Unseen as reason:
             self.recording.missed.append((str(site), str(reason)))
         except Exception as error:
-            self.recording.missed.append((str(site), f"{type(error).__name__}: {str(error).splitlines()[0]}"))
+            self.recording.missed.append((str(site), f"{type(error).__name__}: {_short(error)}"))
         else:
             self._bytes += call.bytes
             self.recording.calls.append(call)
@@ -126,6 +147,8 @@ class Watcher:
     def _record(self, seen: Seen, frame: Frame, site: Site, layer: int, out: Any) -> Recorded:
         if _transforms() is not None:
             raise Unseen("inside a torch.func transform")
+        if seen.query.is_meta:
+            raise Unseen("on the meta device there are no values")
         if not seen.query.numel() or not seen.key.numel():
             raise Unseen("it has no queries, keys or items")
         if self.memory_limit is not None and self._bytes >= self.memory_limit:
@@ -204,6 +227,19 @@ class Watcher:
 _STATISTICS = frozenset(
     ("entropy", "max_weight", "key_mass", "map", "top_keys", "top_weights", "distance", "first_mass", "weights")
 )
+
+
+def _calls_itself(module: nn.Module) -> bool:
+    """Whether a call of the module runs inside another of its own."""
+    calls, frame = 0, inspect.currentframe()
+    while frame is not None:
+        calls += frame.f_code.co_name == "_call_impl" and frame.f_locals.get("self") is module
+        frame = frame.f_back
+    return calls > 1
+
+
+def _short(error: Exception) -> str:
+    return (str(error).strip().splitlines() or ["no reason given"])[0][:200]
 
 
 def _in_backward() -> bool:

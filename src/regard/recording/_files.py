@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from regard.recording import Recording
 
 VERSION = 1
+# Names are made for every key of a call, and keys need not be in the file: a number alone must not cost much.
+MOST_KEYS = 1 << 24
 
 
 def save(recording: Recording, path: Path) -> None:
@@ -117,6 +119,8 @@ def _call(entry: dict[str, Any], index: int, tensors: dict[str, Tensor], sites: 
     _need(entry.get("kind") in KINDS and entry.get("phase") in PHASES, "a call is of no known kind")
     assert isinstance(layer, int) and isinstance(number, int) and isinstance(keys, int)
     _need(layer < len(sites), "a call names a layer that is not there")
+    _need(0 < keys <= MOST_KEYS, f"a call has {keys} keys, and at most {MOST_KEYS} are read")
+    _need(len(set(heads)) == len(heads), "a call names a head twice")
     _need("lse" in names and set(names) <= set(AXES) and len(set(names)) == len(names), "a call is malformed")
     wanted = [*names, "positions", "permitted"]
     _need(all(f"{index}.{name}" in tensors for name in wanted), "a call's tensors are missing")
@@ -140,7 +144,7 @@ def _call(entry: dict[str, Any], index: int, tensors: dict[str, Tensor], sites: 
 def _check_parts(parts: dict[str, Tensor], positions: Tensor, permitted: Tensor, heads: int, keys: int) -> None:
     """Shapes agree with each other, so that nothing that reads a recording meets a surprise."""
     lse = parts["lse"]
-    _need(lse.dim() == 3 and lse.shape[1] == heads, "its lse is malformed")
+    _need(lse.dim() == 3 and lse.shape[1] == heads and lse.numel() > 0, "its lse is malformed")
     batch, _, queries = lse.shape
     known = {"L": queries, "S": keys}
     for name, part in parts.items():

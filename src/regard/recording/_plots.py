@@ -108,7 +108,8 @@ def _entropy(recording: Recording, layer: int | str | None, item: int) -> Figure
         call = recording.at(layer)[0]
         for at, number in enumerate(call.heads):
             axes.plot(call.entropy[item, at].numpy(), label=f"head {number}", linewidth=1)
-        most = call.counts()[item, 0].clamp_min(1).log()
+        counts = call.counts()[item, 0]
+        most = counts.clamp_min(1).log().masked_fill(counts == 0, torch.nan)
         axes.plot(most.numpy(), color="0.6", linestyle="--", linewidth=1, label="most possible")
         axes.set_xlabel("query")
         axes.set_title(f"layer {call.layer}: {call.path}", fontsize=11, parse_math=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from regard.recording._calls import Recorded
 
 _LABELS = ("first-token", "previous-token", "local", "broad")
+_PATH = 22  # letters of a module's path in one line
 
 
 class Summary:
@@ -37,7 +39,7 @@ class Summary:
         caption = "\n".join([self.thresholds, *self.notes])
         table = Table(title=escape(self.title), caption=escape(caption), caption_justify="left", box=box.SIMPLE_HEAD)
         table.add_column("layer", justify="right")
-        table.add_column("module", overflow="fold", min_width=20)
+        table.add_column("module", overflow="fold", min_width=_PATH)
         for name in ("calls", "entropy", "first key", "≈ distance"):
             table.add_column(name, justify="right")
         table.add_column("most attended", overflow="fold", ratio=1)
@@ -47,7 +49,7 @@ class Summary:
             heads = "; ".join(f"{name}: {', '.join(map(str, row['heads'][name]))}" for name in row["heads"])
             table.add_row(
                 str(row["layer"]),
-                escape(f"{row['path']} ({row['kind']})"),
+                escape(folded(f"{row['path']} ({row['kind']})")),
                 str(row["calls"]),
                 _number(row["entropy"], "{:.2f}"),
                 _number(row["first"], "{:.0%}"),
@@ -70,6 +72,16 @@ class Summary:
 def show(token: str) -> str:
     """A token in one visible piece: quoted unless it is a word, so that spaces and punctuation can be seen."""
     return token if token.isalnum() else repr(token)
+
+
+def folded(path: str, width: int = _PATH) -> str:
+    """A path in lines that end between its parts; a part that is too long by itself keeps its line."""
+    lines = [""]
+    for part in re.split(r"(?<=\.)|(?= \()", path):
+        if lines[-1] and len(lines[-1] + part) > width:
+            lines.append("")
+        lines[-1] += part if lines[-1] else part.lstrip()
+    return "\n".join(lines)
 
 
 def _row(recording: Recording, layer: int) -> dict[str, Any]:
