@@ -30,6 +30,12 @@ summary { cursor: pointer; font-weight: 600; padding: .4rem 0; overflow-wrap: an
 """
 
 
+_LEGEND = (
+    "A picture is a head: queries from top to bottom, keys from left to right, brighter where more weight lies. Brightness "
+    "goes with the square root, and each picture's largest cell is the brightest."
+)
+
+
 def page(recording: Recording) -> str:
     """The recording as HTML. Tokens are text, and nothing but text: no element depends on what they say."""
     digest = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
@@ -43,6 +49,7 @@ def page(recording: Recording) -> str:
         f"<title>{_text(recording.title)}</title><style>{_STYLE}</style></head><body>",
         f"<h1>{_text(recording.title)}</h1>",
         _summary(recording),
+        f'<p class="note">{_LEGEND}</p>',
         *(_layer(recording, calls, index == 0) for index, calls in enumerate(layers) if calls),
         "</body></html>\n",
     ]

@@ -60,7 +60,7 @@ def _maps(recording: Recording, heads: list[Head]) -> Figure:
         picture = axes.imshow(
             values,
             cmap="viridis",
-            vmin=0,
+            norm=_norm(),
             interpolation="nearest",
             aspect="auto",
             extent=(-0.5, head.call.keys - 0.5, head.call.queries - 0.5, -0.5),
@@ -77,6 +77,12 @@ def _maps(recording: Recording, heads: list[Head]) -> Figure:
     figure.supxlabel("key", fontsize=9)
     figure.supylabel("query", fontsize=9)
     return figure
+
+
+def _norm() -> Any:
+    from matplotlib.colors import PowerNorm
+
+    return PowerNorm(0.5, vmin=0)  # square roots: one large weight must not make all others invisible
 
 
 def _cells(head: Head) -> Any:
@@ -106,8 +112,9 @@ def _entropy(recording: Recording, layer: int | str | None, item: int) -> Figure
     axes = figure.add_subplot()
     if layer is not None:
         call = recording.at(layer)[0]
+        colours = _colours(len(call.heads))
         for at, number in enumerate(call.heads):
-            axes.plot(call.entropy[item, at].numpy(), label=f"head {number}", linewidth=1)
+            axes.plot(call.entropy[item, at].numpy(), label=f"head {number}", linewidth=1, color=colours[at])
         counts = call.counts()[item, 0]
         most = counts.clamp_min(1).log().masked_fill(counts == 0, torch.nan)
         axes.plot(most.numpy(), color="0.6", linestyle="--", linewidth=1, label="most possible")
@@ -127,6 +134,15 @@ def _entropy(recording: Recording, layer: int | str | None, item: int) -> Figure
     axes.set_ylabel("entropy (nats)")
     axes.set_ylim(bottom=0)
     return figure
+
+
+def _colours(count: int) -> list[Any]:
+    """A colour a head; the usual ten would come round again."""
+    if count <= 10:
+        return [f"C{at}" for at in range(count)]
+    from matplotlib import colormaps
+
+    return [colormaps["turbo"](0.05 + 0.9 * at / (count - 1)) for at in range(count)]
 
 
 def _keys(recording: Recording, heads: list[Head]) -> Figure:
