@@ -31,8 +31,8 @@ summary { cursor: pointer; font-weight: 600; padding: .4rem 0; overflow-wrap: an
 
 
 _LEGEND = (
-    "A picture is a head: queries from top to bottom, keys from left to right, brighter where more weight lies. Brightness "
-    "goes with the square root, and each picture's largest cell is the brightest."
+    "A picture is a head: queries from top to bottom, keys from left to right, brighter where more weight lies. "
+    "Brightness goes with the square root, and each picture's largest cell is the brightest."
 )
 
 
