@@ -1,7 +1,8 @@
-"""Weights of other libraries' attention, both ways."""
+"""Weights and models of other libraries: `torch.nn.MultiheadAttention` both ways, Hugging Face's models."""
 
 from __future__ import annotations
 
+from regard.interop._hf_register import register_hf
 from regard.interop._torch_mha import from_torch, to_torch
 
-__all__ = ["from_torch", "to_torch"]
+__all__ = ["from_torch", "register_hf", "to_torch"]

@@ -1,0 +1,146 @@
+"""Small Hugging Face models of random weights and odd sizes, and inputs for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+transformers.utils.logging.set_verbosity_error()
+
+IDS = torch.randint(5, 90, (3, 23), generator=torch.Generator().manual_seed(0))
+LENGTHS = [23, 17, 9]
+RIGHT = torch.arange(23) < torch.tensor(LENGTHS)[:, None]
+LEFT = RIGHT.flip(1)
+TOKENS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+SMALL: dict[str, Any] = {
+    "vocab_size": 97,
+    "hidden_size": 42,
+    "intermediate_size": 55,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+}
+GROUPED = {**SMALL, "num_key_value_heads": 2, "head_dim": 8, **TOKENS}
+
+
+def _made(kind: Any, config: Any, seed: int = 0) -> Any:
+    """Weights well away from the small ones that models start with, so that mistakes show."""
+    torch.manual_seed(seed)
+    model = kind(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name.lower() or "ln_" in name:
+                parameter.add_(0.3 * torch.randn_like(parameter))
+            else:
+                parameter.normal_(std=0.3 if parameter.dim() == 1 else 0.2)
+    return model
+
+
+def bert(**more: Any) -> Any:
+    config = transformers.BertConfig(**SMALL, max_position_embeddings=31, **more)
+    return _made(transformers.BertForMaskedLM, config)
+
+
+def gpt2(**more: Any) -> Any:
+    config = transformers.GPT2Config(vocab_size=97, n_embd=42, n_layer=3, n_head=6, n_positions=63, **TOKENS, **more)
+    return _made(transformers.GPT2LMHeadModel, config)
+
+
+def llama(**more: Any) -> Any:
+    return _made(transformers.LlamaForCausalLM, transformers.LlamaConfig(**{**GROUPED, **more}))
+
+
+def mistral(**more: Any) -> Any:
+    config = transformers.MistralConfig(**GROUPED, sliding_window=7, **more)
+    return _made(transformers.MistralForCausalLM, config)
+
+
+def gemma2(**more: Any) -> Any:
+    config = transformers.Gemma2Config(**GROUPED, sliding_window=7, attn_logit_softcapping=3.0, **more)
+    return _made(transformers.Gemma2ForCausalLM, config)
+
+
+def gpt_oss(**more: Any) -> Any:
+    # torch's grouped products of experts have no float64
+    sizes = {**GROUPED, "num_local_experts": 3, "num_experts_per_tok": 2, "experts_implementation": "eager"}
+    return _made(transformers.GptOssForCausalLM, transformers.GptOssConfig(**sizes, sliding_window=7, **more))
+
+
+def t5(**more: Any) -> Any:
+    sizes = {
+        "d_model": 42,
+        "d_kv": 9,
+        "num_heads": 6,
+        "d_ff": 55,
+        "num_layers": 3,
+        "relative_attention_num_buckets": 10,
+    }
+    config = transformers.T5Config(
+        vocab_size=97, **sizes, relative_attention_max_distance=17, decoder_start_token_id=0, **more
+    )
+    return _made(transformers.T5ForConditionalGeneration, config)
+
+
+def whisper(**more: Any) -> Any:
+    config = transformers.WhisperConfig(
+        vocab_size=97,
+        d_model=42,
+        encoder_layers=2,
+        decoder_layers=3,
+        encoder_attention_heads=3,
+        decoder_attention_heads=6,
+        encoder_ffn_dim=55,
+        decoder_ffn_dim=51,
+        num_mel_bins=11,
+        max_source_positions=35,
+        max_target_positions=63,
+        decoder_start_token_id=1,
+        suppress_tokens=None,
+        begin_suppress_tokens=None,
+        **TOKENS,
+        **more,
+    )
+    return _made(transformers.WhisperForConditionalGeneration, config)
+
+
+def vit(**more: Any) -> Any:
+    config = transformers.ViTConfig(
+        hidden_size=42,
+        num_hidden_layers=3,
+        num_attention_heads=6,
+        intermediate_size=55,
+        image_size=21,
+        patch_size=7,
+        num_channels=3,
+        **more,
+    )
+    return _made(transformers.ViTModel, config)
+
+
+def inputs(name: str) -> dict[str, Tensor]:
+    made = torch.Generator().manual_seed(1)
+    if name == "whisper":
+        return {"input_features": torch.randn(3, 11, 70, generator=made), "decoder_input_ids": IDS}
+    if name == "vit":
+        return {"pixel_values": torch.randn(3, 3, 21, 21, generator=made)}
+    if name == "t5":
+        return {"input_ids": IDS, "attention_mask": RIGHT.long(), "decoder_input_ids": IDS[:, :11].flip(1)}
+    return {"input_ids": IDS}
+
+
+MODELS: dict[str, Callable[..., Any]] = {
+    "bert": bert,
+    "gpt2": gpt2,
+    "llama": llama,
+    "mistral": mistral,
+    "gemma2": gemma2,
+    "gpt_oss": gpt_oss,
+    "t5": t5,
+    "whisper": whisper,
+    "vit": vit,
+}
+# transformers' own table: these have no fused implementation to be compared with
+PEER = {"gemma2": "eager", "gpt_oss": "eager"}
