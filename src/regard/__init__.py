@@ -14,16 +14,17 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from regard import backends as backends
     from regard import bias as bias
-    from regard import bias as bias
     from regard import cache as cache
     from regard import compat as compat
     from regard import interop as interop
     from regard import linear as linear
     from regard import masks as masks
+    from regard import models as models
     from regard import nn as nn
     from regard import positions as positions
     from regard import recording as recording
     from regard import reference as reference
+    from regard import sparse as sparse
     from regard import testing as testing
     from regard._errors import Refused as Refused
     from regard._latent import latent_attention as latent_attention
@@ -53,16 +54,17 @@ _FROM = {
 _MODULES = (
     "backends",
     "bias",
-    "bias",
     "cache",
     "compat",
     "interop",
     "linear",
     "masks",
+    "models",
     "nn",
     "positions",
     "recording",
     "reference",
+    "sparse",
     "statistics",
     "testing",
 )

@@ -1,0 +1,36 @@
+"""Whole models around the attention of this library.
+
+    model = models.build("gpt2")                                     of a name, with weights as before training
+    model = models.Decoder(models.config("gpt2", num_layers=3))      with something changed
+    models.build("gpt3-175b", device="meta")                         sizes only
+
+`Encoder` is BERT and ViT, `Decoder` GPT and Llama, `Transformer` the encoder-decoder of 2017, `Whisper` the same on
+sound. Each is one file to be read from top to bottom.
+"""
+
+from __future__ import annotations
+
+from regard.models._decoder import Decoder, DecoderConfig
+from regard.models._encoder import Encoder, EncoderConfig
+from regard.models._named import Config, LatentConfig, build, config, names
+from regard.models._search import Hypothesis
+from regard.models._transformer import Transformer, TransformerConfig, label_smoothed_loss
+from regard.models._whisper import Whisper, WhisperConfig
+
+__all__ = [
+    "Config",
+    "Decoder",
+    "DecoderConfig",
+    "Encoder",
+    "EncoderConfig",
+    "Hypothesis",
+    "LatentConfig",
+    "Transformer",
+    "TransformerConfig",
+    "Whisper",
+    "WhisperConfig",
+    "build",
+    "config",
+    "label_smoothed_loss",
+    "names",
+]

@@ -1,0 +1,304 @@
+"""A stack of causal layers that predicts the next token: GPT-2, GPT-3, Llama, and their relatives."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from regard import masks
+from regard.cache import KVCache, TokenCache
+from regard.masks import Mask
+from regard.models import _parts
+from regard.models._parts import FeedForward, Hidden
+from regard.nn import MultiHeadAttention
+from regard.positions import LearnedPositions, Rotary
+
+if TYPE_CHECKING:
+    from regard.positions import Scaling
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderConfig:
+    """What a `Decoder` looks like. The defaults are GPT-2's; those of Llama are in `models.config("llama-2-7b")`.
+
+    Args:
+        max_tokens: the longest input; learned positions end there, rotary ones are only meant to.
+        num_kv_heads, head_dim: as in `regard.nn.MultiHeadAttention`.
+        positions: "learned", a vector for each position, added to the token; or "rotary", which turns queries and keys.
+        rotary_base, rotary_scaling, rotary_interleaved: as in `regard.positions.Rotary`.
+        window: a token sees itself and so many before it; all before it when None.
+        norm: "layer" or "rms", before attention, before the feed-forward, and at the end.
+        activation: relu, gelu, gelu_tanh or silu; with `gated`, of the gate.
+        packed: one matrix for query, key and value.
+        tied: the output layer is the token embedding.
+        dropout: of embeddings and of what attention and feed-forward add; `attention_dropout`: of the weights.
+        init_std: of all matrices and the token embedding; `position_std` of learned positions.
+        scaled_residual: matrices whose output is added to the residual start smaller by √(2 · num_layers) (GPT-2).
+    """
+
+    vocab_size: int
+    embed_dim: int
+    num_layers: int
+    num_heads: int
+    ff_dim: int
+    max_tokens: int
+    num_kv_heads: int | None = None
+    head_dim: int | None = None
+    positions: str = "learned"
+    rotary_base: float = 10_000.0
+    rotary_scaling: Scaling | None = None
+    rotary_interleaved: bool = False
+    window: int | None = None
+    norm: str = "layer"
+    norm_eps: float = 1e-5
+    activation: str = "gelu_tanh"
+    gated: bool = False
+    qkv_bias: bool = True
+    out_bias: bool = True
+    ff_bias: bool = True
+    packed: bool = False
+    tied: bool = True
+    dropout: float = 0.0
+    attention_dropout: float = 0.0
+    init_std: float = 0.02
+    position_std: float = 0.01
+    scaled_residual: bool = True
+
+    def __post_init__(self) -> None:
+        _parts.check_sizes(self, "vocab_size", "embed_dim", "num_layers", "num_heads", "ff_dim", "max_tokens")
+        _parts.check_sizes(self, "num_kv_heads", "head_dim", "window")
+        _parts.check_choice(self, "positions", ("learned", "rotary"))
+        _parts.check_choice(self, "norm", _parts.NORMS)
+        _parts.check_choice(self, "activation", _parts.ACTIVATIONS)
+        _parts.check_fraction(self, "dropout", "attention_dropout")
+        if self.rotary_scaling is not None and self.positions != "rotary":
+            raise ValueError(f"rotary_scaling is given, but positions are {self.positions!r}")
+
+
+class DecoderLayer(nn.Module):
+    """x + attention(norm(x)), then x + feed_forward(norm(x))."""
+
+    def __init__(self, config: DecoderConfig, positions: Rotary | None, **made: Any) -> None:
+        super().__init__()
+        norm = _parts.NORMS[config.norm]
+        self.attention_norm = norm(config.embed_dim, eps=config.norm_eps, **made)
+        self.attention = MultiHeadAttention(
+            config.embed_dim,
+            config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            qkv_bias=config.qkv_bias,
+            out_bias=config.out_bias,
+            packed=config.packed,
+            dropout=config.attention_dropout,
+            out_dropout=config.dropout,
+            positions=positions,
+            **made,
+        )
+        self.feed_forward_norm = norm(config.embed_dim, eps=config.norm_eps, **made)
+        self.feed_forward = FeedForward(
+            config.embed_dim,
+            config.ff_dim,
+            activation=config.activation,
+            gated=config.gated,
+            bias=config.ff_bias,
+            dropout=config.dropout,
+            **made,
+        )
+
+    def forward(self, x: Tensor, mask: Mask, cache: Any = None) -> Tensor:
+        x = x + self.attention(self.attention_norm(x), mask=mask, cache=cache)
+        return x + self.feed_forward(self.feed_forward_norm(x))  # type: ignore[no-any-return]
+
+
+class Decoder(nn.Module):
+    """Token numbers in, logits of the next token out.
+
+        decoder = Decoder(models.config("gpt2"))
+        logits = decoder(tokens)                                     # [batch, token, vocab_size]
+        logits = decoder(tokens, lengths=[7, 3])                     # a batch padded on the right; side="left" too
+        new = decoder.eval().generate([[464, 3797]], max_new_tokens=20)
+
+    `checkpoint_layers = True` saves memory in training: what happens inside a layer is computed again in the backward.
+    """
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.checkpoint_layers = False
+        made: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.token_embedding = nn.Embedding(config.vocab_size, config.embed_dim, **made)
+        self.position_embedding = None
+        rotary = None
+        if config.positions == "learned":
+            self.position_embedding = LearnedPositions(config.max_tokens, config.embed_dim, **made)
+        else:
+            width = config.embed_dim // config.num_heads if config.head_dim is None else config.head_dim
+            how = {"base": config.rotary_base, "interleaved": config.rotary_interleaved}
+            rotary = Rotary(width, scaling=config.rotary_scaling, device=device, **how)  # type: ignore[arg-type]
+        self.layers = nn.ModuleList(DecoderLayer(config, rotary, **made) for _ in range(config.num_layers))
+        self.norm = _parts.NORMS[config.norm](config.embed_dim, eps=config.norm_eps, **made)
+        self.head = None if config.tied else nn.Linear(config.embed_dim, config.vocab_size, bias=False, **made)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """As published: Radford et al., 2019, with the deviations of its released code; `DecoderConfig` has them."""
+        for module in self.modules():
+            if isinstance(module, (nn.Linear, nn.Embedding)):
+                nn.init.normal_(module.weight, std=self.config.init_std)
+                if isinstance(module, nn.Linear) and module.bias is not None:
+                    nn.init.zeros_(module.bias)
+        if self.position_embedding is not None:
+            nn.init.normal_(self.position_embedding.weight, std=self.config.position_std)
+        if self.config.scaled_residual:
+            std = self.config.init_std / math.sqrt(2 * self.config.num_layers)
+            for layer in self.layers:
+                nn.init.normal_(layer.attention.out_proj.weight, std=std)  # type: ignore[union-attr, arg-type]
+                nn.init.normal_(layer.feed_forward.down.weight, std=std)  # type: ignore[union-attr, arg-type]
+
+    def forward(
+        self,
+        tokens: Tensor,
+        *,
+        lengths: Any = None,
+        side: str = "right",
+        mask: Mask | None = None,
+        caches: Sequence[Any] | None = None,
+        hidden_states: bool = False,
+    ) -> Tensor | Hidden:
+        """Logits `[batch, token, vocab_size]`; those at padding mean nothing.
+
+        Args:
+            tokens: `[batch, token]`, integers; beside caches, only those that are new.
+            lengths, side: item b has `lengths[b]` tokens, and padding on this side. Positions count real tokens.
+            mask: in place of what the configuration says (causal, and its window) or the caches do (`RollingCache`).
+            caches: one of `regard.cache` for each layer, such as `decoder.caches(capacity)`.
+            hidden_states: give `(logits, states)`: the input of the first layer and the output of every layer,
+                before the last norm.
+        """
+        states, hidden = self._run(tokens, lengths, side, mask, caches, hidden_states)
+        logits = self.logits(states)
+        return (logits, hidden) if hidden_states else logits
+
+    def states(
+        self,
+        tokens: Tensor,
+        *,
+        lengths: Any = None,
+        side: str = "right",
+        mask: Mask | None = None,
+        caches: Sequence[Any] | None = None,
+    ) -> Tensor:
+        """What `logits` is computed from, `[batch, token, embed_dim]`; arguments as those of `forward`."""
+        return self._run(tokens, lengths, side, mask, caches, False)[0]
+
+    def logits(self, states: Tensor) -> Tensor:
+        """The output layer."""
+        return F.linear(states, self.token_embedding.weight) if self.head is None else self.head(states)
+
+    def _run(
+        self,
+        tokens: Tensor,
+        lengths: Any,
+        side: str,
+        mask: Mask | None,
+        caches: Sequence[Any] | None,
+        keep: bool,
+    ) -> Hidden:
+        _parts.check_tokens("tokens", tokens)
+        _parts.check_lengths("lengths", lengths, side, tokens)
+        _parts.check_caches(caches, len(self.layers))
+        mask = self._mask(caches) if mask is None else mask
+        if caches is None:
+            first = _parts.first_position(lengths, side, tokens)
+            mask = _parts.padding_mask(mask, lengths, side)
+        else:
+            if lengths is not None:  # a cache keeps the real tokens only
+                caches = [cache.padded(lengths, side=side, tokens=tokens.shape[1]) for cache in caches]
+            first = caches[0].position
+
+        x = self.token_embedding(tokens)
+        if self.position_embedding is not None:
+            x = _parts.add_positions(self.position_embedding, x, first)
+        x = F.dropout(x, self.config.dropout, self.training)
+        hidden = [x] if keep else []
+        checkpointed = self.checkpoint_layers and self.training and caches is None
+        for layer, cache in zip(self.layers, caches or [None] * len(self.layers), strict=True):
+            x = _parts.call(layer, checkpointed, x, mask, cache)
+            if keep:
+                hidden.append(x)
+        return self.norm(x), tuple(hidden)
+
+    def _mask(self, caches: Sequence[Any] | None) -> Mask:
+        own: Mask | None = None if not caches else getattr(caches[0], "mask", None)
+        if own is not None:
+            return own
+        return masks.causal() if self.config.window is None else masks.causal() & masks.window(left=self.config.window)
+
+    def caches(self, capacity: int, *, int8: bool = False) -> list[TokenCache]:
+        """A `KVCache` for each layer."""
+        return [KVCache(capacity, int8=int8) for _ in self.layers]
+
+    def generate(
+        self,
+        prompts: Tensor | Sequence[Sequence[int]],
+        *,
+        max_new_tokens: int,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        stop: int | Sequence[int] = (),
+        seed: int | Sequence[int] | None = None,
+        caches: Sequence[TokenCache] | None = None,
+        use_cache: bool = True,
+    ) -> list[list[int]]:
+        """The tokens that follow each prompt, up to a stop token, which is the last one then.
+
+        Args:
+            prompts: token numbers, one or more for each item; lists may differ in length.
+            max_new_tokens: at most so many.
+            temperature: 0 takes the likeliest token; above, tokens are drawn from softmax(logits / temperature).
+            top_k: draw from the k likeliest.
+            top_p: draw from the fewest likeliest whose probabilities add up to p.
+            stop: an item ends with any of these; its row leaves the batch.
+            seed: of the draws: one for each item, or one from which theirs are made. An item's draws do not depend on
+                the others, nor on the device. By default torch's generator gives it.
+            caches: one of `regard.cache` for each layer; a `KVCache` of the right size when not given. What they hold
+                already is the beginning of every prompt.
+            use_cache: False computes everything anew for every token.
+        """
+        found: list[list[int]] = []
+        for step in self.stream(
+            prompts,
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            stop=stop,
+            seed=seed,
+            caches=caches,
+            use_cache=use_cache,
+        ):
+            found = found or [[] for _ in step]
+            for tokens, token in zip(found, step, strict=True):
+                if token is not None:
+                    tokens.append(token)
+        return found
+
+    def stream(self, prompts: Tensor | Sequence[Sequence[int]], **how: Any) -> Iterator[list[int | None]]:
+        """`generate`, step by step: the next token of each item, None for those that have ended."""
+        from regard.models._generation import stream
+
+        return stream(self, prompts, **how)

@@ -1,0 +1,177 @@
+"""Text from a `Decoder`: one step for each new token, rows that end leave the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+
+from regard.cache import TokenCache
+from regard.models._parts import check_caches
+from regard.models._sampling import Draws, Sampling
+
+if TYPE_CHECKING:
+    from regard.models._decoder import Decoder
+
+
+def stream(
+    model: Decoder,
+    prompts: Tensor | Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    stop: int | Sequence[int] = (),
+    seed: int | Sequence[int] | None = None,
+    caches: Sequence[TokenCache] | None = None,
+    use_cache: bool = True,
+) -> Iterator[list[int | None]]:
+    """See `Decoder.generate`. What is wrong with the arguments is said at once, not at the first step."""
+    rows = _rows(prompts)
+    sampling = Sampling(temperature, top_k, top_p)
+    if seed is not None and not sampling.draws:
+        raise ValueError("seed is given, but temperature 0 draws nothing; give a temperature")
+    stops = {stop} if isinstance(stop, int) else set(stop)
+    check_generation(model, max_new_tokens)
+    check_vocabulary("prompts", [token for row in rows for token in row], model.config.vocab_size)
+    check_vocabulary("stop", stops, model.config.vocab_size)
+    if caches is not None and not use_cache:
+        raise ValueError("caches are given beside use_cache=False")
+    check_caches(caches, len(model.layers))
+    held = _held(caches, len(rows))
+    if model.config.positions == "learned":
+        longest = max(len(row) + before for row, before in zip(rows, held, strict=True))
+        if longest + max_new_tokens - 1 > model.config.max_tokens:
+            raise ValueError(
+                f"max_new_tokens={max_new_tokens} after {longest} tokens goes beyond the model's "
+                f"{model.config.max_tokens} positions; at most {model.config.max_tokens + 1 - longest} can follow"
+            )
+    run: _Run
+    if use_cache:
+        if caches is None:
+            caches = model.caches(max(map(len, rows)) + max_new_tokens - 1)
+        run = _Cached(model, rows, caches)
+    else:
+        run = _Anew(model, rows)
+    draws = Draws(seed, len(rows)) if sampling.draws else None
+    return _steps(run, len(rows), max_new_tokens, sampling, draws, stops)
+
+
+def _steps(
+    run: _Run, items: int, count: int, sampling: Sampling, draws: Draws | None, stops: set[int]
+) -> Iterator[list[int | None]]:
+    alive = list(range(items))  # the item of each row
+    with torch.inference_mode():
+        logits = run.start()
+    for step in range(count):
+        with torch.inference_mode():
+            uniform = None if draws is None else draws.next(alive)
+            chosen: list[int] = sampling.choose(logits, uniform).tolist()
+        found: list[int | None] = [None] * items
+        for item, token in zip(alive, chosen, strict=True):
+            found[item] = token
+        yield found
+        stay = [row for row, token in enumerate(chosen) if token not in stops]
+        if not stay or step + 1 == count:
+            return
+        alive = [alive[row] for row in stay]
+        with torch.inference_mode():  # not across the yield: it would hold in the caller's code too
+            logits = run.advance([chosen[row] for row in stay], stay)
+
+
+class _Run(Protocol):
+    """The model over rows that grow by a token each step; both give the logits of what comes next, [row, vocab]."""
+
+    def start(self) -> Tensor: ...
+
+    def advance(self, tokens: list[int], stay: list[int]) -> Tensor:
+        """Rows `stay` go on, each by its token; the others are gone."""
+        ...
+
+
+class _Cached:
+    """A step computes the new token alone."""
+
+    def __init__(self, model: Decoder, prompts: list[list[int]], caches: Sequence[TokenCache]) -> None:
+        self.model, self.prompts, self.caches = model, prompts, caches
+
+    def start(self) -> Tensor:
+        return _last_logits(self.model, self.prompts, self.caches)
+
+    def advance(self, tokens: list[int], stay: list[int]) -> Tensor:
+        if len(stay) < len(self.caches[0].lengths):
+            for cache in self.caches:
+                cache.reorder(stay)
+        given = torch.tensor(tokens, device=_device(self.model)).unsqueeze(1)
+        return self.model.logits(self.model.states(given, caches=self.caches)[:, -1])
+
+
+class _Anew:
+    """A step computes everything."""
+
+    def __init__(self, model: Decoder, prompts: list[list[int]]) -> None:
+        self.model, self.rows = model, [list(row) for row in prompts]
+
+    def start(self) -> Tensor:
+        return _last_logits(self.model, self.rows, None)
+
+    def advance(self, tokens: list[int], stay: list[int]) -> Tensor:
+        self.rows = [[*self.rows[row], token] for row, token in zip(stay, tokens, strict=True)]
+        return _last_logits(self.model, self.rows, None)
+
+
+def _last_logits(model: Decoder, rows: list[list[int]], caches: Sequence[TokenCache] | None) -> Tensor:
+    """Logits after the last token of each row; the output layer sees those tokens alone."""
+    lengths, longest, device = [len(row) for row in rows], max(map(len, rows)), _device(model)
+    tokens = torch.tensor([row + [0] * (longest - len(row)) for row in rows], device=device)
+    if min(lengths) == longest:
+        return model.logits(model.states(tokens, caches=caches)[:, -1])
+    states = model.states(tokens, lengths=lengths, caches=caches)
+    last = torch.tensor(lengths, device=device) - 1
+    return model.logits(states[torch.arange(len(rows), device=device), last])
+
+
+def _device(model: Decoder) -> torch.device:
+    return model.token_embedding.weight.device
+
+
+def _held(caches: Sequence[Any] | None, items: int) -> list[int]:
+    """How many tokens each item has in the caches already."""
+    held: list[int] = [] if not caches else caches[0].lengths
+    if held and len(held) != items:
+        raise ValueError(f"caches hold {len(held)} items, and {items} prompts are given")
+    return held or [0] * items
+
+
+def _rows(prompts: Any) -> list[list[int]]:
+    if isinstance(prompts, Tensor):
+        if prompts.dim() != 2 or prompts.is_floating_point() or prompts.dtype == torch.bool:
+            raise TypeError(f"prompts must be token numbers [batch, token], got {prompts.dtype} {list(prompts.shape)}")
+        prompts = prompts.tolist()
+    if isinstance(prompts, (str, bytes)) or not isinstance(prompts, Sequence):
+        raise TypeError(f"prompts must be a list of lists of token numbers, got {type(prompts).__name__}")
+    if any(isinstance(row, (int, str)) or not isinstance(row, (Sequence, Tensor)) for row in prompts):
+        raise TypeError("prompts must be a list of lists of token numbers; for one prompt give [prompt]")
+    rows = [row.tolist() if isinstance(row, Tensor) else list(row) for row in prompts]
+    if not rows or not all(rows):
+        raise ValueError("prompts must be one or more, each of one token at least: begin with the start token")
+    if any(isinstance(token, bool) or not isinstance(token, int) for row in rows for token in row):
+        raise TypeError("prompts must hold token numbers (ints)")
+    return rows
+
+
+def check_vocabulary(name: str, tokens: Any, words: int) -> None:
+    if wrong := [token for token in tokens if not 0 <= token < words]:
+        raise ValueError(f"{name} holds {wrong[0]}; the model's tokens are 0 … {words - 1}")
+
+
+def check_generation(model: Any, max_new_tokens: int) -> None:
+    if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int):
+        raise TypeError(f"max_new_tokens must be an int, got {max_new_tokens!r} ({type(max_new_tokens).__name__})")
+    if max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
+    if model.training and (model.config.dropout or model.config.attention_dropout):
+        raise ValueError("the model is in training mode, where dropout changes the tokens; call model.eval() first")

@@ -1,0 +1,146 @@
+"""What all models are made of besides attention: feed-forward, norms, positions of padded batches, checks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from regard import masks
+from regard.masks import Mask
+from regard.positions import LearnedPositions
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),  # GPT-2's; Hugging Face calls it gelu_new
+    "silu": F.silu,
+}
+NORMS: dict[str, Callable[..., nn.Module]] = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
+
+Hidden = tuple[Tensor, tuple[Tensor, ...]]  # a result, and the input of the first layer and the output of every layer
+
+
+class FeedForward(nn.Module):
+    """down(act(up(x))), or down(act(gate(x)) · up(x)) where it is gated (SwiGLU with silu), token by token."""
+
+    def __init__(
+        self,
+        embed_dim: int,
+        ff_dim: int,
+        *,
+        activation: str,
+        gated: bool = False,
+        bias: bool = True,
+        dropout: float = 0.0,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        made: dict[str, Any] = {"bias": bias, "device": device, "dtype": dtype}
+        self.activation = activation
+        self.dropout = dropout
+        self.gate = nn.Linear(embed_dim, ff_dim, **made) if gated else None
+        self.up = nn.Linear(embed_dim, ff_dim, **made)
+        self.down = nn.Linear(ff_dim, embed_dim, **made)
+
+    def forward(self, x: Tensor) -> Tensor:
+        act = ACTIVATIONS[self.activation]
+        inner = act(self.up(x)) if self.gate is None else act(self.gate(x)) * self.up(x)
+        return F.dropout(self.down(inner), self.dropout, self.training)
+
+    def extra_repr(self) -> str:
+        return self.activation
+
+
+def call(layer: nn.Module, checkpointed: bool, *given: Any) -> Any:
+    """The layer's output; checkpointed, its inside is computed again in the backward pass instead of being kept."""
+    if checkpointed and torch.is_grad_enabled():
+        from torch.utils.checkpoint import checkpoint
+
+        return checkpoint(layer, *given, use_reentrant=False)
+    return layer(*given)
+
+
+def padding_mask(mask: Mask | None, lengths: Any, side: str) -> Mask | None:
+    """`mask`, with the padding of a batch whose item b has `lengths[b]` tokens."""
+    if lengths is None:
+        return mask
+    padding = masks.padding(lengths, side)  # type: ignore[arg-type]
+    return padding if mask is None else mask & padding
+
+
+def first_position(lengths: Any, side: str, x: Tensor) -> int | Tensor:
+    """The position of the first token of each row of `x` [batch, token, …]: below 0 where padding stands before 0."""
+    if lengths is None or side == "right":
+        return 0
+    return torch.as_tensor(lengths, device=x.device) - x.shape[1]
+
+
+def add_positions(table: LearnedPositions, x: Tensor, first: int | Tensor) -> Tensor:
+    """`x` plus the vector of each token's position. Padding before position 0 gets that of 0, which nobody sees."""
+    if isinstance(first, int):
+        return table(x, offset=first)  # type: ignore[no-any-return]
+    places = first.to(x.device).unsqueeze(1) + torch.arange(x.shape[1], device=x.device)
+    return x + F.embedding(places.clamp_min(0), table.weight)
+
+
+def check_tokens(name: str, tokens: Any) -> None:
+    if not isinstance(tokens, Tensor):
+        raise TypeError(f"{name} must be an integer tensor [batch, token], got {type(tokens).__name__}")
+    if tokens.is_floating_point() or tokens.dtype == torch.bool:
+        raise TypeError(f"{name} must hold token numbers (integers), got {tokens.dtype}")
+    if tokens.dim() != 2:
+        raise ValueError(f"{name} must be [batch, token], got shape {list(tokens.shape)}")
+
+
+def check_lengths(name: str, lengths: Any, side: str, tokens: Tensor) -> None:
+    if side not in ("left", "right"):
+        raise ValueError(f"side must be 'left' or 'right' (where the padding is), got {side!r}")
+    if lengths is None:
+        return
+    if isinstance(lengths, Tensor):
+        given: Sequence[int] = range(lengths.shape[0]) if lengths.dim() == 1 else ()
+    elif isinstance(lengths, Iterable):
+        given = list(lengths)
+        if any(length > tokens.shape[1] for length in given):
+            raise ValueError(f"{name} {given} go beyond the {tokens.shape[1]} tokens of each row")
+    else:
+        raise TypeError(f"{name} must be one int for each item, got {type(lengths).__name__}")
+    if len(given) != tokens.shape[0]:
+        raise ValueError(f"{name} must be one int for each of the {tokens.shape[0]} items, got {lengths!r}")
+
+
+def check_caches(caches: Sequence[Any] | None, layers: int) -> None:
+    if caches is not None and len(caches) != layers:
+        raise ValueError(f"caches must be one for each of the {layers} layers, got {len(caches)}")
+
+
+def check_sizes(config: Any, *names: str) -> None:
+    """Sizes of a configuration; None is one that was left out."""
+    for name in names:
+        size = getattr(config, name)
+        if size is None:
+            continue
+        if isinstance(size, bool) or not isinstance(size, int):
+            raise TypeError(f"{name} must be an int, got {size!r} ({type(size).__name__})")
+        if size < 1:
+            raise ValueError(f"{name} must be at least 1, got {size}")
+
+
+def check_choice(config: Any, name: str, choices: Iterable[str]) -> None:
+    if getattr(config, name) not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(choices)}, got {getattr(config, name)!r}")
+
+
+def check_fraction(config: Any, *names: str) -> None:
+    for name in names:
+        number = getattr(config, name)
+        if isinstance(number, bool) or not isinstance(number, (int, float)):
+            raise TypeError(f"{name} must be a number in [0, 1), got {number!r} ({type(number).__name__})")
+        if not 0.0 <= number < 1.0:
+            raise ValueError(f"{name} must be in [0, 1), got {number}")

@@ -1,0 +1,197 @@
+"""Targets from a `Transformer`: the likeliest token each time, or beam search."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.models._generation import check_generation, check_vocabulary
+
+if TYPE_CHECKING:
+    from regard.models._transformer import Transformer
+
+
+class Hypothesis(NamedTuple):
+    """A target, without its start tokens and its stop token."""
+
+    tokens: list[int]
+    score: float  # log P / length penalty
+    log_probability: float
+    finished: bool  # it ended with the stop token
+
+
+class _Node(NamedTuple):
+    """A partial target: its last token, and what it continues. Partial targets share what they have in common."""
+
+    token: int
+    before: _Node | None
+
+
+def search(
+    model: Transformer,
+    source: tuple[Tensor, Any, str],
+    start: int | Sequence[int],
+    stop: int,
+    max_new_tokens: int,
+    beams: int,
+    length_penalty: float,
+    best: int,
+    use_cache: bool,
+) -> list[list[Hypothesis]]:
+    """See `Transformer.generate`."""
+    check_generation(model, max_new_tokens)
+    prefix = [start] if isinstance(start, int) else list(start)
+    words = model.output_embedding.num_embeddings
+    if not prefix:
+        raise ValueError("start must be one token or more")
+    check_vocabulary("start", prefix, words)
+    check_vocabulary("stop", [stop], words)
+    if not 1 <= best <= beams:
+        raise ValueError(f"best={best} must be from 1 to beams={beams}")
+    if not 0.0 <= length_penalty < float("inf"):
+        raise ValueError(f"length_penalty must be finite and at least 0, got {length_penalty}")
+    with torch.inference_mode():
+        run = _Run(model, source, prefix, max_new_tokens, use_cache)
+        items = [_Item(stop, max_new_tokens, beams, length_penalty) for _ in range(run.items)]
+        if beams == 1:
+            _greedy(run, items)
+        else:
+            _beam(run, items, beams)
+    return [item.best(best) for item in items]
+
+
+class _Run:
+    """The decoder over rows that grow by a token each step and may be copied, dropped and put in another order."""
+
+    def __init__(
+        self, model: Transformer, source: tuple[Tensor, Any, str], prefix: list[int], count: int, use_cache: bool
+    ) -> None:
+        given, lengths, self.side = source
+        self.model = model
+        self.memory = model.encode(given, lengths=lengths, side=self.side)
+        self.items = self.memory.shape[0]
+        self.lengths = None if lengths is None else torch.as_tensor(lengths, device=self.memory.device)
+        self.caches = model.caches(len(prefix) + count, self.memory.shape[1]) if use_cache else None
+        self.tokens = torch.tensor([prefix] * self.items, device=self.memory.device)  # all, or beside caches the new
+
+    def log_probabilities(self) -> Tensor:
+        """Of the next token, [row, vocab]."""
+        how: dict[str, Any] = {"memory_lengths": self.lengths, "side": self.side, "caches": self.caches}
+        states = self.model.decode(self.tokens, self.memory, **how)
+        logits = self.model.logits(states[:, -1])
+        return logits.double().log_softmax(-1)
+
+    def advance(self, rows: list[int], tokens: list[int], *, same_items: bool) -> None:
+        """Row i becomes what row `rows[i]` was, followed by `tokens[i]`.
+
+        `same_items` says that every row still belongs to the item it did: what was read of the source stays in place.
+        """
+        device = self.memory.device
+        if rows != list(range(self.tokens.shape[0])):
+            for own, cross in self.caches or ():
+                own.reorder(rows)
+                if not same_items:
+                    cross.reorder(rows)
+            at = torch.tensor(rows, device=device)
+            self.tokens = self.tokens[at]
+            if not same_items:
+                self.memory = self.memory[at]
+                self.lengths = None if self.lengths is None else self.lengths[at]
+        new = torch.tensor(tokens, device=device).unsqueeze(1)
+        self.tokens = new if self.caches is not None else torch.cat([self.tokens, new], 1)
+
+
+class _Item:
+    """The targets of one item, finished and not."""
+
+    def __init__(self, stop: int, limit: int, beams: int, alpha: float) -> None:
+        self.stop, self.limit, self.beams, self.alpha = stop, limit, beams, alpha
+        self.length = 0
+        self.alive: list[tuple[float, _Node | None]] = [(0.0, None)]  # log P, best first
+        self.finished: list[Hypothesis] = []
+        self.done = False
+
+    def penalty(self, length: int) -> float:
+        return math.pow((5 + length) / 6, self.alpha)
+
+    def grow(self, candidates: Sequence[tuple[float, int, int]]) -> list[tuple[int, int]]:
+        """Take the best candidates (log P, which alive one it continues, token), best first.
+
+        What ends goes to the finished ones; of the others, as many as there are beams go on: (which, token) of each.
+        """
+        self.length += 1
+        alive: list[tuple[float, _Node | None]] = []
+        parents = []
+        for log_p, which, token in candidates:
+            if log_p == -float("inf"):
+                continue
+            if token == self.stop:
+                self.finished.append(self._hypothesis(log_p, self.alive[which][1], True))
+            elif len(alive) < self.beams:
+                alive.append((log_p, _Node(token, self.alive[which][1])))
+                parents.append((which, token))
+        self.alive = alive
+        self.finished = sorted(self.finished, key=lambda each: -each.score)[: self.beams]
+        self.done = not alive or self.length == self.limit or self._is_settled()
+        return parents
+
+    def _is_settled(self) -> bool:
+        """Whether no unfinished target can beat the finished ones: log P only falls, the penalty ends at the limit."""
+        hope = self.alive[0][0] / self.penalty(self.limit)
+        return len(self.finished) == self.beams and self.finished[-1].score >= hope
+
+    def best(self, count: int) -> list[Hypothesis]:
+        """The finished ones, and where those are too few the unfinished."""
+        rest = [self._hypothesis(log_p, node, False) for log_p, node in self.alive]
+        return (self.finished + rest)[:count]
+
+    def _hypothesis(self, log_p: float, node: _Node | None, finished: bool) -> Hypothesis:
+        tokens = []
+        while node is not None:
+            tokens.append(node.token)
+            node = node.before
+        return Hypothesis(tokens[::-1], log_p / self.penalty(self.length), log_p, finished)
+
+
+def _greedy(run: _Run, items: list[_Item]) -> None:
+    rows = items
+    while True:
+        best, tokens = run.log_probabilities().max(-1)
+        chosen = list(zip(best.tolist(), tokens.tolist(), strict=True))
+        for item, (log_p, token) in zip(rows, chosen, strict=True):
+            item.grow([(item.alive[0][0] + log_p, 0, token)])
+        stay = [row for row, item in enumerate(rows) if not item.done]
+        if not stay:
+            return
+        run.advance(stay, [chosen[row][1] for row in stay], same_items=len(stay) == len(rows))
+        rows = [rows[row] for row in stay]
+
+
+def _beam(run: _Run, items: list[_Item], beams: int) -> None:
+    rows = items  # those whose search goes on; each has `beams` rows after the first step, one before
+    wide = 1
+    while True:
+        log_p = run.log_probabilities()
+        words = log_p.shape[-1]
+        # an item with fewer alive targets than rows has its spare rows at −inf
+        so_far = [[value for value, _ in item.alive] + [-float("inf")] * (wide - len(item.alive)) for item in rows]
+        total = torch.tensor(so_far, dtype=log_p.dtype, device=log_p.device).unsqueeze(2) + log_p.view(-1, wide, words)
+        # twice as many as go on: at most one continuation of each ends
+        values, places = total.flatten(1).topk(min(2 * beams, wide * words))
+        follow: list[int] = []
+        tokens: list[int] = []
+        for at, (item, found, where) in enumerate(zip(rows, values.tolist(), places.tolist(), strict=True)):
+            parents = item.grow([(v, p // words, p % words) for v, p in zip(found, where, strict=True)])
+            if not item.done:
+                spare = [parents[0]] * (beams - len(parents))
+                follow += [at * wide + which for which, _ in parents + spare]
+                tokens += [token for _, token in parents + spare]
+        left = [item for item in rows if not item.done]
+        if not left:
+            return
+        run.advance(follow, tokens, same_items=wide == beams and len(left) == len(rows))
+        rows, wide = left, beams

@@ -1,0 +1,354 @@
+"""The Transformer of 2017 (Vaswani et al.): an encoder reads the source, a decoder writes the target."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from regard import masks
+from regard.cache import KVCache, TokenCache
+from regard.masks import Mask
+from regard.models import _parts
+from regard.models._parts import FeedForward, Hidden
+from regard.nn import MultiHeadAttention
+from regard.positions import sinusoidal
+
+if TYPE_CHECKING:
+    from regard.models._search import Hypothesis
+
+LayerCaches = tuple[TokenCache, TokenCache]  # of the decoder's self attention, and of its attention to the source
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerConfig:
+    """What a `Transformer` looks like. The defaults are the paper's base model, but for the vocabulary.
+
+    Args:
+        vocab_size: of source and target alike, which then share their embedding.
+        target_vocab_size: where the target has a vocabulary, and so an embedding, of its own.
+        num_layers: of the encoder; `decoder_layers` of the decoder, as many when not given.
+        norm: "post", LayerNorm(x + f(x)), as in the paper; or "pre", x + f(LayerNorm(x)), with one at the end.
+        activation: relu, gelu, gelu_tanh or silu.
+        attention_bias: of the four projections; `key_bias=False` leaves it out for keys, where it changes nothing.
+        tied: the output layer is the target's embedding.
+        dropout: of embeddings and of what every sub-layer adds; `attention_dropout`: of the weights.
+    """
+
+    vocab_size: int
+    target_vocab_size: int | None = None
+    embed_dim: int = 512
+    num_layers: int = 6
+    decoder_layers: int | None = None
+    num_heads: int = 8
+    ff_dim: int = 2048
+    norm: str = "post"
+    norm_eps: float = 1e-6
+    activation: str = "relu"
+    attention_bias: bool = False
+    key_bias: bool = True
+    tied: bool = True
+    dropout: float = 0.1
+    attention_dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        _parts.check_sizes(self, "vocab_size", "target_vocab_size", "embed_dim", "num_layers", "decoder_layers")
+        _parts.check_sizes(self, "num_heads", "ff_dim")
+        _parts.check_choice(self, "norm", ("post", "pre"))
+        _parts.check_choice(self, "activation", _parts.ACTIVATIONS)
+        _parts.check_fraction(self, "dropout", "attention_dropout")
+
+
+class _Layer(nn.Module):
+    """What the layers of encoder and decoder share: sub-layers, each with its residual and norm."""
+
+    def __init__(self, config: TransformerConfig, **made: Any) -> None:
+        super().__init__()
+        self.pre_norm = config.norm == "pre"
+        self.attention = _attention(config, **made)
+        self.attention_norm = nn.LayerNorm(config.embed_dim, eps=config.norm_eps, **made)
+        self.feed_forward = FeedForward(
+            config.embed_dim, config.ff_dim, activation=config.activation, dropout=config.dropout, **made
+        )
+        self.feed_forward_norm = nn.LayerNorm(config.embed_dim, eps=config.norm_eps, **made)
+
+    def add(self, x: Tensor, norm: nn.Module, branch: nn.Module, *given: Any, **more: Any) -> Tensor:
+        if self.pre_norm:
+            return x + branch(norm(x), *given, **more)  # type: ignore[no-any-return]
+        return norm(x + branch(x, *given, **more))  # type: ignore[no-any-return]
+
+
+class EncoderLayer(_Layer):
+    """Every source token attends to all of them; then the feed-forward."""
+
+    def forward(self, x: Tensor, mask: Mask | None) -> Tensor:
+        x = self.add(x, self.attention_norm, self.attention, mask=mask)
+        return self.add(x, self.feed_forward_norm, self.feed_forward)
+
+
+class DecoderLayer(_Layer):
+    """A target token attends to those before it, then to the source (`memory`); then the feed-forward."""
+
+    def __init__(self, config: TransformerConfig, **made: Any) -> None:
+        super().__init__(config, **made)
+        self.cross_attention = _attention(config, **made)
+        self.cross_attention_norm = nn.LayerNorm(config.embed_dim, eps=config.norm_eps, **made)
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: Tensor,
+        mask: Mask | None,
+        memory_mask: Mask | None,
+        cache: Any = None,
+        memory_cache: Any = None,
+    ) -> Tensor:
+        x = self.add(x, self.attention_norm, self.attention, mask=mask, cache=cache)
+        x = self.add(x, self.cross_attention_norm, self.cross_attention, memory, mask=memory_mask, cache=memory_cache)
+        return self.add(x, self.feed_forward_norm, self.feed_forward)
+
+
+def _attention(config: TransformerConfig, **made: Any) -> MultiHeadAttention:
+    attention = MultiHeadAttention(
+        config.embed_dim,
+        config.num_heads,
+        qkv_bias=config.attention_bias,
+        out_bias=config.attention_bias,
+        dropout=config.attention_dropout,
+        out_dropout=config.dropout,
+        **made,
+    )
+    if not config.key_bias:
+        attention.k_proj.register_parameter("bias", None)
+    return attention
+
+
+class Transformer(nn.Module):
+    """Source and target token numbers in, logits of the next target token out.
+
+        model = Transformer(models.config("transformer-base", vocab_size=8000))
+        logits = model(source, target[:, :-1], source_lengths=lengths)      # [batch, token, vocab_size]
+        loss = models.label_smoothed_loss(logits, target[:, 1:], ignore=pad)
+        best = model.eval().generate(source, source_lengths=lengths, start=2, stop=3, max_new_tokens=50, beams=4)
+
+    `checkpoint_layers = True` saves memory in training: what happens inside a layer is computed again in the backward.
+    """
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.checkpoint_layers = False
+        made: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.make_embeddings(config, **made)
+        decoder_layers = config.num_layers if config.decoder_layers is None else config.decoder_layers
+        self.encoder_layers = nn.ModuleList(EncoderLayer(config, **made) for _ in range(config.num_layers))
+        self.decoder_layers = nn.ModuleList(DecoderLayer(config, **made) for _ in range(decoder_layers))
+        pre = config.norm == "pre"  # nothing else would norm the sum of the branches
+        self.encoder_norm = nn.LayerNorm(config.embed_dim, eps=config.norm_eps, **made) if pre else None
+        self.decoder_norm = nn.LayerNorm(config.embed_dim, eps=config.norm_eps, **made) if pre else None
+        words = config.vocab_size if config.target_vocab_size is None else config.target_vocab_size
+        self.head = None if config.tied else nn.Linear(config.embed_dim, words, bias=False, **made)
+        self.reset_parameters()
+
+    def make_embeddings(self, config: TransformerConfig, **made: Any) -> None:
+        if config.target_vocab_size is None:
+            self.token_embedding = nn.Embedding(config.vocab_size, config.embed_dim, **made)
+        else:
+            self.source_embedding = nn.Embedding(config.vocab_size, config.embed_dim, **made)
+            self.target_embedding = nn.Embedding(config.target_vocab_size, config.embed_dim, **made)
+
+    def reset_parameters(self) -> None:
+        """As in the paper's code: Xavier uniform; embeddings of deviation 1/√embed_dim, which `embed` multiplies away.
+
+        The output layer starts as the embeddings do, tied or not.
+        """
+        for name, parameter in self.named_parameters():
+            if name.endswith("bias"):
+                nn.init.zeros_(parameter)
+            elif "embedding" in name or name.startswith("head"):
+                nn.init.normal_(parameter, std=self.config.embed_dim**-0.5)
+            elif "norm" not in name:
+                nn.init.xavier_uniform_(parameter)
+
+    @property
+    def output_embedding(self) -> nn.Embedding:
+        """The target's embedding."""
+        return self.token_embedding if self.config.target_vocab_size is None else self.target_embedding
+
+    def embed_source(self, source: Tensor, lengths: Any, side: str) -> Tensor:
+        _parts.check_tokens("source", source)
+        _parts.check_lengths("source_lengths", lengths, side, source)
+        embedding = self.token_embedding if self.config.target_vocab_size is None else self.source_embedding
+        return self._embed(embedding, source, _parts.first_position(lengths, side, source))
+
+    def embed_target(self, target: Tensor, first: int | Tensor) -> Tensor:
+        return self._embed(self.output_embedding, target, first)
+
+    def _embed(self, embedding: nn.Embedding, tokens: Tensor, first: int | Tensor) -> Tensor:
+        x = embedding(tokens) * self.config.embed_dim**0.5
+        return x + sinusoidal(tokens.shape[1], x.shape[2], offset=first, device=x.device, dtype=x.dtype)  # type: ignore[no-any-return]
+
+    def forward(
+        self,
+        source: Tensor,
+        target: Tensor,
+        *,
+        source_lengths: Any = None,
+        target_lengths: Any = None,
+        side: str = "right",
+        hidden_states: bool = False,
+    ) -> Tensor | tuple[Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Logits `[batch, token, vocab]` of what follows each target token; those at padding mean nothing.
+
+        Args:
+            source, target: `[batch, token]`; the target begins with a start token and lacks its last one.
+            source_lengths, target_lengths, side: items have so many tokens, and padding on this side.
+            hidden_states: give `(logits, encoder states, decoder states)`: of both, the input of the first layer and
+                the output of every layer.
+        """
+        memory, seen = self._encode(source, source_lengths, side, hidden_states)
+        states, written = self._decode(target, memory, source_lengths, target_lengths, side, None, hidden_states)
+        logits = self.logits(states)
+        return (logits, seen, written) if hidden_states else logits
+
+    def encode(self, source: Tensor, *, lengths: Any = None, side: str = "right") -> Tensor:
+        """What the decoder reads, `[batch, source token, embed_dim]`."""
+        return self._encode(source, lengths, side, False)[0]
+
+    def decode(
+        self,
+        target: Tensor,
+        memory: Tensor,
+        *,
+        memory_lengths: Any = None,
+        target_lengths: Any = None,
+        side: str = "right",
+        caches: Sequence[LayerCaches] | None = None,
+    ) -> Tensor:
+        """States `[batch, token, embed_dim]`, for `logits`.
+
+        Args:
+            target: `[batch, token]`; beside caches, only those that are new.
+            memory: of `encode`; beside caches, read in the first call only.
+            memory_lengths: the source's.
+            caches: of `model.caches(…)`.
+        """
+        return self._decode(target, memory, memory_lengths, target_lengths, side, caches, False)[0]
+
+    def logits(self, states: Tensor) -> Tensor:
+        """The output layer."""
+        return F.linear(states, self.output_embedding.weight) if self.head is None else self.head(states)
+
+    def _encode(self, source: Tensor, lengths: Any, side: str, keep: bool) -> Hidden:
+        x = F.dropout(self.embed_source(source, lengths, side), self.config.dropout, self.training)
+        mask = _parts.padding_mask(None, lengths, side)
+        hidden = [x] if keep else []
+        for layer in self.encoder_layers:
+            x = _parts.call(layer, self.checkpoint_layers and self.training, x, mask)
+            if keep:
+                hidden.append(x)
+        return x if self.encoder_norm is None else self.encoder_norm(x), tuple(hidden)
+
+    def _decode(
+        self,
+        target: Tensor,
+        memory: Tensor,
+        memory_lengths: Any,
+        lengths: Any,
+        side: str,
+        caches: Sequence[LayerCaches] | None,
+        keep: bool,
+    ) -> Hidden:
+        _parts.check_tokens("target", target)
+        _parts.check_lengths("target_lengths", lengths, side, target)
+        _parts.check_caches(caches, len(self.decoder_layers))
+        mask = _parts.padding_mask(masks.causal(), lengths, side)
+        memory_mask = _parts.padding_mask(None, memory_lengths, side)
+        first = _parts.first_position(lengths, side, target)
+        pairs: Sequence[tuple[Any, Any]] = [(None, None)] * len(self.decoder_layers)
+        if caches is not None:
+            if lengths is not None:
+                raise ValueError("target_lengths beside caches: give every row the same number of new tokens")
+            first, memory_mask = caches[0][0].position, None  # what is padding, the caches know
+            pairs, memory = _with_memory(caches, memory, memory_lengths, side)
+        x = F.dropout(self.embed_target(target, first), self.config.dropout, self.training)
+        hidden = [x] if keep else []
+        checkpointed = self.checkpoint_layers and self.training and caches is None
+        for layer, (cache, memory_cache) in zip(self.decoder_layers, pairs, strict=True):
+            x = _parts.call(layer, checkpointed, x, memory, mask, memory_mask, cache, memory_cache)
+            if keep:
+                hidden.append(x)
+        return x if self.decoder_norm is None else self.decoder_norm(x), tuple(hidden)
+
+    def caches(self, capacity: int, memory_tokens: int) -> list[LayerCaches]:
+        """For each decoder layer, room for `capacity` target tokens, and for the source's."""
+        return [(KVCache(capacity), KVCache(max(memory_tokens, 1))) for _ in self.decoder_layers]
+
+    def generate(
+        self,
+        source: Tensor,
+        *,
+        start: int | Sequence[int],
+        stop: int,
+        max_new_tokens: int,
+        source_lengths: Any = None,
+        side: str = "right",
+        beams: int = 1,
+        length_penalty: float = 0.6,
+        best: int = 1,
+        use_cache: bool = True,
+    ) -> list[list[Hypothesis]]:
+        """The best continuations of each item, best first, with their scores.
+
+        Args:
+            source: as of `forward`; with `source_lengths` and `side`.
+            start: the token or tokens that the target begins with.
+            stop: the token that ends it.
+            max_new_tokens: at most so many, the stop token among them.
+            beams: 1 takes the likeliest token each time; more keep that many partial targets beside each other.
+            length_penalty: α of log P / ((5 + length) / 6)^α, by which targets are ranked (Wu et al., 2016).
+            best: how many to give, at most `beams`.
+            use_cache: False computes everything anew for every token.
+        """
+        from regard.models._search import search
+
+        memory = (source, source_lengths, side)
+        return search(self, memory, start, stop, max_new_tokens, beams, length_penalty, best, use_cache)
+
+
+def _with_memory(
+    caches: Sequence[LayerCaches], memory: Tensor, lengths: Any, side: str
+) -> tuple[Sequence[tuple[Any, Any]], Tensor]:
+    """The caches for one call, and what of the source they have yet to read: all of it once, without its padding."""
+    if any(caches[0][1].lengths):
+        return caches, memory[:, :0]
+    if lengths is None:
+        return caches, memory
+    return [(own, cross.padded(lengths, side=side, tokens=memory.shape[1])) for own, cross in caches], memory
+
+
+def label_smoothed_loss(
+    logits: Tensor, targets: Tensor, *, smoothing: float = 0.1, ignore: int | None = None
+) -> Tensor:
+    """Mean cross entropy with (1 − ε)·target + ε/vocabulary (Szegedy et al., 2015; the paper's ε is 0.1).
+
+    Args:
+        logits: `[batch, token, vocab]`.
+        targets: `[batch, token]`; where they are `ignore` (padding) nothing is counted.
+    """
+    if not 0.0 <= smoothing < 1.0:
+        raise ValueError(f"smoothing must be in [0, 1), got {smoothing}")
+    if logits.shape[:-1] != targets.shape:
+        raise ValueError(f"targets {list(targets.shape)} must be the leading dims of logits {list(logits.shape)}")
+    given: dict[str, Any] = {} if ignore is None else {"ignore_index": ignore}
+    return F.cross_entropy(logits.flatten(0, -2), targets.flatten(), label_smoothing=smoothing, **given)
