@@ -85,24 +85,23 @@ def t5(**more: Any) -> Any:
 
 
 def whisper(**more: Any) -> Any:
-    config = transformers.WhisperConfig(
-        vocab_size=97,
-        d_model=42,
-        encoder_layers=2,
-        decoder_layers=3,
-        encoder_attention_heads=3,
-        decoder_attention_heads=6,
-        encoder_ffn_dim=55,
-        decoder_ffn_dim=51,
-        num_mel_bins=11,
-        max_source_positions=35,
-        max_target_positions=63,
-        decoder_start_token_id=1,
-        suppress_tokens=None,
-        begin_suppress_tokens=None,
-        **TOKENS,
-        **more,
-    )
+    sizes = {
+        "vocab_size": 97,
+        "d_model": 42,
+        "encoder_layers": 2,
+        "decoder_layers": 3,
+        "encoder_attention_heads": 3,
+        "decoder_attention_heads": 6,
+        "encoder_ffn_dim": 55,
+        "decoder_ffn_dim": 51,
+        "num_mel_bins": 11,
+        "max_source_positions": 35,
+        "max_target_positions": 63,
+        "decoder_start_token_id": 1,
+        "suppress_tokens": None,
+        "begin_suppress_tokens": None,
+    }
+    config = transformers.WhisperConfig(**{**sizes, **TOKENS, **more})
     return _made(transformers.WhisperForConditionalGeneration, config)
 
 
@@ -144,3 +143,12 @@ MODELS: dict[str, Callable[..., Any]] = {
 }
 # transformers' own table: these have no fused implementation to be compared with
 PEER = {"gemma2": "eager", "gpt_oss": "eager"}
+
+
+def check_as_good_as(found: list[Tensor], peer: list[Tensor], exact: list[Tensor], times: int) -> None:
+    """No further from float64 than the peer is, up to a factor and one rounding of the largest number."""
+    rounding = 2.0**-23 * max(float(one.abs().max()) for one in exact)
+    for ours, theirs, double in zip(found, peer, exact, strict=True):
+        assert ours.shape == double.shape
+        error, allowed = (ours - double).abs().max(), times * (theirs - double).abs().max() + rounding
+        assert error <= allowed, (float(error), float(allowed))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from tests.interop.hub import IDS, LEFT, MODELS, PEER, RIGHT, gpt2, inputs, llama, t5, whisper
+from tests.interop.hub import IDS, LEFT, MODELS, PEER, RIGHT, check_as_good_as, gpt2, inputs, llama, t5, whisper
 from torch import Tensor
 
 import regard
@@ -40,15 +40,6 @@ def run(
     out.mul(torch.randn(out.shape, generator=torch.Generator().manual_seed(7)).to(dtype)).sum().backward()
     assert model.config._attn_implementation == how
     return out.detach(), [torch.zeros(1) if p.grad is None else p.grad.clone() for p in model.parameters()]
-
-
-def check_as_good_as(found: list[Tensor], peer: list[Tensor], exact: list[Tensor], times: int) -> None:
-    """No further from float64 than the peer is, up to a factor and one rounding of the largest number."""
-    rounding = 2.0**-23 * max(float(one.abs().max()) for one in exact)
-    for ours, theirs, double in zip(found, peer, exact, strict=True):
-        assert ours.shape == double.shape
-        error, allowed = (ours - double).abs().max(), times * (theirs - double).abs().max() + rounding
-        assert error <= allowed, (float(error), float(allowed))
 
 
 @pytest.mark.parametrize("padding", PADDING)

@@ -1,0 +1,68 @@
+"""The families of Hugging Face models that can be converted."""
+
+from __future__ import annotations
+
+from regard.interop._hf_decoders import (
+    deepseek_config,
+    deepseek_names,
+    gpt2_config,
+    gpt2_names,
+    llama_config,
+    llama_names,
+    whisper_config,
+    whisper_names,
+)
+from regard.interop._hf_encoders import bert_config, bert_names, vit_config, vit_names
+from regard.interop._hf_family import Family
+
+FAMILIES: dict[str, Family] = {
+    "bert": Family(
+        "bert.",
+        bert_config,
+        bert_names,
+        renames=((r"LayerNorm\.gamma$", "LayerNorm.weight"), (r"LayerNorm\.beta$", "LayerNorm.bias")),
+        copies={
+            "cls.predictions.decoder.weight": "embeddings.word_embeddings.weight",
+            "cls.predictions.decoder.bias": "cls.predictions.bias",
+        },
+        computed=r"embeddings\.(position_ids|token_type_ids)$",
+    ),
+    "vit": Family(
+        "vit.",
+        vit_config,
+        vit_names,
+        renames=(
+            (r"^encoder\.layer\.", "layers."),
+            (r"\.attention\.attention\.(query|key|value)\.", r".attention.\1."),
+            (r"\.attention\.query\.", ".attention.q_proj."),
+            (r"\.attention\.key\.", ".attention.k_proj."),
+            (r"\.attention\.value\.", ".attention.v_proj."),
+            (r"\.attention\.output\.dense\.", ".attention.o_proj."),
+            (r"\.intermediate\.dense\.", ".mlp.fc1."),
+            (r"^(layers\.\d+)\.output\.dense\.", r"\1.mlp.fc2."),
+        ),
+        batched=("position_embedding.weight",),
+    ),
+    "gpt2": Family(
+        "transformer.",
+        gpt2_config,
+        gpt2_names,
+        copies={"lm_head.weight": "wte.weight"},
+        computed=r"\.attn\.(bias|masked_bias)$",
+        transposed=("qkv_proj.weight", "out_proj.weight", "up.weight", "down.weight"),
+    ),
+    "llama": Family(
+        "model.",
+        llama_config,
+        llama_names,
+        copies={"lm_head.weight": "embed_tokens.weight"},
+        computed=r"rotary_emb\.inv_freq$",
+    ),
+    "whisper": Family(
+        "model.",
+        whisper_config,
+        whisper_names,
+        copies={"proj_out.weight": "decoder.embed_tokens.weight"},
+    ),
+    "deepseek_v3": Family("", deepseek_config, deepseek_names),
+}

@@ -1,0 +1,149 @@
+"""Reading a Hugging Face configuration field by field: what is not understood is refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from regard.positions import DynamicNTK, Linear, Llama3, Scaling, YaRN
+
+# Fields that say nothing about what a forward pass computes.
+_BESIDE = frozenset([
+    "_attn_implementation", "_attn_implementation_autoset", "_attn_implementation_internal", "_commit_hash",
+    "_name_or_path", "architectures", "attn_implementation", "auto_map", "bos_token_id",
+    "chunk_size_feed_forward", "cls_token_id", "decoder_start_token_id", "dtype", "eos_token_id",
+    "experts_implementation", "finetuning_task", "gradient_checkpointing", "id2label", "initializer_factor",
+    "initializer_range", "is_encoder_decoder", "label2id", "language", "model_type", "name_or_path", "num_labels",
+    "output_attentions", "output_hidden_states", "pad_token_id", "prefix", "problem_type", "return_dict",
+    "sep_token_id", "task_specific_params", "tokenizer_class", "torch_dtype", "torchscript",
+    "transformers_version", "use_bfloat16", "use_cache", "use_return_dict",
+])  # fmt: skip
+# Of generate, which older files keep beside the model's own.
+_OF_GENERATION = frozenset([
+    "bad_words_ids", "begin_suppress_tokens", "diversity_penalty", "do_sample", "early_stopping",
+    "encoder_no_repeat_ngram_size", "exponential_decay_length_penalty", "forced_bos_token_id",
+    "forced_decoder_ids", "forced_eos_token_id", "length_penalty", "max_length", "max_new_tokens", "min_length",
+    "no_repeat_ngram_size", "num_beam_groups", "num_beams", "num_return_sequences", "output_scores",
+    "remove_invalid_values", "repetition_penalty", "return_dict_in_generate", "suppress_tokens", "temperature",
+    "top_k", "top_p", "typical_p",
+])  # fmt: skip
+_ACTIVATIONS = {
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "silu": "silu",
+    "swish": "silu",
+}
+
+
+class Fields:
+    """The fields of a configuration, each taken once; `close` refuses those that nobody took."""
+
+    def __init__(self, given: dict[str, Any]) -> None:
+        self.given = given
+        self._taken: set[str] = set()
+
+    def take(self, name: str, default: Any = None) -> Any:
+        """A field, by default what Hugging Face's own class has there."""
+        self._taken.add(name)
+        return self.given.get(name, default)
+
+    def size(self, name: str, default: int | None = None) -> int:
+        value = self.take(name, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"config field {name} is {value!r}; expected a whole number of at least 1")
+        return value
+
+    def number(self, name: str, default: float) -> float:
+        value = self.take(name, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise ValueError(f"config field {name} is {value!r}; expected a number")
+        return float(value)
+
+    def flag(self, name: str, default: bool) -> bool:
+        value = self.take(name, default)
+        if not isinstance(value, bool):
+            raise ValueError(f"config field {name} is {value!r}; expected true or false")
+        return value
+
+    def only(self, name: str, *allowed: Any) -> None:
+        """A field that changes what is computed, and of which only these values have a counterpart; the first is the
+        default."""
+        value = self.take(name, allowed[0])
+        if value not in allowed:
+            raise ValueError(
+                f"config field {name} is {value!r}, which regard.models has no counterpart of; "
+                f"only {' or '.join(map(repr, allowed))} can be converted"
+            )
+
+    def equal(self, name: str, other: str, value: Any, default: Any) -> None:
+        """A field that must agree with another, because one number stands for both here."""
+        if self.take(name, default) != value:
+            raise ValueError(
+                f"config fields {name} = {self.given.get(name, default)!r} and {other} = {value!r} differ, and one "
+                "number stands for both in regard.models"
+            )
+
+    def activation(self, name: str, default: str) -> str:
+        value = self.take(name, default)
+        if value not in _ACTIVATIONS:
+            raise ValueError(
+                f"config field {name} is {value!r}; of the activations {', '.join(_ACTIVATIONS)} can be converted"
+            )
+        return _ACTIVATIONS[value]
+
+    def rotary(self) -> tuple[float, Scaling | None]:
+        """Base and scaling, from `rope_parameters` or from the older `rope_theta` and `rope_scaling`."""
+        base = self.take("rope_theta", 10_000.0)
+        older, newer = self.take("rope_scaling"), self.take("rope_parameters")
+        self.only("partial_rotary_factor", 1.0)
+        rope = dict(newer if newer is not None else older or {})
+        base = rope.pop("rope_theta", base)
+        older_kind = rope.pop("type", "default")
+        kind = rope.pop("rope_type", older_kind)
+        if rope.pop("partial_rotary_factor", 1.0) != 1.0:
+            raise ValueError("config field partial_rotary_factor is not 1: heads that turn in part are not converted")
+        longest = self.given.get("max_position_embeddings", 2048)
+        return float(base), _scaling(kind, rope, longest)
+
+    def close(self, *beside: str) -> None:
+        self.only("quantization_config", None)
+        self.only("pruned_heads", None, {})
+        self.only("per_layer_config", None)
+        known = self._taken | _BESIDE | _OF_GENERATION | set(beside)
+        unknown = sorted(name for name, value in self.given.items() if name not in known and value is not None)
+        if unknown:
+            raise ValueError(
+                f"config has fields that are not known here, and may change what is computed: {listed(unknown)}"
+            )
+
+
+def _scaling(kind: str, rope: dict[str, Any], longest: int) -> Scaling | None:
+    made: Scaling | None = None
+    if kind == "linear":
+        made = Linear(rope.pop("factor"))
+    elif kind == "dynamic":
+        made = DynamicNTK(rope.pop("factor"), longest)
+        rope.pop("original_max_position_embeddings", None)  # Hugging Face's function does not read it
+    elif kind == "llama3":
+        original = rope.pop("original_max_position_embeddings", longest)
+        low, high = rope.pop("low_freq_factor"), rope.pop("high_freq_factor")
+        made = Llama3(rope.pop("factor"), original, low, high)
+    elif kind == "yarn":
+        original = rope.pop("original_max_position_embeddings", longest)
+        factor = rope.pop("factor", None) or longest / original
+        names = ("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate")
+        given = {name: rope.pop(name, None) for name in names}
+        made = YaRN(factor, original, **{name: value for name, value in given.items() if value is not None})
+    elif kind != "default":
+        raise ValueError(
+            f"rotary positions of type {kind!r} cannot be converted; default, linear, dynamic, yarn and llama3 can"
+        )
+    if left := sorted(name for name, value in rope.items() if value is not None):
+        raise ValueError(f"rotary positions of type {kind!r} have fields that are not known here: {listed(left)}")
+    return made
+
+
+def listed(names: list[str], most: int = 4) -> str:
+    """The first few, and how many more."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

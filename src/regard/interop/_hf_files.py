@@ -1,0 +1,111 @@
+"""Folders with a `config.json` and weights in safetensors files, one or several."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+# A configuration or an index of the largest models has a few megabytes.
+_LARGEST_JSON = 64 << 20
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """An object without duplicate keys.
+
+    Raises:
+        ValueError: the file is missing, too large, or no JSON object.
+    """
+    if not path.is_file():
+        raise ValueError(f"{path} is missing: a model's folder has it")
+    if path.stat().st_size > _LARGEST_JSON:
+        raise ValueError(f"{path} has {path.stat().st_size} bytes; {_LARGEST_JSON} are the most that is read")
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_unique)
+    except (UnicodeDecodeError, RecursionError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path} is not JSON: {error}") from None
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} holds a {type(found).__name__}; expected an object")
+    return found
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r} stands there twice")
+    return found
+
+
+class Tensors:
+    """The tensors of a folder by name, each read from its file when it is asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self._open = ExitStack()
+        self._of: dict[str, Any] = {}
+        try:
+            for file in _files(folder):
+                self._add(file)
+        except BaseException:
+            self._open.close()
+            raise
+
+    def _add(self, file: Path) -> None:
+        try:
+            from safetensors import SafetensorError, safe_open
+        except ImportError:
+            raise ImportError("reading weights needs safetensors: pip install 'regard[hf]'") from None
+        try:
+            there = self._open.enter_context(safe_open(file, framework="pt"))
+            names = list(there.keys())
+        except (SafetensorError, OSError) as error:
+            raise ValueError(f"{file} cannot be read as safetensors: {error}") from None
+        if twice := [name for name in names if name in self._of]:
+            raise ValueError(f"{file} holds {twice[0]}, which another file of the folder holds too")
+        self._of |= dict.fromkeys(names, there)
+
+    def __enter__(self) -> Tensors:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._open.close()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._of)
+
+    def shape(self, name: str) -> list[int]:
+        found: list[int] = self._of[name].get_slice(name).get_shape()
+        return found
+
+    def __getitem__(self, name: str) -> Tensor:
+        found: Tensor = self._of[name].get_tensor(name)
+        return found
+
+
+def _files(folder: Path) -> list[Path]:
+    if (folder / WHOLE).is_file():
+        return [folder / WHOLE]
+    if (folder / INDEX).is_file():
+        named = read_json(folder / INDEX).get("weight_map")
+        if not isinstance(named, dict) or not all(isinstance(name, str) for name in named.values()):
+            raise ValueError(f"{folder / INDEX} has no weight_map from names to files")
+        files = sorted(set(named.values()))
+        for name in files:
+            if Path(name).name != name or not (folder / name).is_file():
+                raise ValueError(f"{folder / INDEX} names the file {name!r}, which is not in the folder")
+        return [folder / name for name in files]
+    pickles = sorted(file.name for pattern in _PICKLES for file in folder.glob(pattern))
+    if pickles:
+        raise ValueError(
+            f"{folder} has its weights in {pickles[0]}, a pickle, which can run any code when it is opened: it is not "
+            "read. Save the model again with save_pretrained, which writes safetensors"
+        )
+    raise ValueError(f"{folder} has no weights: expected {WHOLE}, or {INDEX} with the files it names")

@@ -1,0 +1,212 @@
+"""`from_hf`: a Hugging Face model, or its folder, as a model of `regard.models`."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard import models
+from regard.interop._hf_families import FAMILIES
+from regard.interop._hf_family import Family, Source
+from regard.interop._hf_fields import Fields, listed
+from regard.interop._hf_files import Tensors, read_json
+from regard.positions import Rotary
+
+_ATTENTION = "DeepseekV3Attention"
+
+
+def from_hf(
+    model: nn.Module | str | Path,
+    *,
+    layer: int | None = None,
+    ignore: Sequence[str] = (),
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+) -> Any:
+    """The same model, of `regard.models`, with a copy of its weights, in evaluation mode.
+
+        encoder = from_hf(transformers.AutoModel.from_pretrained(folder))     # of a model
+        decoder = from_hf(folder)                                             # of its files; transformers is not needed
+
+    ==================  =====================================================================================
+    bert, vit           `models.Encoder`, with the pooler, masked-LM or classification head that is there
+    gpt2, llama         `models.Decoder`
+    whisper             `models.Whisper`
+    deepseek_v3         `nn.LatentAttention`, of a `DeepseekV3Attention` module, or of a folder and `layer`
+    ==================  =====================================================================================
+
+    Args:
+        model: a model (or DeepSeek-V3's attention module) of transformers, or a folder with `config.json` and
+            safetensors files.
+        layer: of deepseek_v3, whose attention is wanted.
+        ignore: patterns (`cls.seq_relationship.*`) of weights that are left out on purpose.
+        device, dtype: of the result; those of the weights by default.
+
+    Raises:
+        ValueError: an architecture or a configuration that has no counterpart, a weight that is missing, extra or of
+            another shape, a folder without safetensors; each by name.
+    """
+    if isinstance(model, nn.Module):
+        config = getattr(model, "config", None)
+        if config is None or not hasattr(config, "to_dict"):
+            raise TypeError(f"model must be one of Hugging Face's, with a config; got {type(model).__name__}")
+        held = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+        weights = Weights({name: name for name in held}, held.__getitem__, lambda name: list(held[name].shape))
+        kind, given = type(model).__name__, config.to_dict()
+        alone = kind == _ATTENTION
+        family = _family(given, whole=layer is None and not alone)
+        chosen = weights if layer is None else _of_layer(weights, layer)
+        return _converted(family, given, kind, chosen, ignore, device, dtype).train(model.training)
+    if not isinstance(model, (str, Path)):
+        raise TypeError(f"model must be a Hugging Face model or the folder of one, got {type(model).__name__}")
+    folder = Path(model)
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is not a folder; expected one with config.json and safetensors files")
+    given = read_json(folder / "config.json")
+    family = _family(given, whole=layer is None)
+    kind = next(iter(given.get("architectures") or ()), "")
+    with Tensors(folder) as stored:
+        weights = Weights({name: name for name in stored}, stored.__getitem__, stored.shape)
+        chosen = weights if layer is None else _of_layer(weights, layer)
+        return _converted(family, given, kind, chosen, ignore, device, dtype).eval()
+
+
+class Weights:
+    """Names of weights to the names they are stored under, and how to get at one and at its shape."""
+
+    def __init__(
+        self, stored: dict[str, str], read: Callable[[str], Tensor], shape: Callable[[str], list[int]]
+    ) -> None:
+        self.stored, self._read, self._shape = stored, read, shape
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._read(self.stored[name])
+
+    def shape(self, name: str) -> list[int]:
+        return self._shape(self.stored[name])
+
+    def renamed(self, stored: dict[str, str]) -> Weights:
+        return Weights(stored, self._read, self._shape)
+
+
+def _of_layer(weights: Weights, layer: int) -> Weights:
+    inside = re.compile(rf"^(?:model\.)?layers\.{layer}\.self_attn\.(.+)$")
+    found = {match[1]: stored for name, stored in weights.stored.items() if (match := inside.match(name))}
+    if not found:
+        raise ValueError(f"layer {layer} has no attention weights (layers.{layer}.self_attn.…) in this model")
+    return weights.renamed(found)
+
+
+def _family(given: dict[str, Any], *, whole: bool) -> Family:
+    kind = given.get("model_type")
+    if kind not in FAMILIES:
+        raise ValueError(
+            f"models of type {kind!r} cannot be converted; {', '.join(FAMILIES)} can. Any model whose attention goes "
+            "through transformers' functions runs with regard.interop.register_hf()"
+        )
+    if (kind == "deepseek_v3") == whole:
+        raise ValueError(
+            "of deepseek_v3 only the attention can be converted: give layer=…, or the attention module itself"
+            if whole
+            else f"layer is for deepseek_v3, of which only the attention is converted; this is {kind}"
+        )
+    return FAMILIES[kind]
+
+
+def _converted(
+    family: Family,
+    given: dict[str, Any],
+    architecture: str,
+    weights: Weights,
+    ignore: Sequence[str],
+    device: torch.device | str | None,
+    dtype: torch.dtype | None,
+) -> nn.Module:
+    weights = _canonical(family, weights, ignore)
+    config = family.configure(Source(Fields(given), architecture, frozenset(weights.stored)))
+    names = family.names(config)
+    weights = _without_copies(family, weights, set(names.values()))
+    model = models.build(config, device="meta")
+    _check(family, model, names, weights)
+    state = {ours: turned(family, ours, weights[theirs]) for ours, theirs in names.items()}
+    return loaded(model, {name: weight.to(device=device, dtype=dtype, copy=True) for name, weight in state.items()})
+
+
+def loaded(model: nn.Module, state: dict[str, Tensor]) -> nn.Module:
+    """A model that was built on the device "meta", with these weights as its own."""
+    model.load_state_dict(state, assign=True)
+    place = next(iter(state.values())).device
+    for part in model.modules():
+        if isinstance(part, Rotary):  # its angles are in no state dict
+            part.to_empty(device=place)
+    return model
+
+
+def _canonical(family: Family, weights: Weights, ignore: Sequence[str]) -> Weights:
+    """Names without the prefix of a base model, in one spelling, without what is computed or to be left out."""
+    found: dict[str, str] = {}
+    for name, stored in weights.stored.items():
+        if any(fnmatch.fnmatchcase(stored, pattern) for pattern in ignore):
+            continue
+        name = name.removeprefix(family.prefix)
+        if re.search(family.computed, name):
+            continue
+        for pattern, replacement in family.renames:
+            name = re.sub(pattern, replacement, name)
+        if name in found:
+            raise ValueError(f"{stored} and {found[name]} are the same weight under two names")
+        found[name] = stored
+    return weights.renamed(found)
+
+
+def _without_copies(family: Family, weights: Weights, wanted: set[str]) -> Weights:
+    """A tied weight may be stored twice, and must then be the same."""
+    kept = dict(weights.stored)
+    for copy, original in (family.copies or {}).items():
+        if copy in kept and copy not in wanted and original in kept:
+            if not torch.equal(weights[copy], weights[original]):
+                raise ValueError(
+                    f"{kept[copy]} and {kept[original]} differ, and the configuration says that they are one weight"
+                )
+            del kept[copy]
+    return weights.renamed(kept)
+
+
+def _check(family: Family, model: nn.Module, names: dict[str, str], weights: Weights) -> None:
+    """Refuse weights that are missing, extra or of another shape, by name."""
+    shapes = {ours: list(parameter.shape) for ours, parameter in model.state_dict().items()}
+    known = set(names.values())
+    missing = [theirs for theirs in names.values() if theirs not in weights.stored]
+    extra = [stored for name, stored in weights.stored.items() if name not in known]
+    wrong = []
+    for ours, theirs in names.items():
+        expected = _stored_shape(family, ours, shapes[ours])
+        if theirs in weights.stored and weights.shape(theirs) != expected:
+            wrong.append(f"{weights.stored[theirs]} {weights.shape(theirs)} (expected {expected})")
+    complaints = [
+        f"{len(found)} {'weight is' if len(found) == 1 else 'weights are'} {what}: {listed(sorted(found))}"
+        for what, found in (("missing", missing), ("of another shape", wrong), ("not known here", extra))
+        if found
+    ]
+    if complaints:
+        hint = ". What is not needed can be left out with ignore=[…]" if extra else ""
+        raise ValueError(f"the weights do not fit the configuration: {'; '.join(complaints)}{hint}")
+
+
+def _stored_shape(family: Family, ours: str, shape: list[int]) -> list[int]:
+    if ours.endswith(family.transposed):
+        return shape[::-1]
+    return [1, *shape] if ours.endswith(family.batched) else shape
+
+
+def turned(family: Family, ours: str, weight: Tensor) -> Tensor:
+    """A weight as we keep it, of what they keep."""
+    if ours.endswith(family.transposed):
+        return weight.t().contiguous()
+    return weight[0] if ours.endswith(family.batched) else weight

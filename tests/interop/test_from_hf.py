@@ -1,0 +1,270 @@
+"""`from_hf`: hidden states, logits and gradients are Hugging Face's, within the rounding of float32."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from tests.interop.hub import IDS, LEFT, LENGTHS, RIGHT, bert, check_as_good_as, gpt2, inputs, llama, vit, whisper
+from torch import Tensor
+from transformers.models.deepseek_v3 import modeling_deepseek_v3 as deepseek
+
+from regard import masks
+from regard.cache import LatentCache
+from regard.interop import from_hf
+from regard.interop._hf_families import FAMILIES
+from regard.interop._hf_weights import turned
+from regard.models import Decoder, Encoder, Whisper
+
+POSITIONS = (LEFT.long().cumsum(-1) - 1).clamp_min(0)  # counting real tokens, as ours do
+ROPES: dict[str, dict[str, Any]] = {
+    "plain": {"rope_type": "default", "rope_theta": 5000.0},
+    "linear": {"rope_type": "linear", "rope_theta": 5000.0, "factor": 3.0},
+    "dynamic": {"rope_type": "dynamic", "rope_theta": 5000.0, "factor": 3.0},
+    "yarn": {"rope_type": "yarn", "rope_theta": 5000.0, "factor": 5.0, "original_max_position_embeddings": 12},
+    "llama3": {
+        "rope_type": "llama3",
+        "rope_theta": 5000.0,
+        "factor": 4.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 3.0,
+        "original_max_position_embeddings": 12,
+    },
+}
+
+
+def padded(side: str) -> tuple[dict[str, Any], dict[str, Any], Tensor]:
+    """The keywords of theirs, of ours, and which tokens are real."""
+    if side == "none":
+        return {}, {}, torch.ones_like(RIGHT)
+    mask = RIGHT if side == "right" else LEFT
+    theirs = {"attention_mask": mask.long(), **({"position_ids": POSITIONS} if side == "left" else {})}
+    return theirs, {"lengths": LENGTHS, "side": side}, mask
+
+
+def hidden_of(model: Any, *, last_normed: bool, **given: Any) -> list[Tensor]:
+    """Input of the first layer, output of every layer; the last one is normed where theirs is."""
+    result, states = model(**given, hidden_states=True)
+    return [*states[:-1], model.norm(states[-1]) if last_normed else states[-1], result]
+
+
+def check_layers(theirs: Any, ours: Any, given: dict[str, Any], mine: dict[str, Any], real: Tensor) -> None:
+    words = isinstance(ours, Decoder)
+    exact, peer = (
+        [part.detach()[real] for part in (*out.hidden_states, out[0])]
+        for out in (
+            model(**cast(given, model.dtype), output_hidden_states=True)
+            for model in (copy.deepcopy(theirs).double(), theirs)
+        )
+    )
+    found = [part.detach()[real] for part in hidden_of(ours, last_normed=words, **mine)]
+    assert min(float(part.abs().max()) for part in exact) > 0.5
+    check_as_good_as(found, peer, exact, times=2)
+
+
+def cast(given: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
+    floating = {name: part.to(dtype) for name, part in given.items() if part.is_floating_point()}
+    return {**given, **floating}
+
+
+@pytest.mark.parametrize("side", ["none", "right", "left"])
+def test_bert(side: str) -> None:
+    theirs, mine, real = padded(side)
+    model = bert()
+    found = from_hf(model)
+    assert isinstance(found, Encoder) and not found.training
+    types = torch.arange(23).ge(8).long().expand(3, -1)
+    check_layers(
+        model,
+        found,
+        {"input_ids": IDS, "token_type_ids": types, **theirs},
+        {"inputs": IDS, "token_types": types, "head": "masked-lm", **mine},
+        real,
+    )
+
+
+def test_bert_pools_and_classifies() -> None:
+    for kind, head in (
+        (transformers.BertModel, "pooled"),
+        (transformers.BertForSequenceClassification, "classes"),
+    ):
+        torch.manual_seed(0)
+        model = kind(bert(num_labels=5).config).eval()
+        expected = model(input_ids=IDS)
+        expected = expected.pooler_output if head == "pooled" else expected.logits
+        torch.testing.assert_close(from_hf(model)(IDS, head=head), expected, rtol=1e-5, atol=1e-6)
+
+
+@torch.no_grad()
+def test_vit() -> None:
+    model, given = vit(qkv_bias=False), inputs("vit")
+    found = from_hf(model)
+    exact, peer = (m(**cast(given, m.dtype), output_hidden_states=True) for m in (copy.deepcopy(model).double(), model))
+    result, states = found(given["pixel_values"], hidden_states=True)
+    mine = [*states, result, found(given["pixel_values"], head="pooled")]
+    check_as_good_as(
+        mine,
+        [*peer.hidden_states, peer.last_hidden_state, peer.pooler_output],
+        [*exact.hidden_states, exact.last_hidden_state, exact.pooler_output],
+        times=2,
+    )
+    torch.manual_seed(0)
+    classifier = transformers.ViTForImageClassification(vit(num_labels=7).config).eval()
+    expected = classifier(**given).logits
+    torch.testing.assert_close(from_hf(classifier)(given["pixel_values"], head="classes"), expected)
+
+
+@pytest.mark.parametrize("side", ["none", "right", "left"])
+@pytest.mark.parametrize("make", [gpt2, llama])
+def test_gpt2_and_llama(make: Any, side: str) -> None:
+    theirs, mine, real = padded(side)
+    model = make()
+    found = from_hf(model)
+    assert isinstance(found, Decoder)
+    check_layers(model, found, {"input_ids": IDS, **theirs}, {"tokens": IDS, **mine}, real)
+
+
+@pytest.mark.parametrize("rope", ROPES)
+def test_llama_with_scaled_rotary_positions(rope: str) -> None:
+    model = llama(rope_parameters=ROPES[rope], max_position_embeddings=12)
+    check_layers(model, from_hf(model), {"input_ids": IDS}, {"tokens": IDS}, torch.ones_like(RIGHT))
+
+
+@pytest.mark.parametrize(
+    "changes", [{"attention_bias": True}, {"mlp_bias": True, "tie_word_embeddings": True}, {"num_key_value_heads": 6}]
+)
+def test_llama_with_biases_and_tied_or_all_heads(changes: dict[str, Any]) -> None:
+    model = llama(**changes)
+    check_layers(model, from_hf(model), {"input_ids": IDS}, {"tokens": IDS}, torch.ones_like(RIGHT))
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("family", ["bert", "gpt2", "llama"])
+def test_gradients_of_every_weight(family: str, side: str) -> None:
+    none = {
+        "bert": ("hidden_dropout_prob", "attention_probs_dropout_prob"),
+        "gpt2": ("resid_pdrop", "embd_pdrop", "attn_pdrop"),
+    }
+    theirs, mine, real = padded(side)
+    model = {"bert": bert, "gpt2": gpt2, "llama": llama}[family](**dict.fromkeys(none.get(family, ()), 0.0)).train()
+    found = from_hf(model)
+    assert found.training
+    weight = torch.randn(int(real.sum()), 97, generator=torch.Generator().manual_seed(3))
+    for m in (exact := copy.deepcopy(model).double(), model):
+        (m(input_ids=IDS, **theirs).logits[real] * weight).sum().backward()
+    head = {"head": "masked-lm"} if family == "bert" else {}
+    (found(IDS, **mine, **head)[real] * weight).sum().backward()
+    names = FAMILIES[family].names(found.config)
+    grads: list[list[Tensor]] = [[], [], []]
+    prefix = FAMILIES[family].prefix
+    for m, into in ((model, grads[1]), (exact, grads[2])):
+        of = {name.removeprefix(prefix): parameter.grad for name, parameter in m.named_parameters()}
+        into += [turned(FAMILIES[family], ours, of[their]) for ours, their in names.items()]
+    parameters = dict(found.named_parameters())
+    grads[0] = [parameters[ours].grad for ours in names]
+    check_as_good_as(*grads, times=3)
+
+
+@pytest.mark.parametrize("make", [gpt2, llama])
+def test_a_cache_changes_nothing_and_generation_gives_the_same_tokens(make: Any) -> None:
+    model = make()
+    found = from_hf(model)
+    with torch.no_grad():
+        whole = found(IDS)
+        caches = found.caches(23)
+        parts = [found(IDS[:, start:stop], caches=caches) for start, stop in ((0, 9), (9, 10), (10, 23))]
+        torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-5, atol=1e-5)
+        how = {"max_new_tokens": 9, "min_new_tokens": 9, "do_sample": False}
+        expected = model.generate(IDS, attention_mask=LEFT.long(), **how)[:, 23:]
+        prompts = [ids[some].tolist() for ids, some in zip(IDS, LEFT, strict=True)]
+        assert found.generate(prompts, max_new_tokens=9) == expected.tolist()
+
+
+@torch.no_grad()
+def test_whisper() -> None:
+    model, given = whisper(encoder_attention_heads=6, encoder_ffn_dim=51), inputs("whisper")
+    found = from_hf(model)
+    assert isinstance(found, Whisper)
+    exact, peer = (m(**cast(given, m.dtype), output_hidden_states=True) for m in (copy.deepcopy(model).double(), model))
+    logits, encoder, decoder = found(given["input_features"], IDS, hidden_states=True)
+    encoder = [*encoder[:-1], found.encoder_norm(encoder[-1])]
+    decoder = [*decoder[:-1], found.decoder_norm(decoder[-1])]
+    groups = [[*out.encoder_hidden_states, *out.decoder_hidden_states, out.logits] for out in (peer, exact)]
+    check_as_good_as([*encoder, *decoder, logits], *groups, times=2)
+
+    tokens = torch.full((3, 1), 1)
+    for _ in range(9):
+        step = model(input_features=given["input_features"], decoder_input_ids=tokens).logits[:, -1:]
+        tokens = torch.cat([tokens, step.argmax(-1)], 1)
+    best = found.generate(given["input_features"], start=1, stop=96, max_new_tokens=9)
+    assert 96 not in tokens
+    assert [hypotheses[0].tokens for hypotheses in best] == tokens[:, 1:].tolist()
+
+
+SIZES = {
+    "hidden_size": 36, "num_attention_heads": 3, "num_key_value_heads": 3, "q_lora_rank": 22, "kv_lora_rank": 13,
+    "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 7, "num_hidden_layers": 1, "vocab_size": 31,
+}  # fmt: skip
+YARN = {
+    "rope_type": "yarn", "rope_theta": 10000.0, "factor": 40.0, "original_max_position_embeddings": 4096,
+    "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("rope", "scale"), [({"rope_type": "default", "rope_theta": 10000.0}, 0.07217), (YARN, 0.13523)]
+)
+@pytest.mark.parametrize("interleaved", [True, False])
+def test_attention_of_deepseek_v3(rope: dict[str, Any], scale: float, interleaved: bool) -> None:
+    config = transformers.DeepseekV3Config(
+        **SIZES, rope_parameters=rope, rope_interleave=interleaved, attn_implementation="sdpa"
+    )
+    torch.manual_seed(0)
+    block = deepseek.DeepseekV3Attention(config, layer_idx=0).eval()
+    for parameter in block.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    found = from_hf(block)
+    assert found.scale == pytest.approx(scale, abs=5e-6)
+    x = torch.randn(2, 23, 36)
+    hidden = torch.ones(23, 23, dtype=torch.bool).tril()[None, None]
+
+    def run(layer: Any, x: Tensor) -> Tensor:
+        tables = deepseek.DeepseekV3RotaryEmbedding(config)(x, torch.arange(23)[None])
+        return layer(x, tables, hidden)[0]
+
+    with torch.no_grad():
+        exact, peer = run(copy.deepcopy(block).double(), x.double()), run(block, x)
+        mine = found(x, mask=masks.causal())
+        cache = LatentCache(23)
+        steps = [found(x[:, a:b], mask=masks.causal(), cache=cache) for a, b in ((0, 11), (11, 12), (12, 23))]
+    check_as_good_as([mine, torch.cat(steps, 1)], [peer, peer], [exact, exact], times=2)
+
+
+def test_attention_of_one_layer_of_a_whole_deepseek_v3() -> None:
+    more = {"moe_intermediate_size": 8, "n_routed_experts": 4, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2}
+    config = transformers.DeepseekV3Config(**{**SIZES, "num_hidden_layers": 2}, **more, intermediate_size=21)
+    model = transformers.DeepseekV3ForCausalLM(config).eval()
+    found, alone = from_hf(model, layer=1), from_hf(model.model.layers[1].self_attn)
+    assert all(torch.equal(one, other) for one, other in zip(found.parameters(), alone.parameters(), strict=True))
+    with pytest.raises(ValueError, match="only the attention can be converted: give layer="):
+        from_hf(model)
+    with pytest.raises(ValueError, match=r"layer 2 has no attention weights"):
+        from_hf(model, layer=2)
+    with pytest.raises(ValueError, match="layer is for deepseek_v3.*this is gpt2"):
+        from_hf(gpt2(), layer=1)
+
+
+def test_the_copy_is_a_copy_and_goes_where_it_is_told() -> None:
+    model = llama()
+    found = from_hf(model, dtype=torch.bfloat16)
+    assert {parameter.dtype for parameter in found.parameters()} == {torch.bfloat16}
+    assert found.layers[0].attention.positions.frequencies.dtype == torch.float32
+    same = from_hf(model)
+    with torch.no_grad():
+        for parameter in same.parameters():
+            parameter.zero_()
+        assert float(model(input_ids=IDS).logits.abs().max()) > 0.5
+    assert all(parameter.requires_grad for parameter in same.parameters())
