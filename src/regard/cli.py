@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from regard._cli.look import look
+from regard._cli.models import models
 
 if TYPE_CHECKING:
     import torch
@@ -28,6 +29,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(look)
+app.command()(models)
 
 
 def _version(wanted: bool) -> None:
