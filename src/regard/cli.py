@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from regard._cli.convert import convert
+from regard._cli.generate import generate
 from regard._cli.look import look
 from regard._cli.models import models
 
@@ -29,6 +31,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(look)
+app.command()(generate)
+app.command()(convert)
 app.command()(models)
 
 

@@ -1,0 +1,57 @@
+"""`regard convert`: a Hugging Face model into a folder of regard's format."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+if TYPE_CHECKING:
+    from regard._cli.folders import Found
+
+
+def convert(
+    source: Annotated[str, typer.Argument(help="A folder of Hugging Face's, a GGUF file, or minilm or smollm2.")],
+    out: Annotated[Path, typer.Argument(help="The folder to write, which is made if it is not there.")],
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, …; the weights' own by default.")] = None,
+    ignore: Annotated[
+        list[str] | None, typer.Option(help="A pattern of weights to leave out; may be given several times.")
+    ] = None,
+) -> None:
+    """Write a model in regard's own format, config.json and model.safetensors, with its tokenizer."""
+    from regard import interop
+    from regard._cli import folders, parse
+    from regard._cli.look import _saying
+
+    try:
+        kinds = [None] if dtype is None else parse.dtypes(dtype)
+        if len(kinds) > 1:
+            raise ValueError(f"--dtype is {dtype!r}; expected one dtype")
+        if (out / "config.json").exists():
+            raise ValueError(f"{out} holds a model already; give a folder that does not")
+        with _saying(f"reading {source}"):
+            found = folders.load(source, dtype=kinds[0], ignore=ignore or ())
+        with _saying(f"writing {out}"):
+            interop.save(found.model, out, stop=found.stop)
+            kept = _keep_tokenizer(found, out)
+    except (ValueError, TypeError, ImportError) as error:
+        _stop(str(error))
+    except OSError as error:
+        _stop(f"{error.filename or out}: {error.strerror or error}")
+    count = sum(parameter.numel() for parameter in found.model.parameters())
+    typer.echo(f"wrote {out}: {type(found.model).__name__}, {count} parameters{', tokenizer' if kept else ''}")
+
+
+def _keep_tokenizer(found: Found, out: Path) -> bool:
+    """Models of images and sound have none, and some folders lack it."""
+    try:
+        found.words().save(out)
+    except (ValueError, ImportError):
+        return False
+    return True
+
+
+def _stop(message: str) -> NoReturn:
+    typer.echo(f"regard: {message}", err=True)
+    raise typer.Exit(2)

@@ -1,0 +1,184 @@
+"""`regard generate` and `regard convert`, and the folders they read and write."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import tokenizers
+import torch
+import transformers
+from tests.interop.hub import IDS, bert, gpt2, inputs, llama, vit, whisper
+from typer.testing import CliRunner
+
+from regard import interop, models, positions
+from regard.cli import app
+
+transformers.utils.logging.disable_progress_bar()
+LETTERS = [chr(97 + n % 26) * (1 + n // 26) for n in range(97)]  # a … z, aa … zz, aaa …
+
+
+def run(*words: str) -> Any:
+    return CliRunner().invoke(app, list(words))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A Llama with a tokenizer of words."""
+    model = llama(eos_token_id=[2, 4])
+    model.generation_config.eos_token_id = [2, 4]
+    model.save_pretrained(tmp_path / "llama")
+    write_tokenizer(tmp_path / "llama")
+    return tmp_path / "llama"
+
+
+def write_tokenizer(folder: Path) -> None:
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({word: n for n, word in enumerate(LETTERS)}, "a"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    words.save(str(folder / "tokenizer.json"))
+
+
+def expected(folder: Path, prompt: list[int], count: int) -> str:
+    (tokens,) = interop.from_hf(folder).generate([prompt], max_new_tokens=count, stop=[2, 4])
+    return " ".join(LETTERS[token] for token in tokens if token not in (2, 4))
+
+
+def test_generate_writes_what_the_model_generates(folder: Path) -> None:
+    result = run("generate", "--model", str(folder), "h e l l o", "--max-new-tokens", "11")
+    assert result.exit_code == 0, result.output
+    assert result.stdout == expected(folder, [7, 4, 11, 11, 14], 11) + "\n"
+    how = ("--temperature", "5", "--top-k", "50", "--top-p", "0.99", "--seed", "3")
+    drawn = [run("generate", "--model", str(folder), "h e l l o", *how).stdout for _ in range(2)]
+    assert drawn[0] == drawn[1] != result.stdout
+
+
+def test_converted_models_generate_the_same(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "ours"
+    result = run("convert", str(folder), str(out))
+    assert result.exit_code == 0, result.output
+    assert "Decoder" in result.stdout and "tokenizer" in result.stdout
+    assert sorted(file.name for file in out.iterdir()) == ["config.json", "model.safetensors", "tokenizer.json"]
+    assert json.loads((out / "config.json").read_text())["stop"] == [2, 4]
+    ours, theirs = (run("generate", "--model", str(name), "w o r d", "--max-new-tokens", "7") for name in (out, folder))
+    assert ours.stdout == theirs.stdout
+    again = run("convert", str(folder), str(out))
+    assert again.exit_code == 2 and "holds a model already" in again.stderr
+    half = run("convert", str(folder), str(tmp_path / "half"), "--dtype", "bfloat16")
+    assert half.exit_code == 0
+    assert next(interop.load(tmp_path / "half").parameters()).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (("generate", "--model", "FOLDER", ""), "the prompt is empty"),
+        (("generate", "--model", "FOLDER", "a", "--max-new-tokens", "0"), "--max-new-tokens is 0"),
+        (("generate", "--model", "FOLDER", "a", "--temperature", "-1"), "temperature"),
+        (("generate", "--model", "FOLDER", "a", "--dtype", "int8"), "--dtype holds 'int8'"),
+        (("generate", "--model", "FOLDER", "a", "--device", "nowhere"), "--device 'nowhere'"),
+        (("generate", "--model", "FOLDER/no", "a"), "is neither a folder nor one of"),
+        (("generate", "--model", "gpt2", "a"), "gpt2 is a configuration, and has no weights"),
+        (("convert", "FOLDER/..", "OUT"), "config.json is missing"),
+        (("convert", "gpt2", "OUT"), "no weights"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(folder: Path, words: tuple[str, ...], complaint: str) -> None:
+    result = run(*(word.replace("FOLDER", str(folder)).replace("OUT", str(folder / "out")) for word in words))
+    assert result.exit_code == 2
+    assert complaint in result.stderr
+    assert "Traceback" not in result.output and len(result.stderr.splitlines()) == 1
+
+
+def test_models_that_do_not_write_and_texts_that_do_not_fit_are_refused(folder: Path, tmp_path: Path) -> None:
+    bert().save_pretrained(tmp_path / "bert")
+    write_tokenizer(tmp_path / "bert")
+    result = run("generate", "--model", str(tmp_path / "bert"), "a")
+    assert result.exit_code == 2 and "holds a Encoder; a text is continued by a Decoder" in result.stderr
+    gpt2().save_pretrained(tmp_path / "gpt2")
+    result = run("generate", "--model", str(tmp_path / "gpt2"), "a")
+    assert result.exit_code == 2 and "has no tokenizer.json" in result.stderr
+    write_tokenizer(tmp_path / "gpt2")
+    result = run("generate", "--model", str(tmp_path / "gpt2"), "a b c", "--max-new-tokens", "62")
+    assert result.exit_code == 2 and "beyond the 63 positions" in result.stderr
+    assert run("generate", "--model", str(tmp_path / "gpt2"), "a b c", "--max-new-tokens", "61").exit_code == 0
+    (folder / "tokenizer.json").write_text("{}")
+    result = run("generate", "--model", str(folder), "a")
+    assert result.exit_code == 2 and "tokenizer.json cannot be read" in result.stderr
+
+
+MADE = {
+    "Decoder": lambda: interop.from_hf(
+        llama(rope_parameters={"rope_type": "linear", "rope_theta": 5e3, "factor": 2.0})
+    ),
+    "Encoder": lambda: interop.from_hf(vit()),
+    "Whisper": lambda: interop.from_hf(whisper(encoder_attention_heads=6, encoder_ffn_dim=51)),
+    "Transformer": lambda: models.Transformer(
+        models.config("transformer-base", vocab_size=31, embed_dim=12, num_layers=1, num_heads=3, ff_dim=7)
+    ).eval(),
+}
+
+
+@pytest.mark.parametrize("kind", MADE)
+def test_what_is_saved_is_loaded(kind: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = MADE[kind]()
+    interop.save(model, tmp_path / "new" / "folder")
+    found = interop.load(tmp_path / "new" / "folder")
+    assert type(found).__name__ == kind and found.config == model.config
+    given = {
+        "Decoder": (IDS,),
+        "Encoder": (inputs("vit")["pixel_values"],),
+        "Whisper": (inputs("whisper")["input_features"], IDS),
+        "Transformer": (IDS % 31, IDS % 29),
+    }[kind]
+    assert torch.equal(found(*given), model(*given))
+    interop.save(model, tmp_path / "new" / "folder")  # over itself, as a checkpoint is
+    assert sorted(file.name for file in (tmp_path / "new" / "folder").iterdir()) == ["config.json", "model.safetensors"]
+
+
+def test_a_folder_that_is_damaged_or_another_s_is_refused(tmp_path: Path) -> None:
+    model = MADE["Decoder"]()
+    assert isinstance(model.config.rotary_scaling, positions.Linear)
+    interop.save(model, tmp_path)
+    config, weights = tmp_path / "config.json", tmp_path / "model.safetensors"
+    good, held = json.loads(config.read_text()), safetensors.torch.load_file(weights)
+    for changes, complaint in (
+        ({"format": "other"}, "was not written by regard"),
+        ({"kind": "Oracle"}, "was not written by regard"),
+        ({"version": 2}, "version 2; this regard reads version 1"),
+        ({"config": [1]}, "config is a list"),
+        ({"config": {**good["config"], "odd": 1}}, "odd"),
+        ({"config": {**good["config"], "num_layers": 2}}, "do not fit its config: layers.2"),
+        ({"config": {**good["config"], "rotary_scaling": {"kind": "Odd"}}}, "rotary_scaling must name one of Linear"),
+    ):
+        config.write_text(json.dumps({**good, **changes}))
+        with pytest.raises(ValueError, match=complaint):
+            interop.load(tmp_path)
+    config.write_text(json.dumps(good))
+    weights.write_bytes(weights.read_bytes()[:-9])
+    with pytest.raises(ValueError, match="cannot be read as safetensors"):
+        interop.load(tmp_path)
+    safetensors.torch.save_file({**held, "odd": torch.zeros(3)}, weights)
+    with pytest.raises(ValueError, match="do not fit its config: odd"):
+        interop.load(tmp_path)
+    with pytest.raises(TypeError, match="got Linear"):
+        interop.save(torch.nn.Linear(3, 5), tmp_path)
+    with pytest.raises(ValueError, match="is not a folder"):
+        interop.load(tmp_path / "nowhere")
+
+
+def test_a_write_that_fails_leaves_the_folder_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = MADE["Transformer"]()
+    interop.save(model, tmp_path)
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+
+    def broken(*given: Any, **named: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(safetensors.torch, "save_file", broken)
+    with pytest.raises(OSError, match="No space"):
+        interop.save(model, tmp_path)
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
