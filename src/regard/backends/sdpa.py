@@ -16,6 +16,7 @@ from regard.backends._autograd import again
 from regard.backends._base import reads_values
 from regard.backends._bias import is_rule, may_hide, rule_bytes, short_steps
 from regard.backends._schedule import Run, Step, permitted_of, steps_of
+from regard.backends._stacks import Stacks, by_heads, stacks_of
 from regard.backends._tiled import Grads, TiledBackend, add_sinks, bias_tile, is_whole, sink_gradient
 from regard.masks._memo import versions
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 # seconds to launch a step, and seconds a query-key pair takes at head dim 64, on an ordinary CPU; their ratio matters
 STEP_SECONDS = 3e-5
 PAIR_SECONDS = 1.6e-9
+# what a pair of a stack costs, against one of a whole call: fewer rows at a time, and keys to gather
+STACK_PAIRS = 1.4
 
 # the largest mask that is built whole; a larger one is built a step at a time, whatever that costs
 MASK_NUMBERS = 1 << 22
@@ -110,6 +113,8 @@ class Sdpa(TiledBackend):
         return mask.remember(key, call.offset, lambda: self._find_one_call(call))
 
     def _find_one_call(self, call: Call) -> OneCall | None:
+        if by_heads(call) is not None or self.plan_stacks(call) is not None:
+            return None
         steps = self.plan_steps(call)
         if len(steps) != 1 or not is_whole(steps[0], call.spec):
             return None
@@ -157,6 +162,19 @@ class Sdpa(TiledBackend):
             return steps_of(call)
         key = ("sdpa steps", spec.queries, spec.keys, call.offset, spec.batch, spec.heads, spec.head_dim)
         return mask.remember(key, call.offset, lambda: _worthwhile(steps_of(call), spec))
+
+    def plan_stacks(self, call: Call) -> Stacks | None:
+        spec = call.spec
+        stacks = stacks_of(call)
+        if stacks is None or spec.device != "cpu":
+            return None
+        items = spec.batch if all(stack.item is None for stack in stacks.stacks) else 1
+        area = items * (
+            sum(stack.rows.size * stack.cols.shape[1] * stack.block**2 for stack in stacks.stacks)
+            + sum(step.rows * step.width for step in stacks.rest)
+        )
+        launches = len(stacks.stacks) + len(stacks.rest)
+        return None if _better_whole(launches, STACK_PAIRS * area, spec) else stacks
 
     def part_dtype(self, spec: CallSpec) -> torch.dtype:
         return spec.dtype
@@ -252,9 +270,10 @@ class _Again:
         self.versions = None if call.mask is None else versions(call.mask.tensors)
 
     def __call__(
-        self, grads: tuple[Tensor | None, ...], grad_out: tuple[Tensor, ...]
+        self, grads: tuple[Tensor | None, ...], grad_out: tuple[Tensor | None, ...]
     ) -> tuple[Tensor | None, ...] | None:
-        if not torch.is_grad_enabled():
+        # no gradient at all may come, which stands for zeros
+        if not torch.is_grad_enabled() or grad_out[0] is None:
             return None
         call = self.call
         if call.mask is not None and versions(call.mask.tensors) != self.versions:
@@ -304,11 +323,16 @@ def _worthwhile(steps: list[Step], spec: CallSpec) -> list[Step]:
         return steps
     items = spec.batch if steps[0].batch is None else 1
     area = items * sum(step.rows * step.width / (2 if step.kind == "triangle" else 1) for step in steps)
-    pair = PAIR_SECONDS * spec.heads * spec.head_dim / 64
-    whole = spec.batch * spec.queries * spec.keys
-    if whole <= MASK_NUMBERS and whole * pair <= len(steps) * STEP_SECONDS + area * pair:
+    if _better_whole(len(steps), area, spec):
         return [Step(None, 0, spec.queries, (Run(0, spec.keys, False),), "tile", None, None)]
     return steps
+
+
+def _better_whole(launches: int, area: float, spec: CallSpec) -> bool:
+    """Whether one masked call of all pairs is cheaper than some launches over an area of them."""
+    pair = PAIR_SECONDS * spec.heads * spec.head_dim / 64
+    whole = spec.batch * spec.queries * spec.keys
+    return whole <= MASK_NUMBERS and whole * pair <= launches * STEP_SECONDS + area * pair
 
 
 def _whole_mask(call: Call) -> tuple[Tensor, Tensor | None]:
