@@ -11,6 +11,7 @@ from regard.backends._autograd import FusedBackend
 from regard.backends._base import accumulation
 from regard.backends._bias import bias_over, items_of
 from regard.backends._schedule import Run, Step, steps_of
+from regard.backends._stacks import Room, Stacks, by_heads, in_blocks, parts_of, piece_of, put, stacks_of, take
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,24 +47,70 @@ class TiledBackend(FusedBackend):
         if spec.empty:
             out = query.new_zeros(spec.batch, spec.heads, spec.queries, spec.value_dim)
             return out, query.new_full(out.shape[:3], -torch.inf, dtype=work)
+        apart = by_heads(call)
+        stacks = self.plan_stacks(call) if apart is None else None
+        if apart is not None:
+            out, lse = self.forward(apart)
+            lead = (spec.batch, spec.heads, spec.queries)
+            out, lse = out.view(*lead, spec.value_dim), lse.view(lead)
+        elif stacks is not None:
+            out, lse = self._forward_stacks(call, stacks)
+        else:
+            out, lse = self._forward_steps(call)
+        if call.sinks is not None:
+            out, lse = add_sinks(out, lse, call.sinks)
+        return out, lse
+
+    def _forward_steps(self, call: Call) -> tuple[Tensor, Tensor]:
+        spec, query = call.spec, call.query
         steps = self.plan_steps(call)
         if len(steps) == 1 and steps[0].batch is None and steps[0].rows == spec.queries:
             keys = (call.key, call.value) if is_whole(steps[0], spec) else gather(call, steps[0])
             out, lse = self.step_forward(call, steps[0], query, *keys)
         else:
-            out = query.new_zeros(spec.batch, spec.heads, spec.queries, spec.value_dim, dtype=self.part_dtype(spec))
-            lse = query.new_full(out.shape[:3], -torch.inf, dtype=work)
+            out, lse = self._nothing_yet(call)
             for step in steps:
-                where = rows_of(step)
-                part, part_lse = self.step_forward(call, step, query[where], *gather(call, step))
-                if step.again:
-                    merge(out[where], lse[where], part, part_lse)
-                else:
-                    out[where] = part
-                    lse[where] = part_lse
-        if call.sinks is not None:
-            out, lse = add_sinks(out, lse, call.sinks)
+                self._forward_step(call, step, out, lse)
         return out, lse
+
+    def _forward_stacks(self, call: Call, stacks: Stacks) -> tuple[Tensor, Tensor]:
+        out, lse = self._nothing_yet(call)
+        outs, lses = in_blocks(out, stacks.block), in_blocks(lse, stacks.block)
+        tensors = [in_blocks(t, stacks.block).contiguous() for t in (call.query, call.key, call.value)]
+        room = Room()
+        for stack in stacks.stacks:
+            piece = piece_of(stack)
+            for item, rows, cols in parts_of(stack, call.spec):
+                keys, values = take(tensors[1], item, cols, room, "key"), take(tensors[2], item, cols, room, "value")
+                part, part_lse = self.step_forward(call, piece, take(tensors[0], item, rows), keys, values)
+                if stack.causal:
+                    before, before_lse = take(outs, item, rows), take(lses, item, rows)
+                    merge(before, before_lse, part, part_lse)
+                    part, part_lse = before, before_lse
+                put(outs, item, rows, part)
+                put(lses, item, rows, part_lse)
+        for step in stacks.rest:
+            self._forward_step(call, step, out, lse)
+        return out, lse
+
+    def _nothing_yet(self, call: Call) -> tuple[Tensor, Tensor]:
+        spec = call.spec
+        lead = (spec.batch, spec.heads, spec.queries)
+        out = call.query.new_zeros(*lead, spec.value_dim, dtype=self.part_dtype(spec))
+        return out, call.query.new_full(lead, -torch.inf, dtype=accumulation(spec.dtype))
+
+    def _forward_step(self, call: Call, step: Step, out: Tensor, lse: Tensor) -> None:
+        where = rows_of(step)
+        part, part_lse = self.step_forward(call, step, call.query[where], *gather(call, step))
+        if step.again:
+            merge(out[where], lse[where], part, part_lse)
+        else:
+            out[where] = part
+            lse[where] = part_lse
+
+    def plan_stacks(self, call: Call) -> Stacks | None:
+        """The call in stacks of equal pieces, where its mask is made of blocks."""
+        return stacks_of(call)
 
     def plan_steps(self, call: Call) -> list[Step]:
         return steps_of(call)
@@ -78,15 +125,21 @@ class TiledBackend(FusedBackend):
         bias = call.bias
         grad_bias = bias.new_zeros(bias.shape, dtype=work) if needs[3] and bias is not None else None
         grad_sinks = sink_gradient(call, grad_out, out, lse) if needs[4] else None
-        steps = [] if spec.empty else self.plan_steps(call)
         tensors = (call.query, call.key, call.value)
-        if len(steps) == 1 and is_whole(steps[0], spec):
+        apart = None if spec.empty else by_heads(call)
+        stacks = None if spec.empty or apart is not None else self.plan_stacks(call)
+        steps = [] if spec.empty or apart is not None else stacks.rest if stacks is not None else self.plan_steps(call)
+        if len(steps) == 1 and stacks is None and is_whole(steps[0], spec):
             parts = self.step_backward(call, steps[0], tensors, grad_out, out, lse, grad_bias)
             if bias is None and call.sinks is None and parts[0].dtype == spec.dtype:
                 return (*parts, None, None)
             grads = list(parts)
+        elif apart is not None:
+            grads = self._backward_apart(call, apart, grad_out, out, lse)
         else:
             grads = [torch.zeros(t.shape, dtype=work, device=t.device) for t in tensors]
+            if stacks is not None:
+                self._backward_stacks(call, stacks, grad_out, out, lse, grads)
             for step in steps:
                 where = rows_of(step)
                 inputs = (call.query[where], *gather(call, step))
@@ -97,6 +150,35 @@ class TiledBackend(FusedBackend):
         made = tuple(g.to(spec.dtype) if need else None for g, need in zip(grads, needs, strict=False))
         grad_bias = None if grad_bias is None or bias is None else grad_bias.to(bias.dtype)
         return (*made, grad_bias, grad_sinks)
+
+    def _backward_apart(self, call: Call, apart: Call, grad_out: Tensor, out: Tensor, lse: Tensor) -> list[Tensor]:
+        """Gradients from a call whose heads are items; heads that share keys add up."""
+        spec = call.spec
+        grad_out, out, lse = (t.reshape(apart.spec.batch, 1, *t.shape[2:]) for t in (grad_out, out, lse))
+        found = self.backward(apart, grad_out, out, lse, (True, True, True, False, False))
+        query, key, value = (g.view(spec.batch, spec.heads, *g.shape[2:]) for g in found[:3] if g is not None)
+        if spec.kv_heads != spec.heads:
+            group = (spec.kv_heads, spec.heads // spec.kv_heads)
+            key, value = (torch.unflatten(g, 1, group).sum(2) for g in (key, value))
+        return [query, key, value]
+
+    def _backward_stacks(
+        self, call: Call, stacks: Stacks, grad_out: Tensor, out: Tensor, lse: Tensor, grads: list[Tensor]
+    ) -> None:
+        of_rows, of_keys = (call.query, grad_out, out, lse), (call.key, call.value)
+        query, d_out, outs, lses = (in_blocks(t, stacks.block).contiguous() for t in of_rows)
+        key, value = (in_blocks(t, stacks.block).contiguous() for t in of_keys)
+        totals = [in_blocks(t, stacks.block) for t in grads]
+        room = Room()
+        for stack in stacks.stacks:
+            piece = piece_of(stack)
+            for item, rows, cols in parts_of(stack, call.spec):
+                keys, values = take(key, item, cols, room, "key"), take(value, item, cols, room, "value")
+                given = (take(query, item, rows), keys, values)
+                part_d, part_out, part_lse = (take(t, item, rows) for t in (d_out, outs, lses))
+                parts = self.step_backward(call, piece, given, part_d, part_out, part_lse, None)
+                for total, at, part in zip(totals, (rows, cols, cols), parts, strict=True):
+                    put(total, item, at, part, add=True)
 
 
 def rows_of(step: Step) -> tuple[slice, slice, slice]:

@@ -1,0 +1,186 @@
+"""Sparse patterns on a CPU: does time follow the kept pairs, and what does a pair cost against one of dense attention?
+
+python benchmarks/sparse.py [--only blocks --only patterns] [--quick] [--save]
+
+float32, 2 threads, 8 heads of 64; forward, and forward with backward. A full run takes about 10 minutes.
+Every time is the median of rounds in which all cases take turns. A group's fit is time = a + b · pairs; R² is its share
+of explained variance. For patterns made of blocks, the time per kept pair is held against dense attention's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+
+import torch
+from torch import Tensor
+
+import regard
+from _harness import RESULTS, Row, Work, line, save, seconds, show
+from regard import masks, sparse
+from regard.masks import Mask
+
+THREADS, HEADS, DIM = 2, 8, 64
+
+
+class Sizes:
+    """What a full run measures, and what --quick makes of it."""
+
+    def __init__(self, quick: bool) -> None:
+        self.rounds = 2 if quick else 9
+        self.length = 1024 if quick else 8192
+        self.shares = (0.125, 0.5) if quick else (0.02, 0.05, 0.1, 0.2, 0.4)
+        self.sizes = (64,) if quick else (64, 128)
+
+
+def inputs(length: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(length)
+    return [torch.randn(1, HEADS, length, DIM, generator=generator) for _ in range(3)]
+
+
+def forward(mask: Mask | None, length: int) -> Work:
+    tensors = inputs(length)
+
+    def work() -> Tensor:
+        with torch.no_grad():
+            return regard.attention(*tensors, mask=mask)
+
+    return work
+
+
+def training(mask: Mask | None, length: int) -> Work:
+    leaves = [tensor.requires_grad_() for tensor in inputs(length)]
+    grad = torch.ones_like(leaves[0])
+    return lambda: torch.autograd.grad(regard.attention(*leaves, mask=mask), leaves, grad)
+
+
+DIRECTIONS = {"forward": forward, "forward+backward": training}
+
+
+def random_table(length: int, size: int, share: float, heads: int = 1) -> Mask:
+    """A random table whose rows keep equally many blocks, the diagonal among them."""
+    count = length // size
+    keep = max(1, round(share * count))
+    drawn = torch.rand(1, heads, count, count, generator=torch.Generator().manual_seed(size))
+    drawn.diagonal(dim1=2, dim2=3).fill_(2.0)
+    table = torch.zeros_like(drawn, dtype=torch.bool).scatter(3, drawn.topk(keep, 3).indices, True)
+    return masks.blocks(table if heads > 1 else table[0, 0], size)
+
+
+def block_cases(sizes: Sizes, size: int) -> dict[str, Mask | None]:
+    cases: dict[str, Mask | None] = {"dense": None}
+    for share in sizes.shares:
+        cases[f"table of {size}, {share:.0%}"] = random_table(sizes.length, size, share)
+    for share in sizes.shares[:3]:
+        cases[f"table of {size} a head, {share:.0%}"] = random_table(sizes.length, size, share, HEADS)
+    cases[f"bigbird of {size}"] = sparse.bigbird(sizes.length, size=size, window=3, tokens=2, random=3)
+    return cases
+
+
+def pattern_cases(sizes: Sizes) -> dict[str, Mask | None]:
+    length = sizes.length
+    tensors = inputs(length)
+    return {
+        "streaming 256": sparse.streaming(left=256, sinks=4),
+        "streaming 1024": sparse.streaming(left=1024, sinks=4),
+        "longformer 128": sparse.longformer(length, window=128, tokens=16),
+        "longformer 512": sparse.longformer(length, window=512, tokens=64),
+        "bigbird 64": sparse.bigbird(length, size=64),
+        "bigbird 128": sparse.bigbird(length, size=128),
+        "bigbird 128, causal": sparse.bigbird(length, size=128, causal=True),
+        "chosen 8 of 64": sparse.select_blocks(*tensors[:2], size=64, keep=8),
+        "chosen 16 of 64": sparse.select_blocks(*tensors[:2], size=64, keep=16),
+    }
+
+
+def measure(cases: dict[str, Mask | None], direction: str, sizes: Sizes) -> dict[str, list[float]]:
+    works = {name: DIRECTIONS[direction](mask, sizes.length) for name, mask in cases.items()}
+    for work in works.values():
+        work()
+    times: dict[str, list[float]] = {name: [] for name in works}
+    for _ in range(sizes.rounds):
+        for name, work in works.items():
+            times[name].append(seconds(work, 1))
+    return times
+
+
+def pairs_of(mask: Mask | None, length: int) -> int:
+    return HEADS * length**2 if mask is None else mask.kept_pairs(length, length, 0, 1, HEADS)[0]
+
+
+def fit(group: str, name: str, pairs: dict[str, int], times: dict[str, list[float]]) -> Row:
+    """R² of time against pairs."""
+    xs, ys = [float(pairs[case]) for case in times], [statistics.median(found) for found in times.values()]
+    found = statistics.correlation(xs, ys) ** 2
+    line_of = statistics.linear_regression(xs, ys)
+    note = f"{line_of.slope * 1e9:.2f} ns a pair, {line_of.intercept * 1e3:.1f} ms beside"
+    return Row(group, f"R² of time against kept pairs, {name}", found, "", 0.95, at_least=True, note=note)
+
+
+def blocks(sizes: Sizes) -> Iterator[Row]:
+    for direction in DIRECTIONS:
+        for size in sizes.sizes:
+            cases = block_cases(sizes, size)
+            pairs = {name: pairs_of(mask, sizes.length) for name, mask in cases.items()}
+            times = measure(cases, direction, sizes)
+            dense = statistics.median(times["dense"])
+            for name in list(cases)[1:]:
+                ours = statistics.median(times[name])
+                ratio = (ours / pairs[name]) / (dense / pairs["dense"])
+                samples = {"ours": times[name], "dense": times["dense"]}
+                note = f"{pairs[name] / pairs['dense']:.1%} of the pairs"
+                row = Row("blocks", f"{name}, {direction}: a pair against a dense pair", ratio, "×", 1.5, note=note)
+                row.ours, row.peer, row.samples = ours, dense, samples
+                yield row
+            tables = {name: found for name, found in times.items() if name != "dense"}
+            yield fit("blocks", f"blocks of {size} {direction}", pairs, tables)
+
+
+def patterns(sizes: Sizes) -> Iterator[Row]:
+    """The named patterns, whose edges cut through blocks."""
+    cases = pattern_cases(sizes)
+    pairs = {name: pairs_of(mask, sizes.length) for name, mask in cases.items()}
+    for direction in DIRECTIONS:
+        times = measure(cases, direction, sizes)
+        row = fit("patterns", direction, pairs, times)
+        row.samples = times | {"pairs": [float(count) for count in pairs.values()]}
+        for name, found in times.items():
+            median = statistics.median(found)
+            print(f"  {name}: {pairs[name]:,} pairs, {median * 1e3:.1f} ms, {median / pairs[name] * 1e9:.2f} ns a pair")
+        yield row
+
+
+GROUPS: dict[str, Callable[[Sizes], Iterator[Row]]] = {"blocks": blocks, "patterns": patterns}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", action="append", choices=GROUPS, help="measure this group; may be repeated")
+    parser.add_argument("--quick", action="store_true", help="few rounds and small sizes: shows that the tool works")
+    parser.add_argument("--save", action="store_true", help="store the raw figures under benchmarks/results/")
+    arguments = parser.parse_args()
+    if arguments.save and arguments.quick:
+        parser.error("--quick figures are not for keeping: leave out --quick or --save")
+    torch.set_num_threads(THREADS)
+    sizes = Sizes(arguments.quick)
+    rows = []
+    for name in arguments.only or GROUPS:
+        for row in GROUPS[name](sizes):
+            print(line(row), file=sys.stderr, flush=True)
+            rows.append(row)
+    ok = show(rows)
+    if arguments.quick:
+        print("--quick: too few rounds, and sizes for which most bars are not meant; the verdicts mean nothing.")
+        return 0
+    if arguments.save:
+        save(RESULTS / "sparse.json", rows, {"threads": THREADS, "dtype": "float32", "heads": HEADS, "head_dim": DIM})
+    return 0 if ok else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

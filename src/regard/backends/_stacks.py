@@ -1,0 +1,286 @@
+"""Masks made of blocks: equal pieces of many rows in one kernel call, heads that see different keys apart.
+
+Along the grid of its own blocks a mask has full blocks, triangles on the diagonal (where it is also causal) and perhaps
+a few others. Full blocks of rows that see equally many of them are gathered into one call, likewise the triangles; what
+is left goes step by step. A row's pieces merge by log-sum-exp.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard import masks
+from regard.backends._schedule import Run, Step
+from regard.masks import Mask
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from regard.spec import Call, CallSpec
+
+# a kernel works on many rows at a time; smaller blocks are left to the steps
+LEAST, MOST = 16, 256
+# numbers of keys gathered for one kernel call
+GATHERED = 1 << 19
+_TABLES = ("blocks", "random_blocks")
+
+
+class Stack(NamedTuple):
+    """n pieces of equal shape: piece p joins row blocks rows[p] of an item with key blocks cols[p]."""
+
+    item: NDArray[np.int64] | None  # [n]; None: all items alike
+    rows: NDArray[np.int64]  # [n, m]
+    cols: NDArray[np.int64]  # [n, w]
+    block: int
+    causal: bool
+
+
+class Stacks(NamedTuple):
+    block: int
+    stacks: list[Stack]
+    rest: list[Step]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(stack.rows.nbytes + stack.cols.nbytes for stack in self.stacks)
+
+
+def stacks_of(call: Call) -> Stacks | None:
+    """The call in stacks, or None where its mask is not made of blocks or the call is better off otherwise."""
+    spec, mask = call.spec, call.mask
+    if mask is None or spec.device != "cpu" or spec.bias is not None or spec.dropout or mask.heads != 1:
+        return None
+    if isinstance(call.offset, Tensor):
+        return None
+    if not mask.readable() or not _has_table(mask):
+        return None
+    key = ("stacks", spec.queries, spec.keys, call.offset, spec.batch)
+    return mask.remember(key, call.offset, lambda: _build(mask, spec, int(call.offset)))
+
+
+def _has_table(mask: Mask) -> bool:
+    return mask.kind in _TABLES or any(_has_table(part) for part in mask.parts)
+
+
+def _grain(mask: Mask) -> int:
+    """The largest block that lies on the grid of every table."""
+    if mask.kind in _TABLES:
+        return int(mask.size)  # type: ignore[attr-defined]
+    return math.gcd(*(_grain(part) for part in mask.parts))
+
+
+def _build(mask: Mask, spec: CallSpec, offset: int) -> Stacks | None:
+    L, S = spec.queries, spec.keys
+    block = math.gcd(_grain(mask), offset)
+    while block > MOST:
+        block = block // 2 if block % 2 == 0 else 0
+    if block < LEAST or min(L, S) < 2 * block:
+        return None
+    causal, others = _without_causal(mask)
+    table = others.blocks(L, S, offset, spec.batch, block, block)
+    groups, height = table.groups, table.query_blocks
+    counts = np.diff(table.row_ptr, axis=1).ravel()
+    row: NDArray[np.int64] = np.repeat(np.arange(groups * height), counts)
+    col = table.cols.astype(np.int64)
+    # blocks that the last rows or keys do not fill cannot be stacked
+    whole = table.full & (col < S // block) & (row % height < L // block)
+    place = row % height + offset // block if causal else np.full_like(row, S)
+    seen = col <= place
+    full, diagonal = whole & (col < place), whole & (col == place)
+    left = seen & ~full & ~diagonal
+    stacks = [*_stacked(row[full], col[full], groups, height, block, causal=False)]
+    stacks += _stacked(row[diagonal], col[diagonal], groups, height, block, causal=True)
+    return Stacks(block, stacks, _steps(row[left], col[left], groups, height, block, L, S))
+
+
+def _without_causal(mask: Mask) -> tuple[bool, Mask]:
+    """Whether a mask is causal() & something, and that something."""
+    if mask.kind != "and":
+        return False, mask
+    for one, other in (mask.parts, mask.parts[::-1]):
+        if one.kind == "causal":
+            return True, other
+    found = [_without_causal(part) for part in mask.parts]
+    if not any(causal for causal, _ in found):
+        return False, mask
+    return True, found[0][1] & found[1][1]
+
+
+def _stacked(
+    row: NDArray[np.int64], col: NDArray[np.int64], groups: int, height: int, block: int, *, causal: bool
+) -> Iterator[Stack]:
+    """Rows with equally many key blocks, together; rows that see the same ones as the row above join it."""
+    if not len(row):
+        return
+    counts = np.bincount(row, minlength=groups * height)
+    ends = np.cumsum(counts)
+    tall = 1 if causal else max(1, MOST // block)
+    pieces: dict[tuple[int, int], list[tuple[NDArray[np.int64], NDArray[np.int64]]]] = {}
+    for count in np.unique(counts[counts > 0]).tolist():
+        rows = np.flatnonzero(counts == count)
+        cols = col[(ends[rows] - count)[:, None] + np.arange(count)]
+        same = np.zeros(len(rows), dtype=bool)
+        same[1:] = (np.diff(rows) == 1) & (rows[1:] % height != 0) & (cols[1:] == cols[:-1]).all(1)
+        # places in a run of equal rows; a run is cut into pieces of `tall`
+        run = np.arange(len(rows)) - np.maximum.accumulate(np.where(same, 0, np.arange(len(rows))))
+        heads = np.flatnonzero(run % tall == 0)
+        sizes = np.diff(heads, append=len(rows))
+        for size in np.unique(sizes).tolist():
+            first = heads[sizes == size]
+            pieces.setdefault((size, count), []).append((rows[first][:, None] + np.arange(size), cols[first]))
+    for found in pieces.values():
+        rows, cols = (np.concatenate(part) for part in zip(*found, strict=True))
+        item = None if groups == 1 else rows[:, 0] // height
+        yield Stack(item, rows % height, cols, block, causal)
+
+
+def _steps(
+    row: NDArray[np.int64], col: NDArray[np.int64], groups: int, height: int, block: int, L: int, S: int
+) -> list[Step]:
+    steps = []
+    edges = [*np.flatnonzero(np.diff(row, prepend=-1)).tolist(), len(row)]
+    for start, stop in itertools.pairwise(edges):
+        item, at = divmod(int(row[start]), height)
+        runs: list[Run] = []
+        for place in col[start:stop].tolist():
+            end = min((place + 1) * block, S)
+            if runs and runs[-1].stop == place * block:
+                runs[-1] = Run(runs[-1].start, end, False)
+            else:
+                runs.append(Run(place * block, end, False))
+        batch = None if groups == 1 else item
+        steps.append(Step(batch, at * block, min((at + 1) * block, L), tuple(runs), "tile", None, None, again=True))
+    return steps
+
+
+def piece_of(stack: Stack) -> Step:
+    """One piece as a step of its own keys: what a backend is told of the whole stack."""
+    rows, width = stack.rows.shape[1] * stack.block, stack.cols.shape[1] * stack.block
+    if not stack.causal:
+        return Step(None, 0, rows, (Run(0, width, True),), "rect", None, None)
+    lo, hi = np.zeros((1, rows), dtype=np.int64), np.arange(1, rows + 1)[None]
+    return Step(None, 0, rows, (Run(0, width, False),), "triangle", lo, hi)
+
+
+class Places(NamedTuple):
+    """Where a part of a stack is in tensors [batch, head, block, size, dim]: three indices that broadcast together."""
+
+    item: Tensor
+    rows: Tensor
+    cols: Tensor
+
+
+def parts_of(stack: Stack, spec: CallSpec) -> Iterator[Places]:
+    """Some pieces at a time, so that what is gathered stays small."""
+    items = spec.batch if stack.item is None else 1
+    width = max(stack.cols.shape[1] * spec.kv_heads, stack.rows.shape[1] * spec.heads)
+    step = max(1, GATHERED // (items * width * stack.block * max(spec.head_dim, spec.value_dim)))
+    for start in range(0, len(stack.rows), step):
+        part = slice(start, start + step)
+        rows, cols = torch.from_numpy(stack.rows[part]), torch.from_numpy(stack.cols[part])
+        if stack.item is None:
+            item = torch.arange(items).repeat_interleave(len(rows))
+            rows, cols = rows.repeat(items, 1), cols.repeat(items, 1)
+        else:
+            item = torch.from_numpy(stack.item[part])
+        yield Places(item[:, None, None], rows[:, None, :], cols[:, None, :])
+
+
+def in_blocks(tensor: Tensor, block: int) -> Tensor:
+    """[batch, head, token, ...] as [batch, head, block, size, ...], without the tokens that fill no block; a view."""
+    count = tensor.shape[2] // block
+    return torch.unflatten(tensor[:, :, : count * block], 2, (count, block))
+
+
+class Room:
+    """Memory that what is gathered uses again and again: fresh pages would cost more than the copying."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, Tensor] = {}
+
+    def of(self, name: str, rows: int, like: Tensor) -> Tensor:
+        """[rows, numbers of a row of ``like``], not cleared."""
+        numbers = rows * like.shape[1]
+        kept = self._kept.get(name)
+        if kept is None or kept.numel() < numbers:
+            kept = self._kept[name] = like.new_empty(numbers)
+        return kept[:numbers].view(rows, like.shape[1])
+
+
+def take(blocks: Tensor, item: Tensor, places: Tensor, room: Room | None = None, name: str = "") -> Tensor:
+    """[n, head, places · size, ...]: the blocks of each piece side by side, in the room under that name if given."""
+    if not blocks.is_contiguous():
+        return blocks[item, torch.arange(blocks.shape[1])[None, :, None], places].flatten(2, 3)
+    # whole blocks as rows: one copy each
+    flat, numbers = blocks.view(-1, blocks[0, 0, 0].numel()), _numbers(blocks, item, places)
+    space = None if room is None else room.of(name, len(numbers), flat)
+    rows = flat.index_select(0, numbers) if space is None else torch.index_select(flat, 0, numbers, out=space)
+    return rows.view(len(item), blocks.shape[1], -1, *blocks.shape[4:])
+
+
+def put(blocks: Tensor, item: Tensor, places: Tensor, part: Tensor, *, add: bool = False) -> None:
+    """The inverse of ``take``: write, or add (a key block may be in many pieces)."""
+    if blocks.is_contiguous():
+        flat = blocks.view(-1, blocks[0, 0, 0].numel())
+        rows = part.to(blocks.dtype).reshape(-1, flat.shape[1])
+        change = flat.index_add_ if add else flat.index_copy_
+        change(0, _numbers(blocks, item, places), rows)
+        return
+    heads = torch.arange(blocks.shape[1])[None, :, None]
+    blocks.index_put_((item, heads, places), torch.unflatten(part, 2, (-1, blocks.shape[3])), accumulate=add)
+
+
+def _numbers(blocks: Tensor, item: Tensor, places: Tensor) -> Tensor:
+    """Where the blocks of [batch, head, block, ...] are when all are counted through: [n · head · places]."""
+    heads = torch.arange(blocks.shape[1])[None, :, None]
+    return ((item * blocks.shape[1] + heads) * blocks.shape[2] + places).flatten()
+
+
+def by_heads(call: Call) -> Call | None:
+    """A call whose mask differs from head to head as one of batch · head items with one head each; None where the mask
+    does not, or other parts of the call know its heads."""
+    spec, mask = call.spec, call.mask
+    if mask is None or mask.heads == 1 or spec.device != "cpu" or spec.bias is not None or spec.dropout:
+        return None
+    if not mask.readable() or not _has_table(mask):
+        return None
+    B, H = spec.batch, spec.heads
+    apart = mask.remember(("by heads", B, H), 0, lambda: _apart(mask, B, H))
+    if apart is None:
+        return None
+    group = H // spec.kv_heads
+    key, value = (t.repeat_interleave(group, 1) if group > 1 else t for t in (call.key, call.value))
+    query, key, value = (t.reshape(B * H, 1, *t.shape[2:]) for t in (call.query, key, value))
+    offset = call.offset.repeat_interleave(H) if isinstance(call.offset, Tensor) else call.offset
+    spec = spec._replace(batch=B * H, heads=1, kv_heads=1, mask=apart.structure, sinks=False)
+    return call.replace(spec=spec, query=query, key=key, value=value, mask=apart, sinks=None, offset=offset)
+
+
+def _apart(mask: Mask, B: int, H: int) -> Mask | None:
+    """The mask with an item for each head of an item."""
+    if mask.kind in ("and", "or", "not"):
+        parts = [_apart(part, B, H) for part in mask.parts]
+        if any(part is None for part in parts):
+            return None
+        first, last = parts[0], parts[-1]
+        assert first is not None and last is not None
+        return ~first if mask.kind == "not" else first & last if mask.kind == "and" else first | last
+    if mask.batch == 1 and mask.heads == 1:
+        return mask
+    if mask.kind == "blocks":
+        table = mask.tensors[0]
+        whole = table.expand(B, H, *table.shape[2:]).reshape(B * H, 1, *table.shape[2:])
+        return masks.blocks(whole, int(mask.size))  # type: ignore[attr-defined]
+    if isinstance(mask, masks.Padding):
+        return masks.padding(mask.lengths.repeat_interleave(H), side=mask.side)  # type: ignore[arg-type]
+    if isinstance(mask, masks.Documents) and mask.ids is not None:
+        return masks.documents(ids=mask.ids.repeat_interleave(H, 0))
+    return None
