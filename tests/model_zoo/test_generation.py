@@ -112,7 +112,7 @@ def test_generation_goes_on_where_caches_stopped(model: Decoder) -> None:
 
 
 def test_an_items_draws_depend_on_its_seed_alone(model: Decoder) -> None:
-    how: dict[str, Any] = {"max_new_tokens": 13, "temperature": 1.3, "top_k": 11, "top_p": 0.9}
+    how: dict[str, Any] = {"max_new_tokens": 7, "temperature": 1.3, "top_k": 11, "top_p": 0.9}
     found = model.generate(PROMPTS, seed=[3, 5, 8], **how)
     assert model.generate(PROMPTS, seed=[3, 5, 8], use_cache=False, **how) == found
     for prompt, seed, tokens in zip(PROMPTS, [3, 5, 8], found, strict=True):
@@ -168,6 +168,11 @@ def test_a_step_makes_as_much_late_as_early(model: Decoder) -> None:
     assert len(found) == 59
     assert set(found[1:]) == {found[1]}
     assert found[1][1] > 20 and found[1][0] > 1000  # something was counted
+
+
+def test_a_step_of_prompts_of_different_lengths_takes_as_many_operations_late_as_early(model: Decoder) -> None:
+    found = work(model, model.stream(PROMPTS, max_new_tokens=20))
+    assert len({operations for _, operations in found[1:]}) == 1
 
 
 def test_a_step_without_a_cache_makes_more_and_more(model: Decoder) -> None:

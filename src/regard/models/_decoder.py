@@ -112,7 +112,7 @@ class DecoderLayer(nn.Module):
             **made,
         )
 
-    def forward(self, x: Tensor, mask: Mask, cache: Any = None) -> Tensor:
+    def forward(self, x: Tensor, mask: Mask | None, cache: Any = None) -> Tensor:
         x = x + self.attention(self.attention_norm(x), mask=mask, cache=cache)
         return x + self.feed_forward(self.feed_forward_norm(x))  # type: ignore[no-any-return]
 
@@ -220,7 +220,7 @@ class Decoder(nn.Module):
         _parts.check_tokens("tokens", tokens)
         _parts.check_lengths("lengths", lengths, side, tokens)
         _parts.check_caches(caches, len(self.layers))
-        mask = self._mask(caches) if mask is None else mask
+        mask = self._mask(caches, tokens.shape[1]) if mask is None else mask
         if caches is None:
             first = _parts.first_position(lengths, side, tokens)
             mask = _parts.padding_mask(mask, lengths, side)
@@ -241,10 +241,12 @@ class Decoder(nn.Module):
                 hidden.append(x)
         return self.norm(x), tuple(hidden)
 
-    def _mask(self, caches: Sequence[Any] | None) -> Mask:
+    def _mask(self, caches: Sequence[Any] | None, tokens: int) -> Mask | None:
         own: Mask | None = None if not caches else getattr(caches[0], "mask", None)
         if own is not None:
             return own
+        if caches and tokens == 1 and self.config.window is None:
+            return None  # the newest token sees all that is held
         return masks.causal() if self.config.window is None else masks.causal() & masks.window(left=self.config.window)
 
     def caches(self, capacity: int, *, int8: bool = False) -> list[TokenCache]:

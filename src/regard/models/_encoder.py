@@ -248,7 +248,8 @@ class Encoder(nn.Module):
         if head == "masked-lm" and self.masked_lm is not None:
             return self.masked_lm(states, self.embedding.token_embedding.weight)  # type: ignore[union-attr, no-any-return]
         if head in ("pooled", "classes"):
-            x = states[:, first] if isinstance(first, int) else states[torch.arange(states.shape[0]), first]
+            items = torch.arange(len(states), device=states.device)
+            x = states[items, first]
             x = x if self.pooler is None else torch.tanh(self.pooler(x))
             if head == "pooled" and self.pooler is not None:
                 return x

@@ -281,6 +281,7 @@ class Transformer(nn.Module):
                 raise ValueError("target_lengths beside caches: give every row the same number of new tokens")
             first, memory_mask = caches[0][0].position, None  # what is padding, the caches know
             pairs, memory = _with_memory(caches, memory, memory_lengths, side)
+            mask = None if target.shape[1] == 1 else mask  # the newest token sees all that is held
         x = F.dropout(self.embed_target(target, first), self.config.dropout, self.training)
         hidden = [x] if keep else []
         checkpointed = self.checkpoint_layers and self.training and caches is None
