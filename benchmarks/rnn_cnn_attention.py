@@ -41,7 +41,7 @@ class Sizes:
 
     def __init__(self, quick: bool) -> None:
         self.distances = (4, 16) if quick else (4, 8, 16, 32, 64, 128, 256)
-        self.steps = 20 if quick else 400
+        self.steps = 20 if quick else 500
         self.seeds = (0,) if quick else (0, 1)
         self.lengths = (64, 128) if quick else (64, 128, 256, 512, 1024, 2048, 4096)
         self.rounds = 2 if quick else 7
@@ -53,6 +53,9 @@ class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.lstm = nn.LSTM(WIDTH, WIDTH, num_layers=2, batch_first=True)
+        for name, bias in self.lstm.named_parameters():
+            if name.startswith("bias_hh"):  # the usual start: remember, until something speaks for forgetting
+                nn.init.ones_(bias.data[WIDTH : 2 * WIDTH])
 
     def forward(self, x: Tensor) -> Tensor:
         found: Tensor = self.lstm(x)[0]

@@ -6,6 +6,7 @@ import pickle
 
 import pytest
 import torch
+from tests.memory import peak_bytes
 
 import regard
 from regard import linear_attention, masks
@@ -123,6 +124,23 @@ def test_the_plan_counts_state_flops_and_pairs():
     longer = regard.explain(*(torch.randn(1, 8, 8192, 64) for _ in range(3)), kind="linear", mask=masks.causal())
     assert longer.cost.flops == 2 * plan.cost.flops
     assert longer.state_bytes == plan.state_bytes
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"mask": masks.causal()},
+        {"mask": masks.causal(), "decay": [0.9] * 4},
+        {},
+        {"mask": masks.documents(lengths=[400, 600])},
+        {"mask": masks.causal(), "form": "quadratic"},
+    ],
+)
+def test_the_plan_foresees_the_peak_of_memory(given):
+    tensors = [torch.randn(1, 4, 1000, 16) for _ in range(3)]
+    with torch.no_grad():
+        measured = peak_bytes(lambda: linear_attention(*tensors, **given))
+    assert 0.75 < regard.linear.explain(*tensors, **given).cost.peak_bytes / measured < 1.33
 
 
 @pytest.mark.parametrize(

@@ -121,3 +121,35 @@ def test_a_poisoned_key_does_not_leak_from_a_stack():
     sees = mask.dense(L, L)[..., 40]
     assert torch.equal(found.isnan().all(-1), sees)
     assert torch.equal(found[~sees], plain[~sees])
+
+
+def gradients(out, tensors):
+    direction = torch.randn(out.shape, dtype=out.dtype, generator=torch.Generator().manual_seed(7))
+    return torch.autograd.grad(out, tensors, direction)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_tables_equal_the_whole_matrix(seed, monkeypatch):
+    draw = torch.Generator().manual_seed(seed)
+
+    def number(low, high):
+        return int(torch.randint(low, high + 1, (), generator=draw))
+
+    B, H, size = number(1, 2), number(1, 2) * 2, number(16, 24)
+    S = number(2 * size, 7 * size)
+    L = number(2 * size, S)
+    monkeypatch.setattr(_stacks, "GATHERED", number(1, 1 << 14))
+    lead = (B if number(0, 1) else 1, H if number(0, 1) else 1)
+    table = torch.rand(*lead, -(-S // size), -(-S // size), generator=draw) < 0.4
+    mask = masks.blocks(table, size)
+    mask = masks.causal() & mask if number(0, 1) else mask
+    offset = number(0, (S - L) // size) * size if number(0, 2) else None
+    shapes = ((B, H, L, 5), (B, H // 2, S, 5), (B, H // 2, S, 5))
+    tensors = [torch.randn(*s, dtype=torch.float64, generator=draw).requires_grad_() for s in shapes]
+    exact = regard.attention(*tensors, mask=mask, query_offset=offset, backend="eager")
+    truth = gradients(exact, tensors)
+    for backend in ("sdpa", "blockwise"):
+        out = regard.attention(*tensors, mask=mask, query_offset=offset, backend=backend)
+        assert (out - exact).abs().max() <= 1e-11
+        for mine, right in zip(gradients(out, tensors), truth, strict=True):
+            assert (mine - right).abs().max() <= 1e-11 * max(1.0, float(right.abs().max()))

@@ -641,14 +641,6 @@ class _WrongGradient(torch.autograd.Function):
         return grad * 1.5
 
 
-class _Once(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
 def _caches(**changes: type) -> Any:
     """A surface's caches, with some of them replaced."""
     return SimpleNamespace(**{**vars(cache), **changes})
@@ -752,6 +744,43 @@ class ScaledByThePlainPartAlone(Plain):
         return _with(super().surface(), latent_attention=attend)
 
 
+class _BrokenSum(Plain):
+    """Linear attention with one thing changed."""
+
+    def surface(self):
+        return _with(super().surface(), linear_attention=self.linear)
+
+    def linear(self, query, key, value, **given):
+        raise NotImplementedError
+
+
+@breaks(58)
+class SumsInHalfTheDigits(_BrokenSum):
+    def linear(self, query, key, value, **given):
+        return regard.linear_attention(query.float(), key.float(), value.float(), **given).double()
+
+
+@breaks(58)
+class TheTokenItselfIsLeftOut(_BrokenSum):
+    def linear(self, query, key, value, mask=None, **given):
+        later = torch.nn.functional.pad(key, (0, 0, 1, 0))[:, :, :-1]
+        return regard.linear_attention(query, later, value, mask=mask, **given)
+
+
+@breaks(58)
+class DocumentsRunIntoEachOther(_BrokenSum):
+    def linear(self, query, key, value, mask=None, **given):
+        return regard.linear_attention(query, key, value, mask=masks.causal(), **given)
+
+
+class _Once(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
         return grad
 
 

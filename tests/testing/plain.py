@@ -74,6 +74,7 @@ class Plain:
             nn=regard.nn,
             cache=regard.cache,
             latent_attention=regard.latent_attention,
+            linear_attention=regard.linear_attention,
             backend="plain",
         )
 

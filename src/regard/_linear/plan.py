@@ -126,6 +126,8 @@ def _cost(request: Request, form: str, features: int, state_bytes: int) -> Cost:
         passes = 1 if request.reading.causal else 2
         flops = passes * (2 * rows * min(forms.CHUNK, spec.queries) * width + sums)
         buffers = alive * (2 * width + 2 * min(forms.CHUNK, spec.queries)) * itemsize
+        if request.gates is not None:  # what is left between the tokens of a chunk: two in float64, one as used
+            buffers += alive * min(forms.CHUNK, spec.queries) * (16 + itemsize)
         states = state_bytes * (2 + at_once // forms.CHUNK)
         return Cost(flops, moved, kept, out * passes + buffers + states, exact)
     buffers = (rows + keys) * width * itemsize

@@ -224,6 +224,7 @@ def _own_surface(fn: Attention) -> Any:
         nn=regard.nn,
         cache=regard.cache,
         latent_attention=functools.partial(regard.latent_attention, **bound),
+        linear_attention=regard.linear_attention,
         backend=bound.get("backend", "auto"),
     )
 
