@@ -30,7 +30,7 @@ def longformer(length: int, *, window: int, tokens: int, causal: bool = False) -
     """Longformer: ``window`` positions to each side, and the first ``tokens`` tokens see all and are seen by all.
 
     >>> print(longformer(6, window=1, tokens=1).show(6, 6))
-    window(left=1, right=1) | columns(1) | blocks(<bool [1, 6]>, size=1): 6 queries, 6 keys, first query at 0
+    window(left=1, right=1) | prefix(1) | ~documents(lengths=[1, 5]): 6 queries, 6 keys, first query at 0
         0 1 2 3 4 5
      0  ■ ■ ■ ■ ■ ■
      1  ■ ■ ■ · · ·
@@ -41,9 +41,10 @@ def longformer(length: int, *, window: int, tokens: int, causal: bool = False) -
     """
     length, window, tokens = _whole(length=length), _whole(window=window), _whole(tokens=tokens)
     mask = masks.window(left=window, right=window)
-    if tokens:
-        everyone = torch.ones(1, _count(length, tokens), dtype=torch.bool)
-        mask = mask | masks.columns(tokens) | masks.blocks(everyone, tokens)
+    if tokens := min(tokens, length):
+        # as two documents, the global tokens and the rest see across to each other exactly where documents do not
+        across = ~masks.documents(lengths=[tokens, length - tokens])
+        mask = mask | masks.prefix(tokens) | across
     return masks.causal() & mask if causal else mask
 
 
@@ -64,13 +65,13 @@ def bigbird(
     blocks(<bool [8, 8]>, size=1) | random_blocks(count=1, size=1, seed=5): 8 queries, 8 keys, first query at 0
         0 1 2 3 4 5 6 7
      0  ■ ■ ■ ■ ■ ■ ■ ■
-     1  ■ ■ · · · · · ·
+     1  ■ ■ ■ · · · · ·
      2  ■ · ■ · · · · ·
-     3  ■ · · ■ · · · ·
+     3  ■ · · ■ · · ■ ·
      4  ■ · · · ■ · · ·
-     5  ■ · · · · ■ · ·
+     5  ■ · · ■ · ■ · ·
      6  ■ · · · · · ■ ·
-     7  ■ · · · · · · ■
+     7  ■ · · · ■ · · ■
     """
     size = _whole(least=1, size=size)
     window, tokens, random = _whole(least=1, window=window), _whole(tokens=tokens), _whole(random=random)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import itertools
 
 import pytest
@@ -159,3 +160,10 @@ def test_a_state_of_another_kind_or_queries_of_other_tokens_are_refused():
         linear_attention(*tensors, mask=masks.causal(), state={})
     with pytest.raises(ValueError, match="1 queries and 3 keys"):
         linear_attention(tensors[0][:, :, :1], *tensors[1:], mask=masks.causal(), state=LinearState())
+
+
+def test_the_example_in_the_docstring_is_true():
+    import regard._linear.state
+
+    found = doctest.testmod(regard._linear.state)
+    assert found.attempted and not found.failed

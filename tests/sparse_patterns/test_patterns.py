@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import itertools
 
 import pytest
@@ -64,6 +65,11 @@ def test_chosen_blocks_are_those_listed():
     table = torch.zeros(6, 8, dtype=torch.bool)
     table[:2, :2] = table[:2, 6:] = table[4:, 2:6] = True
     assert torch.equal(found, table.roll(-2, 0) & torch.tensor([True, True, True, True, False, False])[:, None])
+
+
+def test_the_drawings_in_the_docstrings_are_true():
+    found = doctest.testmod(sparse)
+    assert found.attempted >= 7 and found.failed == 0
 
 
 @pytest.mark.parametrize(
