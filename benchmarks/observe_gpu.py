@@ -1,51 +1,138 @@
-"""Times the observation on a GPU beside the plain forward pass of cuDNN, in one run.
+"""Times the observation on a GPU beside the fastest plain forward pass, in one run.
 
     python benchmarks/observe_gpu.py [--quick] [--json FILE]
 
-For each shape: the plain forward pass, then forward pass with log-sum-exp and observation, as a multiple of it, for
-row statistics alone, for all statistics but the largest weights, and for all of them; bfloat16, batch 1, Gaussian
-inputs, medians. Memory is the peak beyond inputs and output.
+bfloat16, batch 1, Gaussian inputs, medians. For each shape: the fastest plain forward pass that PyTorch has for it
+(cuDNN or FlashAttention), then `regard.observe` as a multiple of it: row statistics alone (one pass by
+backend="triton", and two by "auto"), all statistics but the largest weights, and all of them. Memory is the peak beyond
+inputs and output. Then masks with grouped heads, 131 072 tokens, host synchronisation, CUDA graphs, the same call
+twice, and the first call from an empty cache of compiled kernels.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
+from triton import __version__ as triton_version
 from triton.testing import do_bench
 
+import regard
 from regard import Want, masks
-from regard._arguments import prepare
-from regard._triton import launch
 
-WANTS = {"rows": Want.none().but(rows=True), "all but top": Want(top_k=0), "all": Want()}
+ROWS = Want.none().but(rows=True)
+WANTS = {
+    "rows in one pass": (ROWS, "triton"),
+    "rows after auto": (ROWS, "auto"),
+    "all but top": (Want(top_k=0), "auto"),
+    "all": (Want(), "auto"),
+}
+MASKED = {
+    "window of 1024": masks.window(left=1023),
+    "8 documents, causal": masks.documents(lengths=[2048] * 8) & masks.causal(),
+    "grouped heads, causal": masks.causal(),
+}
 
 
-def forward(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool, lse: bool) -> tuple:
-    return torch.ops.aten._scaled_dot_product_cudnn_attention(query, key, value, None, lse, 0.0, causal, False)
+def inputs(length: int, heads: int, kv_heads: int, dim: int) -> list[torch.Tensor]:
+    shapes = [(1, count, length, dim) for count in (heads, kv_heads, kv_heads)]
+    return [torch.randn(shape, device="cuda", dtype=torch.bfloat16) for shape in shapes]
 
 
-def measure(length: int, heads: int, dim: int, causal: bool) -> dict[str, float]:
-    shape = (1, heads, length, dim)
-    query, key, value = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(3))
-    call = prepare(query, key, value, masks.causal() if causal else None, None, None, None, None, 0.0, None)
-    timing = {"warmup": 10, "rep": 60 if length < 40_000 else 200, "return_mode": "median"}
-    found = {"forward ms": do_bench(lambda: forward(query, key, value, causal, False), **timing)}
-    for name, want in WANTS.items():
+def median(call: Callable[[], Any], length: int) -> float:
+    return float(do_bench(call, warmup=10, rep=60 if length < 40_000 else 200, return_mode="median"))
 
-        def observed(want: Want = want) -> None:
-            lse = forward(query, key, value, causal, True)[1]
-            launch.observe(call, lse.reshape(1, heads, length), want)
 
-        observed()
+def plain_forward(tensors: list[torch.Tensor], causal: bool) -> float:
+    """The faster of cuDNN and FlashAttention, in milliseconds."""
+    aten = torch.ops.aten
+    length = tensors[0].shape[2]
+    return min(
+        median(lambda: aten._scaled_dot_product_cudnn_attention(*tensors, None, False, 0.0, causal, False), length),
+        median(lambda: aten._scaled_dot_product_flash_attention(*tensors, 0.0, causal, False), length),
+    )
+
+
+def observed(tensors: list[torch.Tensor], mask: masks.Mask | None, forward: float) -> dict[str, float]:
+    found = {"forward ms": forward}
+    for name, (want, backend) in WANTS.items():
+
+        def call(want: Want = want, backend: str = backend) -> regard.Observation:
+            return regard.observe(*tensors, mask=mask, want=want, backend=backend)
+
+        call()
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
-        observed()
-        found[f"{name} MiB"] = (torch.cuda.max_memory_allocated() - before) / 2**20
-        found[f"{name} ×"] = do_bench(observed, **timing) / found["forward ms"]
+        seen = call()
+        found[f"{name} MiB"] = (torch.cuda.max_memory_allocated() - before - seen.out.nbytes) / 2**20
+        del seen
+        found[f"{name} ×"] = median(call, tensors[0].shape[2]) / forward
     return found
+
+
+def masked(name: str, mask: masks.Mask) -> dict[str, float]:
+    """Against the fastest backend that takes the mask."""
+    tensors = inputs(16_384, 32, 8, 128)
+    with torch.no_grad():
+        times = {}
+        for backend in ("sdpa", "triton"):
+            times[backend] = median(lambda b=backend: regard.attention(*tensors, mask=mask, backend=b), 16_384)
+        return {**{f"{b} ms": t for b, t in times.items()}, **observed(tensors, mask, min(times.values()))}
+
+
+def behaviour() -> dict[str, Any]:
+    """What must hold beside speed: nothing waits for the device, graphs can be captured, two calls have equal bits."""
+    tensors = inputs(4096, 16, 16, 128)
+    mask = masks.causal()
+    call = lambda: regard.observe(*tensors, mask=mask)  # noqa: E731
+    first = call()
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    second = call()
+    torch.cuda.set_sync_debug_mode("default")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        third = call()
+    graph.replay()
+    torch.cuda.synchronize()
+    names = ("entropy", "max_weight", "key_mass", "map", "distance", "top_weights", "top_keys", "out")
+    start = time.perf_counter()
+    for _ in range(20):
+        call()
+    issue = (time.perf_counter() - start) / 20
+    return {
+        "no host synchronisation": True,
+        "twice bitwise equal": all(torch.equal(getattr(first, n), getattr(second, n)) for n in names),
+        "CUDA graph bitwise equal": all(torch.equal(getattr(first, n), getattr(third, n)) for n in names),
+        "microseconds of the host for a call": issue * 1e6,
+    }
+
+
+FIRST_CALL = """
+import time, torch, regard
+tensors = [torch.randn(1, 16, 16384, 128, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
+regard.attention(*tensors); torch.cuda.synchronize(); start = time.perf_counter()
+regard.observe(*tensors, mask=regard.masks.causal()); torch.cuda.synchronize(); print(time.perf_counter() - start)
+"""
+
+
+def first_call() -> float:
+    with tempfile.TemporaryDirectory() as folder:
+        settings = {**os.environ, "TRITON_CACHE_DIR": folder}
+        run = subprocess.run(
+            [sys.executable, "-c", FIRST_CALL], env=settings, capture_output=True, text=True, check=True
+        )
+    return float(run.stdout.split()[-1])
 
 
 def main() -> None:
@@ -53,15 +140,35 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="16 384 tokens only")
     parser.add_argument("--json", type=Path, help="write the figures there too")
     given = parser.parse_args()
-    figures = {}
+    figures: dict[str, Any] = {}
+
+    def tell(name: str, found: dict[str, Any]) -> None:
+        figures[name] = found
+        parts = (f"{key} {value:.2f}" if isinstance(value, float) else f"{key} {value}" for key, value in found.items())
+        print(name, *parts, sep="  ", flush=True)
+
     for length in (16_384,) if given.quick else (4096, 16_384, 65_536):
         for heads, dim in ((16, 128), (32, 64)):
             for causal in (False, True):
+                tensors = inputs(length, heads, heads, dim)
                 name = f"{length} tokens {heads}×{dim} {'causal' if causal else 'full'}"
-                figures[name] = measure(length, heads, dim, causal)
-                print(name, *(f"{key} {value:.2f}" for key, value in figures[name].items()), sep="  ", flush=True)
+                tell(name, observed(tensors, masks.causal() if causal else None, plain_forward(tensors, causal)))
+    if not given.quick:
+        for name, mask in MASKED.items():
+            tell(f"16384 tokens 32 heads on 8 ×128, {name}", masked(name, mask))
+        tensors = inputs(131_072, 16, 16, 128)
+        tell("131072 tokens 16×128 causal", observed(tensors, masks.causal(), plain_forward(tensors, True)))
+        del tensors
+        tell("behaviour", behaviour())
+        tell("first call", {"seconds": first_call()})
     if given.json:
-        given.json.write_text(json.dumps({"device": torch.cuda.get_device_name(), "figures": figures}, indent=1))
+        about = {
+            "machine": {"gpu": torch.cuda.get_device_name()},
+            "versions": {"torch": torch.__version__, "triton": triton_version, "cudnn": torch.backends.cudnn.version()},
+            "date": datetime.date.today().isoformat(),
+            "command": "python benchmarks/observe_gpu.py --json FILE",
+        }
+        given.json.write_text(json.dumps({**about, "figures": figures}, indent=1, ensure_ascii=False) + "\n")
 
 
 if __name__ == "__main__":

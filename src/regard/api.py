@@ -12,7 +12,7 @@ from regard import _guard
 from regard._arguments import prepare
 from regard._errors import Refused
 from regard._observing import observe_rows, observing_bytes
-from regard.backends._base import accumulation
+from regard.backends._base import accumulation, reads_values
 from regard.observation import Observation
 from regard.plan import Choice, Cost, Plan, choose
 from regard.statistics import Want
@@ -181,10 +181,16 @@ def observe(
     choice = choose(call.spec, backend)
     if dropout:
         call.seed = draw_seed(query)
+    if _rows_alone(want) and not reads_values(call.spec):
+        call.rows = {}
     out, lse = _guard.run(choice.backend, call, named=choice.named)
     lse = lse.detach().to(accumulation(call.spec.dtype))
-    found = _observe(_plain(call), lse, want) if want.asks else {}
+    found = call.rows or (_observe(_plain(call), lse, want) if want.asks else {})
     return Observation(out, lse, make_plan(call, choice, want), want, found)
+
+
+def _rows_alone(want: Want) -> bool:
+    return want.rows and not want.but(rows=False).asks
 
 
 def _observe(call: Call, lse: Tensor, want: Want) -> dict[str, Tensor]:
@@ -201,8 +207,6 @@ def _kernel_refusals(spec: CallSpec, want: Want) -> list[str]:
         return ["the observation kernels run on CUDA devices"]
     if importlib.util.find_spec("triton") is None:
         return ["triton is not installed"]
-    if spec.bias is not None and spec.bias.rule is not None:
-        return [f"the kernels take a bias as a tensor, and {spec.bias.rule} is a rule"]
     from regard._triton.launch import refuse
 
     return refuse(spec, want)

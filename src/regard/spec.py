@@ -64,7 +64,7 @@ class Call:
     """A call's tensors beside its spec. Tensors that may need gradients are apart from the rest on purpose:
     backends receive them explicitly, so that autograd sees them."""
 
-    __slots__ = ("bias", "clean", "key", "lse", "mask", "offset", "query", "seed", "sinks", "spec", "value")
+    __slots__ = ("bias", "clean", "key", "lse", "mask", "offset", "query", "rows", "seed", "sinks", "spec", "value")
 
     def __init__(
         self,
@@ -87,6 +87,7 @@ class Call:
         self.offset = offset  # resolved: never None
         self.seed: Tensor | None = None  # drawn by the api when dropout > 0
         self.clean: bool | None = None  # a backend that looked at all numbers says whether all were finite
+        self.rows: dict[str, Tensor] | None = None  # where row statistics are wanted of the forward pass, if it can
         self.lse: Tensor | None = None  # left here by a fused forward pass, which returns only what has gradients
 
     def without_tensors(self) -> Call:

@@ -17,9 +17,9 @@ def spread(L: int, S: int, weights: torch.Tensor) -> tuple[torch.Tensor, torch.T
     return query, weights.to(DEVICE).view(1, 1, S, 1)
 
 
-@pytest.mark.parametrize("k", [1, 5, 8, 9, 40])
+@pytest.mark.parametrize("k", [1, 9, 40])
 def test_random_weights(k: int) -> None:
-    query, key = tensors(L=37, S=143)
+    query, key = tensors(H=1, L=37, S=143)
     assert found_and_wrong(query, key, TOP.but(top_k=k))[1] == []
 
 
@@ -31,7 +31,7 @@ def test_equal_weights_go_to_the_lowest_keys() -> None:
 
 
 def test_equal_weights_under_a_causal_mask_with_fewer_keys_than_places() -> None:
-    query, key = tensors(L=37, S=37)
+    query, key = tensors(H=1, L=37, S=37)
     found, wrong = found_and_wrong(query * 0, key, TOP, mask=masks.causal())
     assert wrong == []
     assert (found["top_keys"][0, 0, 2]).tolist() == [0, 1, 2, -1, -1, -1, -1, -1]
@@ -55,7 +55,7 @@ def test_sorted_keys(order: int) -> None:
 
 
 def test_one_giant_weight_leaves_the_lowest_keys_among_those_that_vanish() -> None:
-    S = 63 * 40
+    S = 1111
     weights = torch.zeros(S)
     weights[1001] = 500.0
     found, wrong = found_and_wrong(*spread(3, S, weights), TOP, scale=1.0)

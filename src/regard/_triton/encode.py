@@ -56,12 +56,14 @@ class Runs(NamedTuple):
 
 
 class Encoded(NamedTuple):
-    """``lo``, ``hi``: int32 [groups, K, L] for INTERVALS."""
+    """``lo``, ``hi``: int32 [groups, K, L] for INTERVALS. ``split``: which tiles straddle something is known; where it
+    is not, none counts as plain."""
 
     test: int
     runs: Runs
     lo: Tensor | None = None
     hi: Tensor | None = None
+    split: bool = True
 
     @property
     def nbytes(self) -> int:
@@ -73,7 +75,7 @@ def encode(call: Call, tiling: Tiling) -> Encoded:
     spec, mask, device, offset = call.spec, call.mask, call.query.device, call.offset
     if mask is None:
         if isinstance(offset, Tensor):
-            tiling, offset = _unsplit(tiling), 0
+            return _everything(spec.queries, spec.keys, 0, _unsplit(tiling), device)._replace(split=False)
         return _everything(spec.queries, spec.keys, offset, tiling, device)
     key = ("triton", spec.queries, spec.keys, offset, spec.batch, tiling, device)
     return mask.remember(key, offset, lambda: _build(call, mask, tiling))
@@ -84,14 +86,8 @@ def _unsplit(tiling: Tiling) -> Tiling:
     return tiling._replace(grid=(1, 1), limit=(0, 0), distance=False) if tiling.straddles else tiling
 
 
-@lru_cache(256)
-def cells_of_tiles(S: int, cols: int, block_k: int, device: torch.device) -> Tensor:
-    """The map's column in which each key tile lies, -1 where it lies in several."""
-    with torch.inference_mode(False):
-        return torch.from_numpy(_cells(S, cols, block_k)).to(device)
-
-
 def _cells(S: int, cols: int, block_k: int) -> NDArray[np.int32]:
+    """The map's column in which each key tile lies, -1 where it lies in several."""
     start = np.arange(0, S, block_k, dtype=np.int64)
     last = np.minimum(start + block_k, S) - 1
     first, final = (((at + 1) * cols - 1) // S for at in (start, last))
@@ -123,20 +119,21 @@ def _build(call: Call, mask: Mask, tiling: Tiling) -> Encoded:
     L, S, B = spec.queries, spec.keys, spec.batch
     rows = mask.rows(L, S, offset, B)
     if rows is None and (band := _band_on_device(call, mask)) is not None:
-        return Encoded(INTERVALS, _band_runs(*band, S, tiling), *band)
+        return Encoded(INTERVALS, _band_runs(*band, S, tiling), *band, split=False)
     blocks = mask.blocks(L, S, offset, B, tiling.block_q, tiling.block_k)
     counts = np.diff(blocks.row_ptr, axis=1).ravel()
     owner = np.repeat(np.arange(len(counts)), counts)
     shape = blocks.groups, blocks.query_blocks
-    if isinstance(offset, Tensor):
+    split = not isinstance(offset, Tensor)
+    if not split:
         tiling = _unsplit(tiling)
     with torch.inference_mode(False):
         runs = _runs(owner, blocks.cols, blocks.full, shape, L, S, 0 if isinstance(offset, Tensor) else offset, tiling)
         runs = runs._replace(table=runs.table.to(device), counts=runs.counts.to(device))
         if rows is None:
-            return Encoded(DENSE, runs)
+            return Encoded(DENSE, runs, split=split)
         lo, hi = (torch.from_numpy(side.astype(np.int32)).to(device) for side in (rows.lo, rows.hi))
-        return Encoded(INTERVALS, runs, lo, hi)
+        return Encoded(INTERVALS, runs, lo, hi, split)
 
 
 @lru_cache(256)

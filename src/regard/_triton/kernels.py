@@ -1,11 +1,16 @@
-# ruff: noqa: SIM102 (a condition known at compile time is not to be merged with one that is not)
+# ruff: noqa: SIM102, SIM108 (a condition known at compile time is a branch of its own)
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 """The observation pass: every statistic but the weights themselves and the choice of the largest.
 
-A program owns BM rows of one head and walks over their key tiles: first the runs of plain tiles (all is permitted, all
-pairs of a run share a bucket of distance, those of a tile a cell of the map), then the tiles that straddle these, then
-those with forbidden pairs. What belongs to rows stays in registers. What is summed over rows (key mass, map,
-distances) is added to float64 sums in a way that does not depend on the order of the programs.
+A program owns BM rows of one head and walks over their key tiles: first those in which all is permitted, then those
+with forbidden pairs. Tiles lie as [keys, rows]. So a thread's numbers belong to few keys and many rows: sums over rows
+(key mass, map, distances) are made within threads, and what belongs to a row is kept as one number for each of the 8
+groups of lanes of a warp, joined once at the end. Sums that several programs share are added to float64 numbers in a
+way that does not depend on the order of the programs.
+
+A tile is plain when all is permitted, all its distances share a bucket and all its pairs a cell of the map: then sums
+over the whole tile are enough for both. The others are seen again by ``observe_edges``, which looks at single pairs:
+in one kernel the registers would not suffice.
 """
 
 from __future__ import annotations
@@ -13,27 +18,35 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from regard._triton.tiles import (
-    LN2,
-    NEVER,
-    add_exactly,
-    load_lse,
-    load_rows,
-    locate_pairs,
-    log_weights,
-    warp_sums,
-)
+from regard._triton.tiles import LN2, NEVER, add_exactly, load_block, load_lse, locate_pairs, log_weights
 
 
 @triton.jit
-def _cell(position, size, count):
-    """The cell of a position on a grid of ``count`` cells over ``size``: cell c starts at ⌊c·size/count⌋."""
-    return (((position + 1).to(tl.int64) * count - 1) // size).to(tl.int32)
+def _cell(position, size, count, WIDE: tl.constexpr):
+    """The cell of a position on a grid of ``count`` cells over ``size``: cell c starts at ⌊c·size/count⌋.
+
+    WIDE: size·count does not fit 32 bits, in which a division takes a fraction of the time.
+    """
+    if WIDE:
+        found = (((position + 1).to(tl.int64) * count - 1) // size).to(tl.int32)
+    else:
+        found = ((position + 1) * count - 1) // size
+    return found
 
 
 @triton.jit
-def _cell_start(cell, size, count):
-    return (cell.to(tl.int64) * size // count).to(tl.int32)
+def _cell_start(cell, size, count, WIDE: tl.constexpr):
+    if WIDE:
+        found = (cell.to(tl.int64) * size // count).to(tl.int32)
+    else:
+        found = cell * size // count
+    return found
+
+
+@triton.jit
+def _clipped(row, start, stop):
+    """How far a row, or the nearest that counts, lies in start … stop-1."""
+    return tl.minimum(tl.maximum(row, start), stop - 1) - start
 
 
 @triton.jit
@@ -46,45 +59,96 @@ def _bucket(distance):
 
 
 @triton.jit
-def _reach(position, i0, j0, keys, BM: tl.constexpr):
-    """The smallest and the largest distance in a tile of BM rows and the keys j0 … keys-1."""
-    below = position + i0 - (keys - 1)
+def _reach(position, i0, j0, BM: tl.constexpr, BN: tl.constexpr):
+    """The buckets of the smallest and of the largest distance in a tile."""
+    below = position + i0 - (j0 + BN - 1)
     above = position + i0 + BM - 1 - j0
-    return tl.maximum(tl.maximum(below, -above), 0), tl.maximum(above, -below)
+    return _bucket(tl.maximum(tl.maximum(below, -above), 0)), _bucket(tl.maximum(above, -below))
 
 
 @triton.jit
-def _add_to_map(p, sums, row_cells, inside, cols, j0, keys, S, map_cols, magic):
-    """One tile, column by column of the map. ``row_cells``: where the map's row of each query begins."""
-    start = j0
-    while start < keys:
-        c = _cell(start, S, map_cols)
-        stop = _cell_start(c + 1, S, map_cols)
-        here = (cols >= start) & (cols < stop)
-        part = tl.sum(tl.where(here[None, :], p, 0.0), 1)
-        add_exactly(sums, row_cells + c, part, magic, inside)
-        start = stop
+def _in_lanes(x, BM: tl.constexpr, BN: tl.constexpr, WARPS: tl.constexpr):
+    """[BN, BM] with the axes of keys told apart: within a thread, warps, within a thread, lanes. See the module."""
+    return tl.reshape(x, [BN // (16 * WARPS), WARPS, 2, 8, BM])
 
 
 @triton.jit
-def _add_to_distances(
-    p, total, sums, at, rows, cols, position, i0, j0, keys, magic, BM: tl.constexpr, BN: tl.constexpr, W: tl.constexpr
+def _lane_sums(x, BM: tl.constexpr, BN: tl.constexpr, WARPS: tl.constexpr):
+    return tl.sum(tl.sum(_in_lanes(x, BM, BN, WARPS), 0), 1)
+
+
+@triton.jit
+def _lane_maxima(x, BM: tl.constexpr, BN: tl.constexpr, WARPS: tl.constexpr, GROUPS: tl.constexpr):
+    """The largest of each of GROUPS disjoint groups of keys, 8 or 16 a warp."""
+    found = tl.max(_in_lanes(x, BM, BN, WARPS), 0)
+    if GROUPS == 8 * WARPS:
+        joined = tl.max(found, 1)
+    else:
+        joined = tl.reshape(found, [WARPS, 16, BM])
+    return joined
+
+
+@triton.jit
+def _add_total(sums, at, x, magic, BN: tl.constexpr, WARPS: tl.constexpr):
+    """Add all of x [BN] to one sum, without a step between warps."""
+    parts = tl.sum(tl.sum(tl.reshape(x, [BN // (16 * WARPS), WARPS, 16]), 0), 1)
+    place = tl.zeros([WARPS], tl.int32) + at
+    add_exactly(sums, place, parts, magic, place >= 0)
+
+
+@triton.jit
+def _add_pooled(
+    sums, cell, bucket, x, magic, BN: tl.constexpr, WARPS: tl.constexpr, MAP: tl.constexpr, DISTANCE: tl.constexpr
 ):
-    """One tile, bucket by bucket; what is nearer than each edge is summed, the rest is the difference."""
-    near, far = _reach(position, i0, j0, keys, BM)
-    away = tl.abs(position + rows[:, None] - cols[None, :])
-    bucket = _bucket(near)
-    last = _bucket(far)
-    nearer = total * 0.0
+    """Add all of x [BN] to a cell of the map and to a bucket of distance."""
+    parts = tl.sum(tl.sum(tl.reshape(x, [BN // (16 * WARPS), WARPS, 16]), 0), 1)
+    place = tl.zeros([WARPS], tl.int32)
+    if MAP:
+        add_exactly(sums, place + cell, parts, magic, place == 0)
+    if DISTANCE:
+        add_exactly(sums, place + bucket, parts, magic, place == 0)
+
+
+@triton.jit
+def _same_bucket_until(position, i0, j0, bucket, BM: tl.constexpr, BN: tl.constexpr):
+    """Where, from j0 on, the first tile begins that leaves the bucket, if all distances of the tile at j0 are in it."""
+    below = position + i0 - (j0 + BN - 1)
+    before = below - (1 << tl.maximum(bucket - 1, 0)) + 1  # keys before the rows: distances shrink
+    after = below + (1 << bucket)  # keys after them: distances grow
+    return j0 + tl.where(below > 0, before, after)
+
+
+@triton.jit
+def _add_to_map(
+    p, mass, sums, rows, keys_at, row, last, height, map_rows, j0, S, map_cols, magic,
+    BN: tl.constexpr, WARPS: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """A tile that may lie in several cells: the map's rows ``row`` to ``last``, and any columns."""
+    cell = _cell(j0, S, map_cols, WIDE)
+    if (row == last) & (tl.minimum(j0 + BN, S) <= _cell_start(cell + 1, S, map_cols, WIDE)):
+        _add_total(sums, row * map_cols + cell, mass, magic, BN, WARPS)
+    else:
+        cells = _cell(keys_at, S, map_cols, WIDE)
+        while row <= last:
+            # not by differences: a NaN is to stay in its cell
+            start = _cell_start(row, height, map_rows, WIDE)
+            stop = _cell_start(row + 1, height, map_rows, WIDE)
+            part = tl.sum(tl.where((rows >= start) & (rows < stop), p, 0.0), 1)
+            add_exactly(sums, row * map_cols + cells, part, magic, keys_at < S)
+            row += 1
+
+
+@triton.jit
+def _add_to_distances(p, mass, sums, away, bucket, last, magic, BN: tl.constexpr, WARPS: tl.constexpr):
+    """A tile with distances in several buckets: what is nearer than each edge is summed, the rest is the difference."""
+    nearer = mass * 0.0
     while bucket < last:
         # 0 | 1 | 2, 3 | 4 … 7
-        within = tl.sum(warp_sums(tl.where(away < (1 << bucket), p, 0.0), BM, BN, W), 1)
-        place = tl.zeros([W], tl.int32) + at + bucket
-        add_exactly(sums, place, within - nearer, magic, place >= 0)
+        within = tl.sum(tl.where(away < (1 << bucket), p, 0.0), 1)
+        _add_total(sums, bucket, within - nearer, magic, BN, WARPS)
         nearer = within
         bucket += 1
-    place = tl.zeros([W], tl.int32) + at + last
-    add_exactly(sums, place, total - nearer, magic, place >= 0)
+    _add_total(sums, last, mass - nearer, magic, BN, WARPS)
 
 
 _SIZES = ["L", "S", "first_row", "offset", "limit_start", "limit_stop", "map_rows", "map_cols", "first"]
@@ -93,137 +157,195 @@ _SIZES += ["blocks", "sums_stride", "map_at", "distance_at"]
 
 @triton.jit(do_not_specialize=_SIZES)
 def observe_rows(
-    Q, K, LSE, BIAS, PAIRS, PAIRS_HI, RUNS, COUNTS, OFFSETS, CELLS, SUMS, ENTROPY, LARGEST, FIRST, THRESHOLD,
+    Q, K, LSE, BIAS, PAIRS, PAIRS_HI, RUNS, COUNTS, SUMS, ENTROPY, LARGEST, FIRST, THRESHOLD,
     q_stride_b, q_stride_h, q_stride_l, k_stride_b, k_stride_h, k_stride_s,
     bias_stride_b, bias_stride_h, bias_stride_q, bias_stride_k,
     pairs_stride_b, pairs_stride_h, pairs_stride_q, pairs_stride_k, runs_group,
     L, S, first_row, offset, limit_start, limit_stop, map_rows, map_cols, first, blocks,
     sums_stride, map_at, distance_at, scale, cap, magic,
-    H: tl.constexpr, GROUP: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr,
+    H: tl.constexpr, GROUP: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr, COPIED: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, WARPS: tl.constexpr,
-    PREDICATE: tl.constexpr, SLOTS: tl.constexpr, SOFTCAP: tl.constexpr, BIASED: tl.constexpr, EACH: tl.constexpr,
+    PREDICATE: tl.constexpr, SLOTS: tl.constexpr, SOFTCAP: tl.constexpr, BIASED: tl.constexpr,
     ROWS: tl.constexpr, MASS: tl.constexpr, MAP: tl.constexpr, DISTANCE: tl.constexpr, FIRSTS: tl.constexpr,
-    LIMIT: tl.constexpr, TOP: tl.constexpr, GROUPS: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr,
+    LIMIT: tl.constexpr, TOP: tl.constexpr, GROUPS: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """RUNS: the key tiles of each block, see ``encode``; CELLS: the map's column of each tile, -1 where it has several.
-
-    PAIRS: lo (PAIRS_HI: hi) for INTERVALS, booleans for DENSE.
-    """
+    """RUNS: the key tiles of each block, see ``encode``. PAIRS: lo (PAIRS_HI: hi) for INTERVALS, booleans for DENSE."""
     # late rows see the most keys under causal masks: they start first
     block = tl.num_programs(0) - 1 - tl.program_id(0) + first_row // BM
     bh = tl.program_id(1)
-    b = (bh // H).to(tl.int64)
+    b = bh // H
     h = bh % H
     i0 = block * BM
-    rows = i0 + tl.arange(0, BM)
-    position = offset
-    if EACH:
-        position = tl.load(OFFSETS + b).to(tl.int32)
-    bias = (BIAS + b * bias_stride_b + h * bias_stride_h, bias_stride_q, bias_stride_k)
+    rows = (i0 + tl.arange(0, BM))[None, :]
+    bias = (BIAS + b.to(tl.int64) * bias_stride_b + h * bias_stride_h, bias_stride_q, bias_stride_k)
     pairs = locate_pairs(
         PAIRS, PAIRS_HI, b, h, first_row, pairs_stride_b, pairs_stride_h, pairs_stride_q, pairs_stride_k, PREDICATE
     )
-    q = load_rows(Q + b * q_stride_b + h * q_stride_h, q_stride_l, rows, L, HEAD, D, True)
+    q = load_block(Q, b, h, i0, (q_stride_b, q_stride_h, q_stride_l), L, BM, HEAD, D, COPIED, True)
     lse = load_lse(LSE + bh.to(tl.int64) * L, rows, L)
-    k_at = K + b * k_stride_b + (h // GROUP) * k_stride_h
     sums = SUMS + bh.to(tl.int64) * sums_stride
-    inside = (rows >= limit_start) & (rows < limit_stop)
+    map_row = map_at
+    one_row = True
     if MAP:
-        reach = tl.minimum(tl.maximum(rows, limit_start), limit_stop - 1) - limit_start
-        row_cells = map_at + _cell(reach, limit_stop - limit_start, map_rows) * map_cols
-        map_row = tl.min(row_cells, 0)
-        one_row = map_row == tl.max(row_cells, 0)
+        row_cell = _cell(i0, L, map_rows, WIDE)
+        one_row = row_cell == _cell(tl.minimum(i0 + BM, L) - 1, L, map_rows, WIDE)
+        map_row = map_at + row_cell * map_cols
 
-    entropy = tl.zeros([BM], tl.float32)
-    firsts = tl.zeros([BM], tl.float32)
-    largest = tl.full([BM, GROUPS], NEVER, tl.float32)
-    warp = tl.zeros([WARPS], tl.int32)
-    for kind in tl.static_range(3):
-        # plain tiles; tiles that straddle cells or buckets; tiles with forbidden pairs
-        runs = tl.load(COUNTS + kind)
-        if kind == 1 and not SPLIT:
-            runs = 0
-        table = RUNS + tl.load(COUNTS + 3 + kind) + ((b * runs_group) * blocks + block) * runs * 2
+    entropy = tl.zeros([WARPS, 8, BM], tl.float32)
+    firsts = tl.zeros([WARPS, 8, BM], tl.float32)
+    largest = tl.full([WARPS, GROUPS // WARPS, BM], NEVER, tl.float32)
+    for kind in tl.static_range(2):
+        runs = tl.load(COUNTS + 2 * kind)
+        table = RUNS + tl.load(COUNTS + 3 + 2 * kind) + (b * runs_group * blocks + block) * runs * 2
         for run in range(runs):
             start = tl.load(table + 2 * run)
             stop = tl.load(table + 2 * run + 1)
-            # sums since the run, and since the cell of the map, began
-            passed = tl.zeros([WARPS], tl.float32)
-            pooled = tl.zeros([WARPS], tl.float32)
-            current = tl.load(CELLS + start)
+            # what plain tiles gave since the bucket of distance, or the cell of the map, began
+            pooled = tl.zeros([BN], tl.float32)
+            plain = 0.0
+            bucket = start * 0
+            cell = start * 0
+            change = start * BN
             for tile in range(start, stop):
                 j0 = tile * BN
-                cols = j0 + tl.arange(0, BN)
-                k = load_rows(k_at, k_stride_s, cols, S, HEAD, D, kind == 2)
-                s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+                if (MAP or DISTANCE) and kind == 0:
+                    if j0 >= change:
+                        if plain > 0:
+                            _add_pooled(
+                                sums, map_row + cell, distance_at + bucket, pooled, magic, BN, WARPS, MAP, DISTANCE
+                            )
+                        change = j0 + (1 << 30)
+                        fits = one_row
+                        if MAP:
+                            cell = _cell(j0, S, map_cols, WIDE)
+                            change = _cell_start(cell + 1, S, map_cols, WIDE) - BN + 1
+                            fits = fits & (j0 < change)
+                        if DISTANCE:
+                            bucket, far = _reach(offset, i0, j0, BM, BN)
+                            change = tl.minimum(change, _same_bucket_until(offset, i0, j0, bucket, BM, BN))
+                            fits = fits & (bucket == far)
+                        plain = tl.where(fits, 1.0, 0.0)
+                        change = tl.where(fits, change, j0 + 1)
+                        pooled = tl.zeros([BN], tl.float32)
+                keys_at = j0 + tl.arange(0, BN)
+                cols = keys_at[:, None]
+                k = load_block(
+                    K, b, h // GROUP, j0, (k_stride_b, k_stride_h, k_stride_s), S, BN, HEAD, D, COPIED, kind == 1
+                )
+                s = tl.dot(k, tl.trans(q), input_precision=PRECISION)
+                z = log_weights(
+                    s, lse, rows, cols, (L, S), (scale, cap), bias, pairs, PREDICATE, SLOTS, SOFTCAP, BIASED, kind == 1
+                )
+                p = tl.exp2(z)
+                if ROWS:
+                    entropy += _lane_sums(p * z, BM, BN, WARPS)
+                if ROWS or TOP:
+                    largest = tl.maximum(largest, _lane_maxima(z, BM, BN, WARPS, GROUPS))
+                if FIRSTS:
+                    if j0 < first:
+                        firsts += _lane_sums(tl.where(cols < first, p, 0.0), BM, BN, WARPS)
+                if MASS or ((MAP or DISTANCE) and kind == 0):
+                    mass = tl.sum(p, 1)
+                    if (MAP or DISTANCE) and kind == 0:
+                        # not a product: 0·NaN is NaN
+                        pooled += tl.where(plain > 0, mass, 0.0)
+                    if LIMIT:
+                        mass = tl.sum(tl.where((rows >= limit_start) & (rows < limit_stop), p, 0.0), 1)
+                    if MASS:
+                        add_exactly(sums, keys_at, mass, magic, keys_at < S)
+            if (MAP or DISTANCE) and kind == 0:
+                if plain > 0:
+                    _add_pooled(sums, map_row + cell, distance_at + bucket, pooled, magic, BN, WARPS, MAP, DISTANCE)
+
+    rows = i0 + tl.arange(0, BM)
+    row = bh.to(tl.int64) * L + rows
+    lse = load_lse(LSE + bh.to(tl.int64) * L, rows, L)
+    if ROWS:
+        empty = lse == -NEVER
+        total = tl.maximum(tl.sum(tl.sum(entropy, 0), 0) * -LN2, 0.0, propagate_nan=tl.PropagateNan.ALL)
+        tl.store(ENTROPY + row, tl.where(empty, float("nan"), total), mask=rows < L)
+        top = tl.exp2(tl.max(tl.max(largest, 0), 0))
+        tl.store(LARGEST + row, tl.where(empty | (lse != lse), float("nan"), top), mask=rows < L)
+    if FIRSTS:
+        tl.store(FIRST + row, tl.sum(tl.sum(firsts, 0), 0), mask=rows < L)
+    if TOP:
+        tl.store(THRESHOLD + row, _threshold(largest, lse, BM, TOP, GROUPS), mask=rows < L)
+
+
+@triton.jit(do_not_specialize=_SIZES)
+def observe_edges(
+    Q, K, LSE, BIAS, PAIRS, PAIRS_HI, RUNS, COUNTS, OFFSETS, SUMS,
+    q_stride_b, q_stride_h, q_stride_l, k_stride_b, k_stride_h, k_stride_s,
+    bias_stride_b, bias_stride_h, bias_stride_q, bias_stride_k,
+    pairs_stride_b, pairs_stride_h, pairs_stride_q, pairs_stride_k, runs_group,
+    L, S, first_row, offset, limit_start, limit_stop, map_rows, map_cols, blocks,
+    sums_stride, map_at, distance_at, scale, cap, magic,
+    H: tl.constexpr, GROUP: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr, COPIED: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, WARPS: tl.constexpr,
+    PREDICATE: tl.constexpr, SLOTS: tl.constexpr, SOFTCAP: tl.constexpr, BIASED: tl.constexpr, EACH: tl.constexpr,
+    MAP: tl.constexpr, DISTANCE: tl.constexpr, LIMIT: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Map and distances of the tiles that are not plain. EACH: offsets differ by item."""
+    block = tl.num_programs(0) - 1 - tl.program_id(0) + first_row // BM
+    bh = tl.program_id(1)
+    b = bh // H
+    h = bh % H
+    i0 = block * BM
+    rows = (i0 + tl.arange(0, BM))[None, :]
+    position = offset
+    if EACH:
+        position = tl.load(OFFSETS + b).to(tl.int32)
+    bias = (BIAS + b.to(tl.int64) * bias_stride_b + h * bias_stride_h, bias_stride_q, bias_stride_k)
+    pairs = locate_pairs(
+        PAIRS, PAIRS_HI, b, h, first_row, pairs_stride_b, pairs_stride_h, pairs_stride_q, pairs_stride_k, PREDICATE
+    )
+    q = load_block(Q, b, h, i0, (q_stride_b, q_stride_h, q_stride_l), L, BM, HEAD, D, COPIED, True)
+    lse = load_lse(LSE + bh.to(tl.int64) * L, rows, L)
+    sums = SUMS + bh.to(tl.int64) * sums_stride
+    height = limit_stop - limit_start
+    first_cell = 0
+    last_cell = 0
+    if MAP:
+        first_cell = _cell(_clipped(i0, limit_start, limit_stop), height, map_rows, WIDE)
+        last_cell = _cell(_clipped(i0 + BM - 1, limit_start, limit_stop), height, map_rows, WIDE)
+    for kind in tl.static_range(1, 3):
+        # tiles that straddle cells or buckets; tiles with forbidden pairs
+        runs = tl.load(COUNTS + kind)
+        table = RUNS + tl.load(COUNTS + 3 + kind) + (b * runs_group * blocks + block) * runs * 2
+        for run in range(runs):
+            start = tl.load(table + 2 * run)
+            stop = tl.load(table + 2 * run + 1)
+            for tile in range(start, stop):
+                j0 = tile * BN
+                keys_at = j0 + tl.arange(0, BN)
+                cols = keys_at[:, None]
+                k = load_block(
+                    K, b, h // GROUP, j0, (k_stride_b, k_stride_h, k_stride_s), S, BN, HEAD, D, COPIED, kind == 2
+                )
+                s = tl.dot(k, tl.trans(q), input_precision=PRECISION)
                 z = log_weights(
                     s, lse, rows, cols, (L, S), (scale, cap), bias, pairs, PREDICATE, SLOTS, SOFTCAP, BIASED, kind == 2
                 )
                 p = tl.exp2(z)
-                if ROWS:
-                    entropy += tl.sum(p * z, 1)
-                if ROWS or TOP:
-                    groups = tl.max(tl.reshape(z, [BM, BN // GROUPS, GROUPS]), 1)
-                    largest = tl.maximum(largest, groups)
-                if FIRSTS:
-                    if j0 < first:
-                        firsts += tl.sum(tl.where((cols < first)[None, :], p, 0.0), 1)
-                if MASS or MAP or DISTANCE:
-                    parts = warp_sums(p, BM, BN, WARPS)
-                    total = tl.sum(parts, 1)
-                    if DISTANCE:
-                        if kind == 0:
-                            passed += total
-                        else:
-                            keys = tl.minimum(j0 + BN, S)
-                            _add_to_distances(
-                                p, total, sums, distance_at, rows, cols, position, i0, j0, keys, magic, BM, BN, WARPS
-                            )
-                    if LIMIT and (MASS or MAP):
-                        p = tl.where(inside[:, None], p, 0.0)
-                        parts = warp_sums(p, BM, BN, WARPS)
-                        total = tl.sum(parts, 1)
-                    if MASS:
-                        at = cols[None, :] + warp[:, None]
-                        add_exactly(sums, at, parts, magic, at < S)
-                    if MAP:
-                        cell = tl.load(CELLS + tile)
-                        if kind == 0:
-                            if cell != current:
-                                add_exactly(sums, warp + map_row + current, pooled, magic, warp == 0)
-                                pooled = tl.zeros([WARPS], tl.float32)
-                                current = cell
-                            pooled += total
-                        elif one_row & (cell >= 0):
-                            add_exactly(sums, warp + map_row + cell, total, magic, warp == 0)
-                        else:
-                            keys = tl.minimum(j0 + BN, S)
-                            _add_to_map(p, sums, row_cells, inside, cols, j0, keys, S, map_cols, magic)
-            if MAP and kind == 0:
-                if start < stop:
-                    add_exactly(sums, warp + map_row + current, pooled, magic, warp == 0)
-            if DISTANCE and kind == 0:
-                if start < stop:
-                    near, far = _reach(position, i0, start * BN, start * BN + BN, BM)
-                    add_exactly(sums, warp + distance_at + _bucket(near), passed, magic, warp == 0)
-
-    row = bh.to(tl.int64) * L + rows
-    empty = lse == -NEVER
-    if ROWS:
-        entropy = tl.maximum(entropy * -LN2, 0.0, propagate_nan=tl.PropagateNan.ALL)
-        tl.store(ENTROPY + row, tl.where(empty, float("nan"), entropy), mask=rows < L)
-        top = tl.exp2(tl.max(largest, 1))
-        tl.store(LARGEST + row, tl.where(empty | (lse != lse), float("nan"), top), mask=rows < L)
-    if FIRSTS:
-        tl.store(FIRST + row, firsts, mask=rows < L)
-    if TOP:
-        tl.store(THRESHOLD + row, _threshold(largest, lse, TOP, GROUPS), mask=rows < L)
+                mass = tl.sum(p, 1)
+                if DISTANCE:
+                    near, far = _reach(position, i0, j0, BM, BN)
+                    away = tl.abs(position + rows - cols)
+                    _add_to_distances(p, mass, sums + distance_at, away, near, far, magic, BN, WARPS)
+                if MAP:
+                    if LIMIT:
+                        p = tl.where((rows >= limit_start) & (rows < limit_stop), p, 0.0)
+                        mass = tl.sum(p, 1)
+                    _add_to_map(
+                        p, mass, sums + map_at, rows - limit_start, keys_at, first_cell, last_cell, height, map_rows,
+                        j0, S, map_cols, magic, BN, WARPS, WIDE,
+                    )  # fmt: skip
 
 
 @triton.jit
-def _threshold(largest, lse, TOP: tl.constexpr, GROUPS: tl.constexpr):
+def _threshold(largest, lse, BM: tl.constexpr, TOP: tl.constexpr, GROUPS: tl.constexpr):
     """A z that at least TOP keys of the row reach: the TOP-th largest of the maxima of disjoint groups of keys."""
-    ordered = tl.sort(largest, descending=True)
+    ordered = tl.sort(tl.trans(tl.reshape(largest, [GROUPS, BM])), descending=True)
     found = tl.sum(tl.where(tl.arange(0, GROUPS)[None, :] == TOP - 1, ordered, 0.0), 1)
     # lowered by more than two computations of one z differ
     found -= 1e-6 * (tl.abs(found) + tl.abs(lse)) + 1e-5

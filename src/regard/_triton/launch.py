@@ -11,46 +11,33 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from regard._triton.encode import DENSE, INTERVALS, Encoded, Tiling, cells_of_tiles, dense_piece, encode, pieces
+from regard._triton import inputs
+from regard._triton.encode import Tiling, encode
+from regard._triton.inputs import Inputs, Piece, described, pieces_of, power
+from regard._triton.run import on, run
 from regard.statistics import BUCKETS
 
 if TYPE_CHECKING:
     from regard.spec import Call, CallSpec
     from regard.statistics import Want
 
-_LOG2E = math.log2(math.e)
-# three products of rounded halves keep float32's accuracy on the tensor cores
-_PRECISION = {torch.float32: "tf32x3", torch.float16: "ieee", torch.bfloat16: "ieee"}
 _MOST_KEPT = 256
-# largest k for which thresholds are taken from maxima of groups of keys: half the keys of a tile
+# largest k for which thresholds are taken from maxima of groups of keys: half the groups there are
 _MOST_BY_GROUPS = 32
-_FAR = 1 << 30
+_LISTS = 4
+# how the choice among found keys, and the search where too many were found, are compiled
+_CHOICE = {"num_warps": 1, "num_stages": 1}
+_SEARCH = {"BM": 16, "num_warps": 4, "num_stages": 1}
 
 
 def refuse(spec: CallSpec, want: Want) -> list[str]:
     """Why the kernels cannot observe such a call; nothing when they can."""
-    reasons = []
-    if spec.device != "cuda" and not _interpreted():
-        reasons.append("the observation kernels run on CUDA devices")
-    if spec.dtype == torch.float64:
-        reasons.append("the observation kernels accumulate in float32")
-    if spec.head_dim > (128 if spec.dtype == torch.float32 else 256):
-        reasons.append(f"head dim {spec.head_dim} does not fit the observation kernels' tiles")
-    if spec.mode != "plain":
-        reasons.append(f"the observation kernels cannot be traced ({spec.mode} mode)")
+    reasons = inputs.refuse(spec)
     if spec.empty:
         reasons.append("there is nothing to observe")
     if want.top_k > _MOST_KEPT:
         reasons.append(f"top_k above {_MOST_KEPT}")
-    if max(spec.queries, spec.keys) + abs(spec.offset or 0) >= _FAR:
-        reasons.append("positions beyond 2^30")
     return reasons
-
-
-def _interpreted() -> bool:
-    import triton
-
-    return bool(triton.knobs.runtime.interpret)
 
 
 class Recipe(NamedTuple):
@@ -58,12 +45,19 @@ class Recipe(NamedTuple):
 
     tiles: dict[str, int]  # sizes of the tiles and how a program is compiled
     flags: dict[str, Any]  # which statistics the observation pass folds
+    finds: dict[str, int]  # tiles of the pass that finds the largest weights
     limit: range  # queries that count for key mass and map
     grid: tuple[int, int]  # cells of the map
     sums: int  # numbers summed over rows, for each head
     magic: float  # see add_exactly
     tiling: Tiling
-    groups: int
+    wide: bool  # cells of the map need 64-bit numbers
+    room: int  # entries of a list, see top
+
+    @property
+    def passes(self) -> bool:
+        """Whether the observation pass has anything to do."""
+        return any(self.flags[name] for name in ("ROWS", "MASS", "MAP", "DISTANCE", "FIRSTS", "TOP"))
 
 
 _recipes: dict[tuple[Any, ...], Recipe] = {}
@@ -93,107 +87,40 @@ def _make_recipe(spec: CallSpec, want: Want) -> Recipe:
         "FIRSTS": want.first > 0,
         "LIMIT": len(limit) < spec.queries,
         "TOP": want.top_k if by_groups else 0,
-        "GROUPS": max(16, 2 * _power(want.top_k)) if by_groups else 8,
+        "GROUPS": 64 if by_groups and want.top_k > 16 else 32,
     }
     sums = spec.keys * want.key_mass + grid[0] * grid[1] + BUCKETS * want.distance
-    tiles = _tiles(spec, grid[0] and len(limit) // grid[0])
-    # a third loop over tiles doubles the time of compilation where logits take long to compute
+    tiles = _tiles(spec)
+    # one more loop over tiles doubles the time of compilation where logits take long to compute
     distinct = spec.bias is None and spec.softcap is None
-    tiling = Tiling(tiles["BM"], tiles["BN"], grid, (limit.start, limit.stop), want.distance, distinct)
-    flags["SPLIT"] = tiling.straddles and distinct
+    split = grid, (limit.start, limit.stop), want.distance
+    if flags["LIMIT"] and (grid[0] or want.distance):
+        split = (1, 1), (0, 0), False  # no tile is plain
+    tiling = Tiling(tiles["BM"], tiles["BN"], *split, distinct)
+    wide = (spec.queries + 1) * max(1, grid[0]) >= 1 << 31 or (spec.keys + 256) * max(1, grid[1]) >= 1 << 31
     # no sum exceeds the number of rows by more than rounding, and float64 counts to 2^53
     magic = 1.5 * 2.0 ** spec.queries.bit_length()
-    return Recipe(tiles, flags, limit, grid, sums, magic, tiling, flags["GROUPS"])
+    return Recipe(tiles, flags, _find_tiles(spec), limit, grid, sums, magic, tiling, wide, flags["GROUPS"] // 2)
 
 
-def _tiles(spec: CallSpec, cell: int) -> dict[str, int]:
-    """``cell``: rows in a cell of the map, or 0. Blocks of rows that straddle cells cost more."""
+def _tiles(spec: CallSpec) -> dict[str, int]:
+    deep = spec.dtype != torch.float32 and spec.head_dim <= 128
+    return {"BM": 64, "BN": 64, "num_warps": 4, "num_stages": 3 if deep else 2}
+
+
+def _find_tiles(spec: CallSpec) -> dict[str, int]:
     half = spec.dtype != torch.float32
-    return {
-        "D": max(16, _power(spec.head_dim)),
-        "BM": 128 if half and spec.queries > 64 and cell % 128 == 0 else 64,
-        "BN": 64,
-        "num_warps": 4,
-        "num_stages": 3 if half and spec.head_dim <= 128 else 2,
-    }
-
-
-def _power(n: int) -> int:
-    return 1 << max(0, n - 1).bit_length()
-
-
-class _Inputs:
-    """A call's tensors as arguments of the kernels."""
-
-    def __init__(self, call: Call, lse: Tensor, recipe: Recipe) -> None:
-        spec = call.spec
-        self.call, self.tiles = call, recipe.tiles
-        self.query, self.key = _rows_of_unit_stride(call.query), _rows_of_unit_stride(call.key)
-        self.lse = lse.to(torch.float32).contiguous()
-        self.bias = self.lse
-        self.bias_strides: tuple[int, ...] = (0, 0, 0, 0)
-        if call.bias is not None:
-            self.bias = call.bias.detach().expand(spec.batch, spec.heads, spec.queries, spec.keys)
-            self.bias_strides = self.bias.stride()
-        self.encoded = encode(call, recipe.tiling)
-        self.scales = spec.scale * _LOG2E, 0.0
-        if spec.softcap is not None:
-            self.scales = spec.scale / spec.softcap, spec.softcap * _LOG2E
-
-    def sources(self, piece: _Piece) -> tuple[Tensor, ...]:
-        return self.query, self.key, self.lse, self.bias, piece.lo, piece.hi
-
-    def strides(self, piece: _Piece) -> tuple[int, ...]:
-        return (*self.query.stride()[:3], *self.key.stride()[:3], *self.bias_strides, *piece.strides)
-
-    def shape(self, **more: int) -> dict[str, Any]:
-        """The compile-time arguments that every kernel takes."""
-        spec = self.call.spec
-        return {
-            "H": spec.heads,
-            "GROUP": spec.heads // spec.kv_heads,
-            "HEAD": spec.head_dim,
-            "SOFTCAP": spec.softcap is not None,
-            "BIASED": spec.bias is not None,
-            **self.tiles,
-            **more,
-        }
-
-
-class _Piece(NamedTuple):
-    """Some rows of the call, and the test of their pairs."""
-
-    rows: range
-    lo: Tensor
-    hi: Tensor
-    strides: tuple[int, ...]
-    test: dict[str, int]
-
-
-def _pieces(call: Call, encoded: Encoded, lse: Tensor, block_q: int) -> list[_Piece]:
-    if encoded.test == INTERVALS:
-        lo, hi = encoded.lo, encoded.hi
-        assert lo is not None and hi is not None
-        strides = (lo.stride(0) if lo.shape[0] > 1 else 0, 0, 1, lo.stride(1))
-        test = {"PREDICATE": INTERVALS, "SLOTS": lo.shape[1]}
-        return [_Piece(range(call.spec.queries), lo, hi, strides, test)]
-    test = {"PREDICATE": encoded.test, "SLOTS": 0}
-    if encoded.test == DENSE:
-        found = []
-        for rows in pieces(call, encoded, block_q):
-            seen = dense_piece(call, rows).view(torch.uint8)
-            found.append(_Piece(rows, seen, seen, seen.stride(), test))
-        return found
-    return [_Piece(range(call.spec.queries), lse, lse, (0, 0, 0, 0), test)]
+    return {"BM": 128 if half and spec.queries > 64 else 64, "BN": 64, "num_warps": 4, "num_stages": 3 if half else 2}
 
 
 def observe(call: Call, lse: Tensor, want: Want) -> dict[str, Tensor]:
     """Every wanted statistic of a call that ``refuse`` has no reason against, [B, H, ...]."""
     recipe = _recipe(call.spec, want)
-    with torch.no_grad():
-        given = _Inputs(call, lse, recipe)
+    with torch.no_grad(), on(call.query.device):
+        given = Inputs(call)
         found = _allocate(call, want, recipe)
-        for piece in _pieces(call, given.encoded, given.lse, recipe.tiles["BM"]):
+        found["lse"] = lse.to(torch.float32).contiguous()
+        for piece in pieces_of(call, encode(call, recipe.tiling), recipe.tiles["BM"]):
             _observe_piece(given, piece, want, recipe, found)
         _finish(call, want, recipe, found)
     return {name: found[name] for name in _NAMES if name in found}
@@ -229,9 +156,8 @@ def _allocate(call: Call, want: Want, recipe: Recipe) -> dict[str, Tensor]:
     return found
 
 
-def _observe_piece(given: _Inputs, piece: _Piece, want: Want, recipe: Recipe, found: dict[str, Tensor]) -> None:
-    flags = recipe.flags
-    if flags["TOP"] or any(flags[name] for name in ("ROWS", "MASS", "MAP", "DISTANCE", "FIRSTS")):
+def _observe_piece(given: Inputs, piece: Piece, want: Want, recipe: Recipe, found: dict[str, Tensor]) -> None:
+    if recipe.passes:
         _observation_pass(given, piece, want, recipe, found)
     if want.top_k:
         _top(given, piece, want, recipe, found)
@@ -239,66 +165,93 @@ def _observe_piece(given: _Inputs, piece: _Piece, want: Want, recipe: Recipe, fo
         _rectangle(given, piece, want, found)
 
 
-def _observation_pass(given: _Inputs, piece: _Piece, want: Want, recipe: Recipe, found: dict[str, Tensor]) -> None:
-    from regard._triton.kernels import observe_rows
+def _sources(given: Inputs, piece: Piece, lse: Tensor, tiles: dict[str, int] | None = None) -> tuple[Any, ...]:
+    """Query, key and the rest; with ``tiles`` for the copy engine, where it can be used."""
+    query, key = given.query, given.key
+    if tiles is not None and given.copied:
+        width = max(16, power(given.call.spec.head_dim))
+        query, key = described(query, tiles["BM"], width), described(key, tiles["BN"], width)
+    return query, key, lse, given.bias, piece.lo, piece.hi
 
-    spec, lse, runs, block = given.call.spec, given.lse, given.encoded.runs, recipe.tiles["BM"]
-    offset = given.call.offset
+
+def _strides(given: Inputs, piece: Piece) -> tuple[int, ...]:
+    return (*given.query.stride()[:3], *given.key.stride()[:3], *given.bias_strides, *piece.strides)
+
+
+def _observation_pass(given: Inputs, piece: Piece, want: Want, recipe: Recipe, found: dict[str, Tensor]) -> None:
+    from regard._triton.kernels import observe_edges, observe_rows
+
+    call, lse, tiles, flags = given.call, found["lse"], recipe.tiles, recipe.flags
+    spec, offset = call.spec, call.offset
     each = isinstance(offset, Tensor)
+    summed = {name: flags[name] for name in ("MAP", "DISTANCE")}
+    edges = encode(call, recipe.tiling) if any(summed.values()) else None
+    grid = -(-len(piece.rows) // tiles["BM"]), spec.batch * spec.heads
+    sources, strides = _sources(given, piece, lse, tiles), _strides(given, piece)
     map_at = spec.keys * want.key_mass
-    observe_rows[(-(-len(piece.rows) // block), spec.batch * spec.heads)](
-        *given.sources(piece), runs.table, runs.counts, offset if each else lse,
-        cells_of_tiles(spec.keys, max(1, recipe.grid[1]), recipe.tiles["BN"], lse.device), found.get("sums", lse),
-        *(found.get(name, lse) for name in ("entropy", "max_weight", "first_mass", "threshold")),
-        *given.strides(piece), int(runs.groups > 1),
+    sizes = (
         spec.queries, spec.keys, piece.rows.start, 0 if each else offset, recipe.limit.start, recipe.limit.stop,
-        *recipe.grid, want.first, runs.blocks, recipe.sums, map_at, map_at + math.prod(recipe.grid), *given.scales,
-        recipe.magic, EACH=each, WARPS=recipe.tiles["num_warps"], PRECISION=_PRECISION[spec.dtype],
-        **given.shape(**piece.test), **recipe.flags,
+        *recipe.grid,
     )  # fmt: skip
+    rest = recipe.sums, map_at, map_at + math.prod(recipe.grid), *given.scales, recipe.magic
+    shape = given.shape(**tiles, **piece.test, WARPS=tiles["num_warps"], COPIED=given.copied, LIMIT=flags["LIMIT"])
+    plain = summed if edges is None or (edges.split and not flags["LIMIT"]) else dict.fromkeys(summed, False)
+    shape["WIDE"] = recipe.wide
+    runs = encode(call, Tiling(tiles["BM"], tiles["BN"])).runs
+    rows = tuple(found.get(name, lse) for name in ("entropy", "max_weight", "first_mass", "threshold"))
+    args = (
+        *sources, runs.table, runs.counts, found.get("sums", lse), *rows, *strides, int(runs.groups > 1), *sizes,
+        want.first, runs.blocks, *rest,
+    )  # fmt: skip
+    run(observe_rows, grid, args, {**flags, **plain, **shape})
+    if edges is not None:
+        runs = edges.runs
+        args = (
+            *sources, runs.table, runs.counts, offset if each else lse, found["sums"], *strides,
+            int(runs.groups > 1), *sizes, runs.blocks, *rest,
+        )  # fmt: skip
+        run(observe_edges, grid, args, {"EACH": each, **summed, **shape})
 
 
-def _top(given: _Inputs, piece: _Piece, want: Want, recipe: Recipe, found: dict[str, Tensor]) -> None:
+def _top(given: Inputs, piece: Piece, want: Want, recipe: Recipe, found: dict[str, Tensor]) -> None:
     from regard._triton import top
 
-    spec, tiles = given.call.spec, recipe.tiles
+    spec, tiles, room, lse = given.call.spec, recipe.finds, recipe.room, found["lse"]
     # here nothing is straddled: longer runs
     runs = encode(given.call, Tiling(tiles["BM"], tiles["BN"])).runs
-    heads, rows, kept = spec.batch * spec.heads, len(piece.rows), _power(want.top_k)
-    room = 2 * recipe.groups
-    sizes = int(runs.groups > 1), spec.queries, spec.keys, piece.rows.start, runs.blocks
-    total = heads * spec.queries
+    heads, rows = spec.batch * spec.heads, len(piece.rows)
+    lists = heads * spec.queries * _LISTS
+    peaked = spec.head_dim > 64
+    plain, strides = _sources(given, piece, lse), _strides(given, piece)
+    sizes = (int(runs.groups > 1), spec.queries, spec.keys, piece.rows.start, runs.blocks, *given.scales)
+    chosen = found["top_weights"], found["top_keys"]
+    lengths = {"ROOM": room, "TOP": want.top_k, "KEPT": power(want.top_k)}
     if recipe.flags["TOP"]:
-        new = given.lse.new_empty
         if "count" not in found:
-            found["count"] = new(total, dtype=torch.int32)
-            found["tiles"] = new(total * room, dtype=torch.int32)
-            found["words"] = new(total * room, dtype=torch.int64)
-        lists = found["count"], found["tiles"], found["words"]
-        top.find[(-(-rows // tiles["BM"]), heads)](
-            *given.sources(piece), runs.table, runs.counts, found["threshold"], *lists,
-            *given.strides(piece), *sizes, *given.scales, **given.shape(**piece.test), ROOM=room,
-            RAW=spec.softcap is None and spec.bias is None and spec.scale > 0, WARPS=tiles["num_warps"],
-            PRECISION=_PRECISION[spec.dtype],
-        )  # fmt: skip
+            found["count"] = lse.new_empty(lists, dtype=torch.int32)
+            found["stretches"] = lse.new_empty(lists * room, dtype=torch.int32)
+            found["words"] = lse.new_empty(lists * room, dtype=torch.int64)
+            found["peaks"] = lse.new_empty(lists * room) if peaked else lse
+        noted = tuple(found[name] for name in ("threshold", "count", "stretches", "words", "peaks"))
+        sources = _sources(given, piece, lse, tiles)
+        args = (*sources, runs.table, runs.counts, *noted, *strides, *sizes)
+        shape = given.shape(**tiles, **piece.test, RAW=given.rises(), COPIED=given.copied, ROOM=room, PEAKED=peaked)
+        run(top.find, (-(-rows // tiles["BM"]), heads), args, shape)
         if piece.rows.stop == spec.queries:
-            block = 8
-            top.choose[(-(-spec.queries // block), heads)](
-                *given.sources(piece)[:4], *lists, found["top_weights"], found["top_keys"],
-                *given.strides(piece)[:10], spec.queries, spec.keys, *given.scales,
-                **given.shape(BM=block, num_stages=1, num_warps=1), ROOM=room, TOP=want.top_k, KEPT=kept,
-            )  # fmt: skip
+            args = (*plain[:4], *noted, *chosen, *strides[:10], spec.queries, spec.keys, *given.scales)
+            # one row for each program, whose rows wait for each other; the interpreter runs programs in turn
+            block = 1 if spec.device == "cuda" else 64
+            shape = given.shape(**_CHOICE, BM=block, ROOM=room, TOP=want.top_k, PEAKED=peaked)
+            del shape["PRECISION"]
+            run(top.choose, (-(-spec.queries // block), heads), args, shape)
     elif "count" not in found:
-        found["count"] = given.lse.new_full((total,), room + 1, dtype=torch.int32)
-    top.search[(-(-rows // 16), heads)](
-        *given.sources(piece), runs.table, runs.counts, found["count"], found["top_weights"], found["top_keys"],
-        *given.strides(piece), *sizes, *given.scales,
-        **given.shape(**piece.test, BM=16, num_stages=1, RUN_ROWS=tiles["BM"]), ROOM=room, TOP=want.top_k, KEPT=kept,
-        PRECISION=_PRECISION[spec.dtype],
-    )  # fmt: skip
+        found["count"] = lse.new_full((lists,), room + 1, dtype=torch.int32)
+    args = (*plain, runs.table, runs.counts, found["count"], *chosen, *strides, *sizes)
+    shape = given.shape(**_SEARCH, **lengths, **piece.test, BN=tiles["BN"], RUN_ROWS=tiles["BM"])
+    run(top.search, (-(-rows // _SEARCH["BM"]), heads), args, shape)
 
 
-def _rectangle(given: _Inputs, piece: _Piece, want: Want, found: dict[str, Tensor]) -> None:
+def _rectangle(given: Inputs, piece: Piece, want: Want, found: dict[str, Tensor]) -> None:
     from regard._triton.small import rectangle
 
     spec, block = given.call.spec, 64
@@ -308,11 +261,11 @@ def _rectangle(given: _Inputs, piece: _Piece, want: Want, found: dict[str, Tenso
     if not len(inside) or not len(keys):
         return
     grid = -(-len(keys) // block), -(-len(inside) // block), spec.batch * spec.heads
-    rectangle[grid](
-        *given.sources(piece), found["weights"], *given.strides(piece), spec.queries, spec.keys, piece.rows.start,
-        rows.start, inside.stop, keys.start, keys.stop, len(rows), *given.scales,
-        **given.shape(**piece.test, BM=block, BN=block, num_stages=1), PRECISION=_PRECISION[spec.dtype],
+    args = (
+        *_sources(given, piece, found["lse"]), found["weights"], *_strides(given, piece), spec.queries, spec.keys,
+        piece.rows.start, rows.start, inside.stop, keys.start, keys.stop, len(rows), *given.scales,
     )  # fmt: skip
+    run(rectangle, grid, args, given.shape(**piece.test, BM=block, BN=block, num_stages=1, num_warps=4))
 
 
 def _finish(call: Call, want: Want, recipe: Recipe, found: dict[str, Tensor]) -> None:
@@ -333,13 +286,8 @@ def _finish(call: Call, want: Want, recipe: Recipe, found: dict[str, Tensor]) ->
     if want.distance:
         found["distance"] = new(*lead, BUCKETS, dtype=torch.float32)
     size = 1024
-    finish_sums[(-(-recipe.sums // size), heads)](
+    args = (
         sums, *(found.get(name, sums) for name in ("key_mass", "map", "distance")), recipe.sums,
         max(1, recipe.grid[0]), max(1, recipe.grid[1]), len(recipe.limit), spec.keys, mass, cells, recipe.sums,
-        SIZE=size,
     )  # fmt: skip
-
-
-def _rows_of_unit_stride(tensor: Tensor) -> Tensor:
-    tensor = tensor.detach()
-    return tensor if tensor.stride(3) == 1 else tensor.contiguous()
+    run(finish_sums, (-(-recipe.sums // size), heads), args, {"SIZE": size})

@@ -6,7 +6,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from regard._triton.tiles import BUCKETS, load_lse, load_rows, locate_pairs, log_weights
+from regard._triton.tiles import BUCKETS, load_block, load_lse, locate_pairs, log_weights
 
 
 @triton.jit(do_not_specialize=["total", "rows", "cols", "queries", "keys", "mass", "cells", "sums_stride"])
@@ -46,21 +46,22 @@ def rectangle(
     Only rows from ``first_row`` on are computed: where a mask comes in pieces, so does the rectangle.
     """
     bh = tl.program_id(2)
-    b = (bh // H).to(tl.int64)
+    b = bh // H
     h = bh % H
     begin = tl.maximum(row_start, first_row)
-    rows = begin + tl.program_id(1) * BM + tl.arange(0, BM)
-    cols = key_start + tl.program_id(0) * BN + tl.arange(0, BN)
-    bias = (BIAS + b * bias_stride_b + h * bias_stride_h, bias_stride_q, bias_stride_k)
+    i0 = begin + tl.program_id(1) * BM
+    j0 = key_start + tl.program_id(0) * BN
+    rows = (i0 + tl.arange(0, BM))[:, None]
+    cols = (j0 + tl.arange(0, BN))[None, :]
+    bias = (BIAS + b.to(tl.int64) * bias_stride_b + h * bias_stride_h, bias_stride_q, bias_stride_k)
     pairs = locate_pairs(
         PAIRS, PAIRS_HI, b, h, first_row, pairs_stride_b, pairs_stride_h, pairs_stride_q, pairs_stride_k, PREDICATE
     )
-    q = load_rows(Q + b * q_stride_b + h * q_stride_h, q_stride_l, rows, L, HEAD, D, True)
+    q = load_block(Q, b, h, i0, (q_stride_b, q_stride_h, q_stride_l), L, BM, HEAD, D, False, True)
     lse = load_lse(LSE + bh.to(tl.int64) * L, rows, L)
-    k = load_rows(K + b * k_stride_b + (h // GROUP) * k_stride_h, k_stride_s, cols, S, HEAD, D, True)
+    k = load_block(K, b, h // GROUP, j0, (k_stride_b, k_stride_h, k_stride_s), S, BN, HEAD, D, False, True)
     s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     z = log_weights(s, lse, rows, cols, (L, S), (scale, cap), bias, pairs, PREDICATE, SLOTS, SOFTCAP, BIASED, True)
     width = key_stop - key_start
-    at = (bh.to(tl.int64) * height + (rows - row_start))[:, None] * width + (cols - key_start)[None, :]
-    inside = (rows < row_stop)[:, None] & (cols < key_stop)[None, :]
-    tl.store(WEIGHTS + at, tl.exp2(z), mask=inside)
+    at = (bh.to(tl.int64) * height + (rows - row_start)) * width + (cols - key_start)
+    tl.store(WEIGHTS + at, tl.exp2(z), mask=(rows < row_stop) & (cols < key_stop))

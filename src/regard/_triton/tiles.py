@@ -3,7 +3,8 @@
 
 Legend: b batch item, h head, i query row, j key; BM × BN the tile, D the head dim padded to a power of two. Logits are
 in powers of two: z = log2 of the weight = logit·log2 e - lse·log2 e, NEVER where a pair is forbidden. BM rows belong
-to one program, which walks over the key tiles of its runs.
+to one program, which walks over the key tiles of its runs. A tile lies as [rows, keys] or as [keys, rows]: the indices
+``rows`` and ``cols`` of its pairs come with two axes, one of them of length 1.
 """
 
 from __future__ import annotations
@@ -23,15 +24,28 @@ DENSE = tl.constexpr(2)  # a boolean for each pair
 
 
 @triton.jit
-def load_rows(base, stride, at, count, HEAD: tl.constexpr, D: tl.constexpr, CHECK: tl.constexpr):
-    """Rows ``at`` of a [count, HEAD] matrix, zeros beyond its ends."""
-    d = tl.arange(0, D)
-    where = base + at.to(tl.int64)[:, None] * stride + d[None, :]
-    if CHECK:
-        return tl.load(where, mask=(at < count)[:, None] & (d < HEAD)[None, :], other=0.0)
-    if HEAD == D:
-        return tl.load(where)
-    return tl.load(where, mask=(d < HEAD)[None, :], other=0.0)
+def load_block(
+    X, b, h, start, strides, count,
+    SIZE: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr, COPIED: tl.constexpr, CHECK: tl.constexpr,
+):  # fmt: skip
+    """Rows start … start+SIZE-1 of head h of a [B, H, count, HEAD] tensor as [SIZE, D], zeros beyond its ends.
+
+    COPIED: X is a descriptor for the copy engine. Else it is an address, and CHECK says that rows may lie beyond.
+    """
+    if COPIED:
+        found = tl.reshape(X.load([b, h, start, 0]), [SIZE, D])
+    else:
+        at = start + tl.arange(0, SIZE)
+        d = tl.arange(0, D)
+        base = X + b.to(tl.int64) * strides[0] + h * strides[1]
+        where = base + at.to(tl.int64)[:, None] * strides[2] + d[None, :]
+        if CHECK:
+            found = tl.load(where, mask=(at < count)[:, None] & (d < HEAD)[None, :], other=0.0)
+        elif HEAD == D:
+            found = tl.load(where)
+        else:
+            found = tl.load(where, mask=(d < HEAD)[None, :], other=0.0)
+    return found
 
 
 @triton.jit
@@ -54,25 +68,14 @@ def tanh(x):
 
 @triton.jit
 def log_weights(
-    s,
-    lse,
-    rows,
-    cols,
-    sizes,
-    scales,
-    bias,
-    pairs,
-    PREDICATE: tl.constexpr,
-    SLOTS: tl.constexpr,
-    SOFTCAP: tl.constexpr,
-    BIAS: tl.constexpr,
-    MASKED: tl.constexpr,
-):
+    s, lse, rows, cols, sizes, scales, bias, pairs,
+    PREDICATE: tl.constexpr, SLOTS: tl.constexpr, SOFTCAP: tl.constexpr, BIAS: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
     """z of a tile from its products s = q·k. ``scales``: (scale, softcap), log2 e included."""
     z = s * scales[0]
     if SOFTCAP:
         z = tanh(z) * scales[1]
-    z = z - lse[:, None]
+    z = z - lse
     if BIAS:
         added = load_pairs(bias, rows, cols, sizes).to(tl.float32)
         z = tl.where(added == float("-inf"), NEVER, z + added * LOG2E)
@@ -84,7 +87,7 @@ def log_weights(
 @triton.jit
 def locate_pairs(LO, HI, b, h, first_row, stride_b, stride_h, stride_q, stride_k, PREDICATE: tl.constexpr):
     """What ``permitted`` reads of this head. A matrix of booleans may begin at a later row than 0."""
-    at = b * stride_b + h * stride_h
+    at = b.to(tl.int64) * stride_b + h * stride_h
     if PREDICATE == INTERVALS:
         return LO + at, HI + at, stride_k
     else:
@@ -94,31 +97,24 @@ def locate_pairs(LO, HI, b, h, first_row, stride_b, stride_h, stride_q, stride_k
 @triton.jit
 def load_pairs(matrix, rows, cols, sizes):
     """A tile of a matrix (address, row stride, column stride); zeros beyond the ends."""
-    inside = (rows < sizes[0])[:, None] & (cols < sizes[1])[None, :]
-    at = matrix[0] + rows.to(tl.int64)[:, None] * matrix[1] + cols.to(tl.int64)[None, :] * matrix[2]
-    return tl.load(at, mask=inside, other=0)
+    at = matrix[0] + rows.to(tl.int64) * matrix[1] + cols.to(tl.int64) * matrix[2]
+    return tl.load(at, mask=(rows < sizes[0]) & (cols < sizes[1]), other=0)
 
 
 @triton.jit
 def permitted(rows, cols, sizes, pairs, PREDICATE: tl.constexpr, SLOTS: tl.constexpr):
     """``pairs``: for INTERVALS (lo, hi, distance of slots), for DENSE a matrix of booleans."""
     if PREDICATE == INTERVALS:
-        seen = (cols < 0)[None, :] & (rows < 0)[:, None]
+        seen = (cols < 0) & (rows < 0)
         for slot in tl.static_range(SLOTS):
             lo = tl.load(pairs[0] + slot * pairs[2] + rows, mask=rows < sizes[0], other=0)
             hi = tl.load(pairs[1] + slot * pairs[2] + rows, mask=rows < sizes[0], other=0)
-            seen |= (cols[None, :] >= lo[:, None]) & (cols[None, :] < hi[:, None])
+            seen |= (cols >= lo) & (cols < hi)
     elif PREDICATE == DENSE:
         seen = load_pairs(pairs, rows, cols, sizes) != 0
     else:
-        seen = (cols < sizes[1])[None, :] & (rows >= 0)[:, None]
+        seen = (cols < sizes[1]) & (rows >= 0)
     return seen
-
-
-@triton.jit
-def warp_sums(p, BM: tl.constexpr, BN: tl.constexpr, WARPS: tl.constexpr):
-    """Column sums of a tile over the rows of each warp, [WARPS, BN]: no step between warps."""
-    return tl.sum(tl.sum(tl.reshape(p, [BM // (16 * WARPS), WARPS, 16, BN]), 0), 1)
 
 
 @triton.jit

@@ -1,10 +1,15 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 """The k largest weights of each row, exactly, in three steps.
 
-  find    from a threshold that at least k keys reach, note the tiles in which a row has such keys, one bit for each
-  choose  compute the weights of the noted keys again and keep the k largest
-  search  rows with more tiles than their list holds: a running choice over all keys. Rare on real data; programs
+  find    from a threshold that at least k keys reach, note the stretches of four tiles in which a row has such keys,
+          one bit for each
+  choose  keep the k largest; where several keys of a list lie in one stretch, compute the row's weights again
+          (at small head sizes always: there that takes less time than to note the weights)
+  search  rows with more stretches than their lists hold: a running choice over all keys. Rare on real data; programs
           whose rows all fit end at once, so nothing needs to be known on the host
+
+A row has four lists, one for each thread that holds some of its products: key 64·n + 8·g + 2·t + e of a stretch is
+bit 16·n + 2·g + e of thread t. So nothing is exchanged between threads.
 
 Ranks are (weight, lower key first), packed into one integer: the bits of a weight >= 0 are ordered like the weight.
 """
@@ -14,10 +19,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from regard._triton.tiles import LOG2E, NEVER, load_lse, load_rows, locate_pairs, log_weights, permitted, tanh
+from regard._triton.tiles import LOG2E, NEVER, load_block, load_lse, locate_pairs, log_weights, permitted, tanh
 
 _SIZES = ["L", "S", "first_row", "blocks"]
 LAST_KEY = tl.constexpr(0x7FFFFFFF)
+LISTS = tl.constexpr(4)
 
 
 @triton.jit
@@ -29,47 +35,52 @@ def _rank(p, keys):
 
 @triton.jit(do_not_specialize=_SIZES)
 def find(
-    Q, K, LSE, BIAS, PAIRS, PAIRS_HI, RUNS, COUNTS, THRESHOLD, COUNT, TILES, WORDS,
+    Q, K, LSE, BIAS, PAIRS, PAIRS_HI, RUNS, COUNTS, THRESHOLD, COUNT, STRETCHES, WORDS, PEAKS,
     q_stride_b, q_stride_h, q_stride_l, k_stride_b, k_stride_h, k_stride_s,
     bias_stride_b, bias_stride_h, bias_stride_q, bias_stride_k,
     pairs_stride_b, pairs_stride_h, pairs_stride_q, pairs_stride_k, runs_group,
     L, S, first_row, blocks, scale, cap,
-    H: tl.constexpr, GROUP: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    H: tl.constexpr, GROUP: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr, COPIED: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr,
     PREDICATE: tl.constexpr, SLOTS: tl.constexpr, SOFTCAP: tl.constexpr, BIASED: tl.constexpr, ROOM: tl.constexpr,
-    RAW: tl.constexpr, WARPS: tl.constexpr, PRECISION: tl.constexpr,
+    RAW: tl.constexpr, PEAKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """TILES, WORDS: [row, ROOM], a tile's index and a bit for each of its 64 keys. COUNT may exceed ROOM."""
+    """STRETCHES, WORDS, PEAKS: [row, list, ROOM], an index, 64 bits, and the largest z of the list's keys there.
+    COUNT, [row, list], may exceed ROOM."""
     block = tl.num_programs(0) - 1 - tl.program_id(0) + first_row // BM
     bh = tl.program_id(1)
-    b = (bh // H).to(tl.int64)
+    b = bh // H
     h = bh % H
-    rows = block * BM + tl.arange(0, BM)
-    bias = (BIAS + b * bias_stride_b + h * bias_stride_h, bias_stride_q, bias_stride_k)
+    i0 = block * BM
+    at = i0 + tl.arange(0, BM)
+    rows = at[:, None]
+    bias = (BIAS + b.to(tl.int64) * bias_stride_b + h * bias_stride_h, bias_stride_q, bias_stride_k)
     pairs = locate_pairs(
         PAIRS, PAIRS_HI, b, h, first_row, pairs_stride_b, pairs_stride_h, pairs_stride_q, pairs_stride_k, PREDICATE
     )
-    q = load_rows(Q + b * q_stride_b + h * q_stride_h, q_stride_l, rows, L, HEAD, D, True)
+    q = load_block(Q, b, h, i0, (q_stride_b, q_stride_h, q_stride_l), L, BM, HEAD, D, COPIED, True)
     lse = load_lse(LSE + bh.to(tl.int64) * L, rows, L)
-    k_at = K + b * k_stride_b + (h // GROUP) * k_stride_h
     threshold = tl.load(THRESHOLD + bh.to(tl.int64) * L + rows, mask=rows < L, other=float("inf"))
     if RAW:
         # z rises with s = q·k: the products themselves are compared
         threshold = tl.maximum((threshold + lse) / scale, NEVER / 2, propagate_nan=tl.PropagateNan.ALL)
-    # the lists are kept by warp, so that noting a tile needs no step between warps
-    own = _by_warp(rows, BM, WARPS)
-    row = bh.to(tl.int64) * L + own
-    count = tl.zeros([BM // WARPS, WARPS], tl.int32)
-    bit = (1 << (tl.arange(0, BN) % 32))[None, :]
-    half = (32 * tl.arange(0, BN // 32)).to(tl.int64)[None, :]
+    lists = (bh.to(tl.int64) * L + rows) * LISTS + tl.arange(0, LISTS)[None, :]
+    count = tl.zeros([BM, LISTS], tl.int32)
+    words = tl.zeros([BM, LISTS], tl.int64)
+    peaks = tl.full([BM, LISTS], NEVER, tl.float32)
+    key = tl.arange(0, BN)
+    bit = (1 << (2 * (key // 8) + key % 2))[None, :]
     for kind in tl.static_range(2):
         runs = tl.load(COUNTS + 2 * kind)
-        table = RUNS + tl.load(COUNTS + 3 + 2 * kind) + ((b * runs_group) * blocks + block) * runs * 2
+        table = RUNS + tl.load(COUNTS + 3 + 2 * kind) + (b * runs_group * blocks + block) * runs * 2
         for run in range(runs):
             start = tl.load(table + 2 * run)
             stop = tl.load(table + 2 * run + 1)
             for tile in range(start, stop):
-                cols = tile * BN + tl.arange(0, BN)
-                k = load_rows(k_at, k_stride_s, cols, S, HEAD, D, kind == 1)
+                cols = (tile * BN + tl.arange(0, BN))[None, :]
+                k = load_block(
+                    K, b, h // GROUP, tile * BN, (k_stride_b, k_stride_h, k_stride_s), S, BN, HEAD, D, COPIED, kind == 1
+                )
                 s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
                 if RAW:
                     z = s
@@ -81,74 +92,94 @@ def find(
                         kind == 1,
                     )  # fmt: skip
                 # not z >= threshold: a NaN is to be found
-                reach = tl.where(z < threshold[:, None], 0, bit)
-                words = tl.sum(tl.reshape(reach, [BM, BN // 32, 32]), 2).to(tl.int64) & 0xFFFFFFFF
-                word = _by_warp(tl.sum(words << half, 1), BM, WARPS)
-                at = row * ROOM + count
-                noted = (word != 0) & (count < ROOM)
-                tl.store(WORDS + at, word, mask=noted)
-                tl.store(TILES + at, count * 0 + tile, mask=noted)
-                count += (word != 0).to(tl.int32)
-    tl.store(COUNT + row, count, mask=own < L)
-
-
-@triton.jit
-def _by_warp(x, BM: tl.constexpr, WARPS: tl.constexpr):
-    """[BM] as [rows of a warp, WARPS]: a product of matrices gives every warp 16 rows in turn."""
-    return tl.reshape(tl.permute(tl.reshape(x, [BM // (16 * WARPS), WARPS, 16]), [0, 2, 1]), [BM // WARPS, WARPS])
+                reach = tl.where(z < threshold, 0, bit)
+                word = tl.sum(tl.sum(tl.reshape(reach, [BM, BN // 8, LISTS, 2]), 1), 2)
+                words |= word.to(tl.int64) << (tile % 4 * 16)
+                if PEAKED:
+                    peaks = tl.maximum(peaks, tl.max(tl.max(tl.reshape(z, [BM, BN // 8, LISTS, 2]), 1), 2))
+                if (tile % 4 == 3) | (tile + 1 == stop):
+                    noted = (words != 0) & (count < ROOM)
+                    tl.store(WORDS + lists * ROOM + count, words, mask=noted)
+                    tl.store(STRETCHES + lists * ROOM + count, count * 0 + tile // 4, mask=noted)
+                    if PEAKED:
+                        if RAW:
+                            peaks = peaks * scale - lse
+                        tl.store(PEAKS + lists * ROOM + count, peaks, mask=noted)
+                    count += (words != 0).to(tl.int32)
+                    words = tl.zeros([BM, LISTS], tl.int64)
+                    peaks = tl.full([BM, LISTS], NEVER, tl.float32)
+    tl.store(COUNT + lists, count, mask=rows < L)
 
 
 @triton.jit(do_not_specialize=["L", "S"])
 def choose(
-    Q, K, LSE, BIAS, COUNT, TILES, WORDS, TOP_WEIGHTS, TOP_KEYS,
+    Q, K, LSE, BIAS, THRESHOLD, COUNT, STRETCHES, WORDS, PEAKS, TOP_WEIGHTS, TOP_KEYS,
     q_stride_b, q_stride_h, q_stride_l, k_stride_b, k_stride_h, k_stride_s,
     bias_stride_b, bias_stride_h, bias_stride_q, bias_stride_k, L, S, scale, cap,
-    H: tl.constexpr, GROUP: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    SOFTCAP: tl.constexpr, BIASED: tl.constexpr, ROOM: tl.constexpr, TOP: tl.constexpr, KEPT: tl.constexpr,
+    H: tl.constexpr, GROUP: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr, BM: tl.constexpr,
+    SOFTCAP: tl.constexpr, BIASED: tl.constexpr, ROOM: tl.constexpr, TOP: tl.constexpr,
+    PEAKED: tl.constexpr,
 ):  # fmt: skip
-    """All noted keys are permitted: the mask is not needed again."""
+    """All noted keys are permitted: the mask is not needed again. A row's entries are looked at together."""
     bh = tl.program_id(1)
-    b = (bh // H).to(tl.int64)
+    b = bh // H
     h = bh % H
-    rows = tl.program_id(0) * BM + tl.arange(0, BM)
-    row = bh.to(tl.int64) * L + rows
+    at = tl.program_id(0) * BM + tl.arange(0, BM)
+    rows = at[:, None]
+    row = bh.to(tl.int64) * L + at
+    place = tl.arange(0, LISTS * ROOM)[None, :]
+    lse = load_lse(LSE + row, at * 0, 1)
+    lse = tl.where(at < L, lse, -NEVER)[:, None]
+    threshold = tl.load(THRESHOLD + row, mask=at < L, other=float("inf"))[:, None]
+    noted = tl.load(COUNT + row[:, None] * LISTS + place // ROOM, mask=rows < L, other=0)
+    mine = tl.max(noted, 1) <= ROOM  # the others are left to the search
+    have = (place % ROOM < noted) & mine[:, None]
+    entry = row[:, None] * (LISTS * ROOM) + place
+    word = tl.load(WORDS + entry, mask=have, other=0)
+    first = tl.load(STRETCHES + entry, mask=have, other=0) * 256 + 2 * (place // ROOM)
+    peak = tl.load(PEAKS + entry, mask=have & PEAKED, other=float("-inf"))
+    # a single key has the largest z; unless that is NaN, which no maximum shows
+    single = ((word & (word - 1)) == 0) & (peak >= threshold)
+    # all weights of a row are computed in one way, so that equal keys have equal weights
+    known = tl.max((have & (single == 0)).to(tl.int32), 1) == 0
+    ready = have & known[:, None]
+    rank = tl.where(ready, _rank(tl.exp2(peak), first + _key_of_bit(word)), -1 - place)  # all different
+    word = tl.where(ready, 0, word)
     d = tl.arange(0, D)
-    q = load_rows(Q + b * q_stride_b + h * q_stride_h, q_stride_l, rows, L, HEAD, D, True).to(tl.float32)
-    lse = load_lse(LSE + bh.to(tl.int64) * L, rows, L)
-    k_at = K + b * k_stride_b + (h // GROUP) * k_stride_h
-    bias_at = BIAS + b * bias_stride_b + h * bias_stride_h + rows.to(tl.int64) * bias_stride_q
-    count = tl.load(COUNT + row, mask=rows < L, other=0)
-    count = tl.where(count > ROOM, 0, count)  # left to the search
-    kept = tl.full([BM, KEPT], -1, tl.int64) - tl.arange(0, KEPT)[None, :]  # all different, all below any rank
-    entry = tl.zeros([BM], tl.int32)
-    word = tl.zeros([BM], tl.int64)
-    tile = tl.zeros([BM], tl.int32)
-    left = tl.max(count, 0)
+    q = load_block(
+        Q, b, h, tl.program_id(0) * BM, (q_stride_b, q_stride_h, q_stride_l), L, BM, HEAD, D, False, True
+    ).to(tl.float32)
+    k_at = K + b.to(tl.int64) * k_stride_b + (h // GROUP) * k_stride_h
+    bias_at = BIAS + b.to(tl.int64) * bias_stride_b + h * bias_stride_h + at.to(tl.int64) * bias_stride_q
+    left = tl.max((word != 0).to(tl.int32))
     while left > 0:
-        fresh = (word == 0) & (entry < count)
-        word = tl.where(fresh, tl.load(WORDS + row * ROOM + entry, mask=fresh, other=0), word)
-        tile = tl.where(fresh, tl.load(TILES + row * ROOM + entry, mask=fresh, other=0), tile)
-        entry += fresh.to(tl.int32)
+        # the first entry of each row with keys left, and its lowest key
+        this = tl.min(tl.where(word != 0, place, LISTS * ROOM), 1)
+        here = place == this[:, None]
+        some = this < LISTS * ROOM
         low = word & -word
-        # the place of a single bit is the exponent of its number
-        place = ((low.to(tl.float32).to(tl.int32, bitcast=True) >> 23) & 255) - 127
-        key = tile * BN + place
-        have = word != 0
-        word = word ^ low
-        inside = have[:, None] & (d < HEAD)[None, :]
+        key = tl.sum(tl.where(here, first + _key_of_bit(low), 0), 1)
+        word = tl.where(here, word ^ low, word)
+        inside = some[:, None] & (d < HEAD)[None, :]
         k = tl.load(k_at + key.to(tl.int64)[:, None] * k_stride_s + d[None, :], mask=inside, other=0.0)
         z = tl.sum(q * k.to(tl.float32), 1) * scale
         if SOFTCAP:
             z = tanh(z) * cap
         if BIASED:
-            z += tl.load(bias_at + key.to(tl.int64) * bias_stride_k, mask=have, other=0.0).to(tl.float32) * LOG2E
-        rank = tl.where(have, _rank(tl.exp2(z - lse), key), -1 - KEPT)
-        worst = tl.min(kept, 1)
-        kept = tl.where((kept == worst[:, None]) & (rank > worst)[:, None], rank[:, None], kept)
-        left = tl.max((word != 0).to(tl.int32) + (entry < count).to(tl.int32), 0)
-    _store(
-        kept, row, (rows < L) & (tl.load(COUNT + row, mask=rows < L, other=0) <= ROOM), TOP_WEIGHTS, TOP_KEYS, TOP, KEPT
-    )
+            z += tl.load(bias_at + key.to(tl.int64) * bias_stride_k, mask=some, other=0.0).to(tl.float32) * LOG2E
+        new = tl.where(some, _rank(tl.exp2(z - tl.reshape(lse, [BM])), key), -1 - LISTS * ROOM)[:, None]
+        worst = tl.min(rank, 1)[:, None]
+        rank = tl.where((rank == worst) & (new > worst), new, rank)
+        left = tl.max((word != 0).to(tl.int32))
+    _store(rank, row, mine & (at < L), TOP_WEIGHTS, TOP_KEYS, TOP, LISTS * ROOM)
+
+
+@triton.jit
+def _key_of_bit(low):
+    """The key, from the list's first of its stretch on, that a single bit stands for."""
+    # the place of a single bit is the exponent of its number
+    bit = ((low.to(tl.float32).to(tl.int32, bitcast=True) >> 23) & 255) - 127
+    return bit // 16 * 64 + bit % 16 // 2 * 8 + bit % 2
 
 
 @triton.jit
@@ -178,49 +209,42 @@ def search(
     """Every tile's keys are offered to the rows' lists, the best first, until none is better than what is kept."""
     block = tl.program_id(0) + first_row // BM
     bh = tl.program_id(1)
-    b = (bh // H).to(tl.int64)
+    b = bh // H
     h = bh % H
-    rows = block * BM + tl.arange(0, BM)
-    row = bh.to(tl.int64) * L + rows
-    mine = tl.load(COUNT + row, mask=rows < L, other=0) > ROOM
+    at = block * BM + tl.arange(0, BM)
+    rows = at[:, None]
+    row = bh.to(tl.int64) * L + at
+    lists = row[:, None] * LISTS + tl.arange(0, LISTS)[None, :]
+    mine = tl.max(tl.load(COUNT + lists, mask=rows < L, other=0), 1) > ROOM
     if tl.max(mine.to(tl.int32), 0) > 0:
-        bias = (BIAS + b * bias_stride_b + h * bias_stride_h, bias_stride_q, bias_stride_k)
+        bias = (BIAS + b.to(tl.int64) * bias_stride_b + h * bias_stride_h, bias_stride_q, bias_stride_k)
         pairs = locate_pairs(
             PAIRS, PAIRS_HI, b, h, first_row, pairs_stride_b, pairs_stride_h, pairs_stride_q, pairs_stride_k, PREDICATE
         )
-        q = load_rows(Q + b * q_stride_b + h * q_stride_h, q_stride_l, rows, L, HEAD, D, True)
+        q = load_block(Q, b, h, block * BM, (q_stride_b, q_stride_h, q_stride_l), L, BM, HEAD, D, False, True)
         lse = load_lse(LSE + bh.to(tl.int64) * L, rows, L)
-        k_at = K + b * k_stride_b + (h // GROUP) * k_stride_h
         kept = tl.full([BM, KEPT], -1, tl.int64) - tl.arange(0, KEPT)[None, :]
         for kind in tl.static_range(2):
             runs = tl.load(COUNTS + 2 * kind)
             # the runs are those of the larger blocks of the other kernels
-            owner = (b * runs_group) * blocks + block * BM // RUN_ROWS
+            owner = b * runs_group * blocks + block * BM // RUN_ROWS
             table = RUNS + tl.load(COUNTS + 3 + 2 * kind) + owner * runs * 2
             for run in range(runs):
                 start = tl.load(table + 2 * run)
                 stop = tl.load(table + 2 * run + 1)
                 for tile in range(start, stop):
-                    cols = tile * BN + tl.arange(0, BN)
-                    k = load_rows(k_at, k_stride_s, cols, S, HEAD, D, kind == 1)
+                    cols = (tile * BN + tl.arange(0, BN))[None, :]
+                    k = load_block(
+                        K, b, h // GROUP, tile * BN, (k_stride_b, k_stride_h, k_stride_s), S, BN, HEAD, D, False,
+                        kind == 1,
+                    )  # fmt: skip
                     s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
                     z = log_weights(
-                        s,
-                        lse,
-                        rows,
-                        cols,
-                        (L, S),
-                        (scale, cap),
-                        bias,
-                        pairs,
-                        PREDICATE,
-                        SLOTS,
-                        SOFTCAP,
-                        BIASED,
+                        s, lse, rows, cols, (L, S), (scale, cap), bias, pairs, PREDICATE, SLOTS, SOFTCAP, BIASED,
                         kind == 1,
-                    )
+                    )  # fmt: skip
                     seen = mine[:, None] & (z != NEVER)
-                    rank = tl.where(seen, _rank(tl.exp2(z), cols[None, :]), -1 - KEPT)
+                    rank = tl.where(seen, _rank(tl.exp2(z), cols), -1 - KEPT)
                     best = tl.max(rank, 1)
                     worst = tl.min(kept, 1)
                     while tl.max((best > worst).to(tl.int32), 0) > 0:
@@ -229,4 +253,4 @@ def search(
                         rank = tl.where(rank == best[:, None], -1 - KEPT, rank)
                         best = tl.max(rank, 1)
                         worst = tl.min(kept, 1)
-        _store(kept, row, mine & (rows < L), TOP_WEIGHTS, TOP_KEYS, TOP, KEPT)
+        _store(kept, row, mine & (at < L), TOP_WEIGHTS, TOP_KEYS, TOP, KEPT)

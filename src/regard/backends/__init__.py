@@ -10,8 +10,10 @@ from regard.backends.eager import Eager
 from regard.backends.flex import Flex
 from regard.backends.reference import Reference
 from regard.backends.sdpa import Sdpa
+from regard.backends.triton import Triton
 
-ALL: dict[str, Backend] = {backend.name: backend for backend in (Sdpa(), Flex(), Blockwise(), Eager(), Reference())}
+_every: tuple[Backend, ...] = (Sdpa(), Flex(), Triton(), Blockwise(), Eager(), Reference())
+ALL: dict[str, Backend] = {backend.name: backend for backend in _every}
 
 
 def available(device: str | torch.device = "cpu") -> list[str]:
@@ -22,7 +24,7 @@ def available(device: str | torch.device = "cpu") -> list[str]:
         kind = torch.device(device).type
     except RuntimeError:
         raise ValueError(f'device is {device!r}; expected a device of torch, such as "cpu" or "cuda"') from None
-    only = {"reference": "cpu", "flex": "cuda"}
+    only = {"reference": "cpu", "flex": "cuda", "triton": "cuda"}
     return [name for name in ALL if only.get(name, kind) == kind]
 
 

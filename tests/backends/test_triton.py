@@ -1,0 +1,82 @@
+"""The backend's answers before it runs: where it can, and where "auto" takes it. Its numbers: tests/kernels."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import regard
+from regard import masks
+from regard._arguments import prepare
+from regard.backends import triton
+from regard.bias import alibi
+from regard.plan import _choose
+
+HALF = torch.bfloat16
+
+
+def spec_of(dtype: torch.dtype = HALF, **given: Any) -> Any:
+    query, key, value = (torch.zeros(2, 4, n, 64, dtype=dtype) for n in (1111, 1300, 1300))
+    names = ("mask", "bias", "scale", "softcap", "sinks")
+    spec = prepare(query, key, value, *(given.get(name) for name in names), 0.0, None).spec
+    return spec._replace(device="cuda", flags=None)
+
+
+def test_on_a_cpu_it_refuses_by_name() -> None:
+    query = torch.zeros(1, 2, 3, 5)
+    with pytest.raises(regard.Refused, match="CUDA"):
+        regard.attention(query, query, query, backend="triton")
+    assert "triton" not in regard.backends.available("cpu")
+
+
+def test_without_triton_it_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton, "_has_triton", lambda: False)
+    assert triton.Triton().refuse(spec_of()) == ["triton is not installed"]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "given", "chosen"),
+    [
+        (HALF, {"mask": masks.causal(), "softcap": 20.0}, "triton"),
+        (HALF, {"mask": masks.causal() | masks.prefix(63)}, "triton"),
+        (HALF, {"mask": masks.causal(), "bias": alibi(4)}, "triton"),
+        (torch.float32, {"mask": masks.window(left=63), "softcap": 3.0}, "triton"),
+        (HALF, {"mask": masks.causal() & masks.strided(7)}, "flex"),
+        (HALF, {"mask": ~masks.window(left=63)}, "flex"),
+        (HALF, {"bias": torch.zeros(1, 4, 1111, 1300)}, "flex"),
+        (HALF, {}, "sdpa"),
+        (torch.float64, {}, "blockwise"),
+    ],
+    ids=str,
+)
+def test_auto_takes_it_where_it_was_measured_to_win(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, given: dict[str, Any], chosen: str
+) -> None:
+    monkeypatch.setattr("regard.backends.flex._has_triton", lambda: True)
+    monkeypatch.setattr(triton, "_has_triton", lambda: True)
+    assert _choose(spec_of(dtype, **given), "auto").backend.name == chosen
+
+
+def test_the_table_agrees_with_the_stored_measurement() -> None:
+    """Where the table puts it before FlexAttention, it was faster in the run that is stored; where after, slower."""
+    stored = Path(__file__).parents[2] / "benchmarks" / "results" / "backends_gpu.json"
+    figures = json.loads(stored.read_text())["figures"]
+    table = triton._table()
+    flex = 4.0  # FlexAttention's estimate in half precision
+    for case, kind in {
+        "causal or prefix": "half",
+        "softcap, causal": "half",
+        "bias tensor": "half, with a bias tensor",
+        "strided or window": "half, masked pair by pair",
+        "random blocks or window": "half, masked pair by pair",
+    }.items():
+        assert (figures[case]["triton ms"] < figures[case]["flex ms"]) == (table[kind] < flex)
+
+
+def test_calls_that_need_gradients_are_left_to_backends_that_have_them() -> None:
+    assert triton.measured_seconds(spec_of()._replace(grad=True)) == math.inf

@@ -1,0 +1,159 @@
+"""The forward kernel and `backend="triton"` against the definitions: masks, modifiers, row statistics, gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tests.core_calls import every_mask
+from tests.kernels import definitions
+from tests.kernels.calls import DEVICE, placed
+
+import regard
+from regard import Want, bias, masks
+from regard._arguments import prepare
+from regard._triton import attend
+from regard.spec import Call
+
+ROWS = Want.none().but(rows=True)
+SIZES = {"B": 2, "H": 2, "G": 1, "L": 37, "S": 111}
+
+
+def call_of(
+    B: int, H: int, G: int, L: int, S: int, dtype: Any = torch.float32, D: int = 11, E: int = 5, **given: Any
+) -> Call:
+    tensors = [torch.randn(shape, device=DEVICE).to(dtype) for shape in ((B, H, L, D), (B, G, S, D), (B, G, S, E))]
+    names = ("mask", "bias", "scale", "softcap", "sinks")
+    given["mask"] = placed(given.get("mask"))
+    return prepare(*tensors, *(given.get(name) for name in names), 0.0, given.get("query_offset"))
+
+
+def wrong(call: Call, meant: Call | None = None, tolerance: float = 2e-5) -> list[str]:
+    """In what out, lse and row statistics differ from their definitions, on ``meant`` where the call is in short."""
+    done = attend.attend(call, rows=True)
+    lse, weights, _ = definitions.whole(meant or call)
+    value = call.value.double().repeat_interleave(call.spec.heads // call.spec.kv_heads, 1)
+    missing = lse == -torch.inf
+    exact = {
+        "out": weights @ value,
+        "lse": lse,
+        "entropy": -torch.special.xlogy(weights, weights).sum(-1).masked_fill(missing, torch.nan),
+        "max_weight": weights.amax(-1).masked_fill(missing, torch.nan),
+    }
+    bad = []
+    for name, want in exact.items():
+        got = getattr(done, name)
+        same = (got == want) | (got.isnan() & want.isnan())
+        error = torch.where(same, 0.0, got.double() - want).abs() / (1 + want.abs().nan_to_num())
+        if got.shape != want.shape or not (error <= tolerance).all():
+            bad.append(f"{name}: off by {error.max():.2e}")
+    return bad
+
+
+@pytest.mark.parametrize("kind", every_mask(2, 2, 37, 111))
+def test_every_mask_gives_the_result_of_its_dense_form(kind: str) -> None:
+    assert wrong(call_of(**SIZES, mask=every_mask(2, 2, 37, 111)[kind])) == []
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"softcap": 2.5},
+        {"scale": -0.7, "mask": masks.causal()},
+        {"scale": 0.0},
+        {"sinks": torch.tensor([0.5, -300.0]), "mask": masks.causal(), "query_offset": -20},
+        {"sinks": torch.tensor([500.0, -torch.inf])},
+        {"bias": torch.randn(37, 111).masked_fill(torch.rand(37, 111) < 0.3, -torch.inf)},
+        {"bias": torch.randn(2, 2, 1, 111) * 100, "softcap": 3.0, "mask": masks.window(left=9)},
+        {"query_offset": torch.tensor([3, 90]), "mask": masks.causal() & masks.window(left=20)},
+    ],
+    ids=lambda given: "-".join(given),
+)
+def test_every_modifier_enters_the_weights(given: dict[str, Any]) -> None:
+    given = {name: value.to(DEVICE) if isinstance(value, torch.Tensor) else value for name, value in given.items()}
+    assert wrong(call_of(**SIZES, **given)) == []
+
+
+def test_a_bias_by_rule_is_read_along_its_diagonals() -> None:
+    call = call_of(**SIZES, bias=bias.alibi(2), query_offset=torch.tensor([3, 90], device=DEVICE))
+    whole = bias.alibi(2).dense(37, 111, query_offset=call.offset.cpu()).to(DEVICE)
+    dense = prepare(call.query, call.key, call.value, None, whole, None, None, None, 0.0, call.offset)
+    assert wrong(call, dense) == []
+
+
+def test_half_precision_stays_within_twice_the_error_of_plain_arithmetic() -> None:
+    call = call_of(**{**SIZES, "L": 131}, dtype=torch.float16, D=32, E=64, mask=masks.causal())
+    weights = definitions.whole(call)[1]
+    value = call.value.repeat_interleave(2, 1)
+    exact = weights @ value.double()
+    naive = (weights.to(torch.float16).float() @ value.float()).to(torch.float16).double()
+    bound = 2 * (naive - exact).abs().max() + 1e-5
+    assert (attend.attend(call, rows=False).out.double() - exact).abs().max() <= bound
+
+
+def test_out_has_the_same_bits_with_and_without_row_statistics() -> None:
+    call = call_of(**SIZES, mask=masks.causal())
+    assert torch.equal(attend.attend(call, rows=True).out, attend.attend(call, rows=False).out)
+
+
+def test_large_logits_keep_their_entropy() -> None:
+    call = call_of(1, 2, 1, 5, 63)
+    query = torch.cat([call.query, torch.full_like(call.query[..., :1], 1e4)], -1)
+    key = torch.cat([call.key, torch.ones_like(call.key[..., :1])], -1)
+    shifted = prepare(query, key, call.value, None, None, 0.25, None, None, 0.0, None)
+    plain = prepare(call.query, call.key, call.value, None, None, 0.25, None, None, 0.0, None)
+    moved, still = attend.attend(shifted, rows=True).entropy, attend.attend(plain, rows=True).entropy
+    assert moved is not None and still is not None
+    assert (moved - still).abs().max() < 0.01
+
+
+def test_a_nan_key_reaches_the_rows_that_see_it() -> None:
+    call = call_of(1, 2, 1, 7, 63, mask=masks.causal(), query_offset=0)
+    call.key[0, 0, 3] = torch.nan
+    out = attend.attend(call, rows=False).out
+    assert out[:, :, 3:].isnan().all()
+
+
+@pytest.mark.parametrize("S", [0, 5])
+def test_no_keys_give_zeros_and_no_rows_nothing(S: int) -> None:
+    call = call_of(1, 2, 1, 3 if S == 0 else 0, S)
+    done = attend.attend(call, rows=True)
+    assert done.entropy is not None
+    assert done.out.shape == (1, 2, 3 if S == 0 else 0, 5)
+    assert (done.out == 0).all() and (done.lse == -torch.inf).all() and done.entropy.isnan().all()
+
+
+def test_gradients_come_from_the_recomputing_path() -> None:
+    tensors = [
+        torch.randn(shape, device=DEVICE, dtype=torch.float64) for shape in ((1, 2, 7, 3), (1, 1, 11, 3), (1, 1, 11, 5))
+    ]
+    given = {"mask": masks.causal(), "softcap": 2.0, "sinks": torch.tensor([0.3, -1.0], device=DEVICE)}
+    grads = []
+    for backend, dtype in (("triton", torch.float32), ("eager", torch.float64)):
+        inputs = [t.to(dtype).requires_grad_() for t in tensors]
+        sinks = given["sinks"].to(dtype).requires_grad_()
+        out = regard.attention(*inputs, backend=backend, **{**given, "sinks": sinks})
+        grads.append(torch.autograd.grad(out.sin().sum(), [*inputs, sinks]))
+    for got, want in zip(*grads, strict=True):
+        assert (got - want).abs().max() < 1e-4
+
+
+def test_observe_by_name_has_the_bits_of_attention_and_the_rows_of_the_definition() -> None:
+    call = call_of(1, 2, 1, 37, 63)
+    seen = regard.observe(call.query, call.key, call.value, want=ROWS, backend="triton")
+    assert torch.equal(seen.out, regard.attention(call.query, call.key, call.value, backend="triton"))
+    _, exact = definitions.statistics(call, ROWS)
+    found = {"entropy": seen.entropy, "max_weight": seen.max_weight}
+    assert definitions.wrong(found, exact) == []
+
+
+def test_refusals_name_what_cannot_be_done() -> None:
+    q = torch.zeros(1, 2, 3, 5, device=DEVICE)
+    with pytest.raises(regard.Refused, match="dropout"):
+        regard.attention(q, q, q, dropout=0.5, backend="triton")
+    with pytest.raises(regard.Refused, match="float32"):
+        regard.attention(q.double(), q.double(), q.double(), backend="triton")
+    wide = torch.zeros(1, 2, 3, 300, device=DEVICE)
+    with pytest.raises(regard.Refused, match="300"):
+        regard.attention(wide, wide, wide, backend="triton")
