@@ -153,3 +153,46 @@ def test_numbers_of_numpy_are_numbers_and_booleans_are_not() -> None:
 def test_left_padding_by_small_integers_does_not_wrap() -> None:
     mask = masks.padding(torch.tensor([5], dtype=torch.uint8), side="left")
     assert mask.dense(2, 300).sum() == 10
+
+
+@pytest.mark.parametrize("size", [5, 130])
+@pytest.mark.parametrize("mask", [None, masks.causal()], ids=str)
+@pytest.mark.parametrize("softcap", [None, 3.0])
+def test_inputs_made_from_each_other_get_each_gradient_once(
+    size: int, mask: masks.Mask | None, softcap: float | None
+) -> None:
+    x = torch.randn(1, 2, size, 7, dtype=torch.float64, requires_grad=True)
+    for make in (lambda x: (x, x, x), lambda x: (x, 2 * x, x * x)):
+        found = {}
+        for backend in ("auto", "eager"):
+            out = regard.attention(*make(x), mask=mask, softcap=softcap, backend=backend)
+            (plain,) = torch.autograd.grad(out.square().sum(), x, retain_graph=True)
+            (first,) = torch.autograd.grad(out.square().sum(), x, create_graph=True)
+            (second,) = torch.autograd.grad(first.square().sum(), x)
+            found[backend] = plain, first.detach(), second
+        for mine, theirs in zip(found["auto"], found["eager"], strict=True):
+            assert torch.allclose(mine, theirs, rtol=1e-9, atol=1e-10 * float(theirs.abs().max()))
+
+
+def test_a_second_derivative_of_one_input_alone() -> None:
+    q, k, v = (torch.randn(1, 2, 5, 7, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    for leaf in (q, k, v):
+        found = []
+        for backend in ("auto", "eager"):
+            out = regard.attention(q, k, v, backend=backend)
+            (first,) = torch.autograd.grad(out.square().sum(), leaf, create_graph=True)
+            found.append(torch.autograd.grad(first.square().sum(), leaf)[0])
+        assert torch.allclose(*found, rtol=0, atol=1e-10)
+
+
+def test_rows_that_see_huge_keys_pass_gradients_on_once_where_inputs_are_made_from_each_other() -> None:
+    x = torch.randn(1, 1, 5, 4, dtype=torch.float64)
+    x[0, 0, 2] = -1e155 * x[0, 0, 4].sign()  # the last row sees it, with a logit of -inf
+    x.requires_grad_()
+    grads = []
+    for q, k, v in ((x, x, x), (x * 1, x * 1, x * 1), (x, 1 * x, x)):
+        out = regard.attention(q, k, v, mask=masks.causal())
+        grads.append(torch.autograd.grad(out[:, :, [0, 1, 4]].sin().sum(), x)[0])
+    assert torch.equal(grads[0].isfinite(), grads[1].isfinite())
+    assert torch.allclose(grads[0], grads[1], rtol=0, atol=1e-12, equal_nan=True)
+    assert torch.allclose(grads[2], grads[1], rtol=0, atol=1e-12, equal_nan=True)

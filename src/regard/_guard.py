@@ -173,13 +173,14 @@ class _ExactRows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor, grad_lse: Tensor) -> tuple[Tensor | None, ...]:
-        tensors = ctx.saved_tensors
+        again = torch.is_grad_enabled()
+        # apart from each other and from the caller's graph: where one is made from another, gradients stay apart
+        tensors: list[Any] = [_apart(tensor, again) for tensor in ctx.saved_tensors]
         query, key, value, bias, sinks = tensors
         call = ctx.call.replace(query=query, key=key, value=value, bias=bias, sinks=sinks)
         used = (grad_out != 0).any(-1)
         wanted = [n for n, need in enumerate(ctx.needs_input_grad[2:]) if need]
-        grads: dict[int, Tensor] = {n: torch.zeros_like(tensors[n]) for n in wanted}
-        again = torch.is_grad_enabled()
+        grads: dict[int, Tensor] = {n: torch.zeros_like(ctx.saved_tensors[n]) for n in wanted}
         at = 0
         grad_out = grad_out[used]
         for chunk in _chunks(call, tuple(axis[used] for axis in ctx.index)):
@@ -194,6 +195,12 @@ class _ExactRows(torch.autograd.Function):
                     grads[n] = grads[n] + part
             at += size
         return (None, None, *(grads.get(n) for n in range(5)))
+
+
+def _apart(tensor: Tensor | None, again: bool) -> Tensor | None:
+    if tensor is None or again:
+        return None if tensor is None else tensor.view_as(tensor)
+    return tensor.detach().requires_grad_(tensor.requires_grad)
 
 
 def _chunks(call: Call, index: tuple[Tensor, ...]) -> Iterator[tuple[Tensor, ...]]:

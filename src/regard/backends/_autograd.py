@@ -86,7 +86,10 @@ def again(named: str | None, call: Call, grad_out: Tensor, needs: tuple[bool, ..
 
 def differentiable(call: Call, grad_out: Tensor, needs: tuple[bool, ...]) -> tuple[Tensor | None, ...]:
     """First derivatives that can be differentiated again: plain operations, recorded by autograd."""
-    inputs = (call.query, call.key, call.value, call.bias, call.sinks)
+    # views: where one input is made from another, or is the same tensor, a gradient must not run on into the other
+    names = ("query", "key", "value", "bias", "sinks")
+    inputs = [None if t is None else t.view_as(t) for t in (getattr(call, name) for name in names)]
+    call = call.replace(**dict(zip(names, inputs, strict=True)))
     wanted = [t for t, need in zip(inputs, needs, strict=True) if need and t is not None]
     made = iter(torch.autograd.grad(attend(call).out, wanted, grad_out, create_graph=True, allow_unused=True))
     return tuple(next(made) if need and t is not None else None for t, need in zip(inputs, needs, strict=True))

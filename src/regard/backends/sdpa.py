@@ -280,7 +280,8 @@ class _Again:
             raise RuntimeError(
                 f"a tensor of {call.mask!r} was changed in place between the forward and the backward pass"
             )
-        needs = (call.query.requires_grad, call.key.requires_grad, call.value.requires_grad, False, False)
+        # None: nobody asked for that one
+        needs = (*(grad is not None for grad in grads), False, False)
         return again("sdpa" if self.named else None, call, grad_out[0], needs)[: len(grads)]
 
 
