@@ -12,6 +12,7 @@ from torch import Tensor
 from regard import api, masks
 from regard.bias import Bias
 from regard.cache import _pieces, _storage
+from regard.cache._given import Made, autocasts, check_heads, fits
 from regard.cache._lengths import Fresh, Lengths, check_count, counts_of, first_row, places_of
 from regard.cache._masks import padding_side
 from regard.cache._storage import Parts
@@ -23,32 +24,6 @@ Preview = tuple[Tensor, Tensor, "int | Tensor", "Mask | None", int]
 
 class CacheFull(ValueError):
     """The new tokens do not fit; the cache is as it was."""
-
-
-class Made:
-    """What a cache was made for, known from the first tokens it is given."""
-
-    def __init__(self, key: Tensor, value: Tensor | None) -> None:
-        self.heads, self.key_dim = key.shape[1], key.shape[3]
-        self.value_dim = None if value is None else value.shape[3]
-        self.dtype, self.device = key.dtype, key.device
-
-    def check(self, key: Tensor, value: Tensor | None) -> None:
-        if (value is None) != (self.value_dim is None):
-            what = "keys and values" if self.value_dim is not None else "one tensor a token, without values"
-            raise ValueError(f"value is {'None' if value is None else 'given'}, but this cache holds {what}")
-        for name, given, dim in (("key", key, self.key_dim), ("value", value, self.value_dim)):
-            if given is None:
-                continue
-            if given.shape[1] != self.heads or given.shape[3] != dim:
-                raise ValueError(
-                    f"{name} is {list(given.shape)}, but this cache holds {self.heads} heads of dim {dim}; "
-                    "each layer needs a cache of its own"
-                )
-            if given.dtype != self.dtype or given.device != self.device:
-                raise TypeError(
-                    f"{name} is {given.dtype} on {given.device}, but this cache holds {self.dtype} on {self.device}"
-                )
 
 
 class TokenCache(ABC):
@@ -66,6 +41,7 @@ class TokenCache(ABC):
         self._held = Lengths((), torch.device("cpu"))  # tokens that can be attended to
         self._view = self._held  # likewise, as `update` last gave them
         self._padded_by_mask = False
+        self._will_be_padded: bool | None = None  # the same, once the call that was checked has stored its tokens
 
     @property
     def lengths(self) -> list[int]:
@@ -110,19 +86,19 @@ class TokenCache(ABC):
 
     def check(self, query: Tensor, key: Tensor, value: Tensor | None, *, mask: Mask | None, bias: Any) -> None:
         """Raise where `update` and attention over its result would fail, or mean something else than they seem to."""
-        self._check(Fresh(key.shape[2]), query, key, value, mask, bias)
+        self._check(_all_of(key), query, key, value, mask, bias)
 
     def update(self, key: Tensor, value: Tensor | None = None) -> Updated:
         """Store `[batch, num_kv_heads, token, dim]`; give all keys and values, and the first new one's place there.
 
         Without values (latent attention, where they are a part of the keys) the keys are given twice.
         """
-        return self._update(Fresh(key.shape[2]), key, value)
+        return self._update(_all_of(key), key, value, torch.is_grad_enabled())
 
     def preview(self, key: Tensor, value: Tensor | None = None) -> Preview:
         """What `update` would give, as tensors that take no memory; then `filled`, and in how many pieces `attend`
         would read it. Changes nothing."""
-        return self._preview(Fresh(key.shape[2]), key, value)
+        return self._preview(_all_of(key), key, value)
 
     def attend(
         self,
@@ -144,7 +120,7 @@ class TokenCache(ABC):
         holds keys only, the values are their first `value_dim` numbers.
         """
         given = (query, key, value, mask, bias, scale, softcap, sinks, value_dim, backend)
-        return self._attend(Fresh(key.shape[2]), *given)
+        return self._attend(_all_of(key), *given)
 
     @abstractmethod
     def truncate(self, length: int | Sequence[int]) -> None:
@@ -165,12 +141,16 @@ class TokenCache(ABC):
     # What a kind of cache defines.
 
     @abstractmethod
+    def _check_room(self, made: Made, added: Sequence[int]) -> None:
+        """Raise, with nothing changed, where there is no room for so many more tokens of such sizes."""
+
+    @abstractmethod
     def _allocate(self, made: Made, batch: int) -> None:
         """Set the memory aside."""
 
     @abstractmethod
-    def _make_room(self, fresh: Fresh) -> None:
-        """Raise CacheFull, with nothing changed, where the new tokens do not fit."""
+    def _make_room(self, added: Sequence[int]) -> None:
+        """Take what `_check_room` found to be there."""
 
     @abstractmethod
     def _write(self, fresh: Fresh, key: Parts, value: Parts | None) -> Lengths:
@@ -187,6 +167,7 @@ class TokenCache(ABC):
     def _check(
         self, fresh: Fresh, query: Tensor, key: Tensor, value: Tensor | None, mask: Mask | None, bias: Any
     ) -> None:
+        self._check_new(fresh, key, value)
         side = padding_side(mask)
         ragged = fresh.counts is not None or self._held.same is None
         if side == "right" or (side is not None and ragged):
@@ -199,12 +180,12 @@ class TokenCache(ABC):
                 "mask has no masks.padding(…, side='left'), but earlier calls with this cache had: their padding is in "
                 "it, and would be seen. Pass it in every call, or use cache=cache.padded(lengths, side='left') instead"
             )
-        self._check_new(fresh, key, value)
         # a rule without tensors fits every call; anything else is tried on keys of the right size that take no memory
-        if bias is not None or (mask is not None and not (isinstance(mask, Mask) and not mask.tensors)):
+        usual = mask is None or (isinstance(mask, Mask) and not mask.tensors)
+        if bias is not None or not usual or not fits(query, key):
             keys, values, offset, _, _ = self._preview(fresh, key, value)
             api.explain(query, keys, values, mask=mask, bias=bias, query_offset=offset)
-        self._padded_by_mask = side is not None
+        self._will_be_padded = side is not None
 
     def _preview(self, fresh: Fresh, key: Tensor, value: Tensor | None) -> Preview:
         held = self._held.counts if self._made is not None else (0,) * key.shape[0]
@@ -229,9 +210,13 @@ class TokenCache(ABC):
 
     def _check_new(self, fresh: Fresh, key: Tensor, value: Tensor | None) -> None:
         for name, given in (("key", key), ("value", value)):
-            if given is not None and (not isinstance(given, Tensor) or given.dim() != 4):
-                shape = list(given.shape) if isinstance(given, Tensor) else type(given).__name__
-                raise ValueError(f"{name} must be [batch, num_kv_heads, token, dim], got {shape}")
+            if given is not None:
+                check_heads(name, given)
+        if value is not None and (value.dtype, value.device) != (key.dtype, key.device) and not autocasts(key):
+            raise TypeError(
+                f"key and value must have one dtype and device, got key {key.dtype} on {key.device} and value "
+                f"{value.dtype} on {value.device}; convert one with .to"
+            )
         if value is not None and value.shape[:3] != key.shape[:3]:
             raise ValueError(
                 f"key and value must agree in batch, heads and tokens: {list(key.shape)}, {list(value.shape)}"
@@ -249,22 +234,32 @@ class TokenCache(ABC):
     def _store(self, fresh: Fresh, key: Tensor, value: Tensor | None) -> Lengths:
         """Everything of `update` but reading back: where the first new token stands in each item."""
         self._check_new(fresh, key, value)
-        if self._made is None:
-            made = Made(key, value)
-            self._held = self._view = Lengths((0,) * key.shape[0], key.device)
-            self._allocate(made, key.shape[0])
-            self._made = made
-        self._make_room(fresh)
+        batch = key.shape[0]
+        added = fresh.of(batch)
+        made = Made(key, value) if self._made is None else self._made
+        self._check_room(made, added)
         with torch.no_grad():
-            parts = None if value is None else _storage.encode(value, self.int8)
-            return self._write(fresh, _storage.encode(key, self.int8), parts)
+            parts = _storage.encode(key, self.int8), None if value is None else _storage.encode(value, self.int8)
+            if self._made is None:
+                self._allocate(made, batch)
+                self._held = self._view = Lengths((0,) * batch, key.device)
+                self._made = made
+            self._make_room(added)
+            start = self._write(fresh, *parts)
+        if self._will_be_padded is not None:
+            self._padded_by_mask, self._will_be_padded = self._will_be_padded, None
+        return start
 
-    def _update(self, fresh: Fresh, key: Tensor, value: Tensor | None) -> Updated:
+    def _update(self, fresh: Fresh, key: Tensor, value: Tensor | None, recorded: bool) -> Updated:
+        """`recorded`: gradients will be asked of what is made of the result, which later calls must then not change."""
         start = self._store(fresh, key, value)
         keys, values = self._read(0, self._view.longest)
         if torch.is_grad_enabled() and (key.requires_grad or (value is not None and value.requires_grad)):
             keys = self._with_gradient(fresh, keys, key, start)
             values = keys if value is None else self._with_gradient(fresh, values, value, start)
+        elif recorded and self._reads_views:
+            keys = keys.clone()
+            values = keys if value is None else values.clone()
         return keys, values, first_row(fresh, start)
 
     def _with_gradient(self, fresh: Fresh, whole: Tensor, new: Tensor, start: Lengths) -> Tensor:
@@ -293,12 +288,11 @@ class TokenCache(ABC):
     ) -> Tensor:
         self._check(fresh, query, key, value, mask, bias)
         how: dict[str, Any] = {"scale": scale, "softcap": softcap, "sinks": sinks, "backend": backend}
-        if (
-            _wants_gradients(query, key, value, bias, sinks)
-            or self._one_call(fresh, key)
-            or torch.compiler.is_compiling()
-        ):
-            keys, values, offset = self._update(fresh, key, value)
+        recorded = _wants_gradients(query, key, value, bias, sinks)
+        at_once = recorded or self._one_call(fresh, key) or torch.compiler.is_compiling()
+        self._try(fresh, query, key, value, value_dim, at_once, {"mask": mask, "bias": bias, **how})
+        if at_once:
+            keys, values, offset = self._update(fresh, key, value, recorded)
             values = values if value_dim is None else values[..., :value_dim]
             joined = both(mask, self.filled)
             return api.attention(query, keys, values, mask=joined, bias=bias, query_offset=offset, **how)
@@ -310,6 +304,36 @@ class TokenCache(ABC):
 
         offset = first_row(fresh, start)
         return _pieces.attend(query, read, self._view, offset, mask=mask, bias=bias, **how)
+
+    def _try(
+        self,
+        fresh: Fresh,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor | None,
+        value_dim: int | None,
+        at_once: bool,
+        how: dict[str, Any],
+    ) -> None:
+        """Raise what `attend` would raise once the tokens are stored: the same call, on keys that take no memory."""
+        if value_dim is not None:
+            check_count("value_dim", value_dim, 0)
+            dim = (key if value is None else value).shape[3]
+            if value_dim > dim:
+                raise ValueError(f"value_dim must be at most {dim}, the width of what is held, got {value_dim}")
+        if torch.compiler.is_compiling():
+            return  # a call that fails while it is traced has not run
+        keys, values, offset, filled, _ = self._preview(fresh, key, value)
+        values = values if value_dim is None else values[..., :value_dim]
+        if at_once:
+            api.explain(query, keys, values, query_offset=offset, **{**how, "mask": both(how["mask"], filled)})
+            return
+        api.explain(query, keys, values, query_offset=offset, **{**how, "backend": "auto"})
+        if how["backend"] != "auto":
+            batch = key.shape[0]
+            held = self._held.counts if self._made is not None else (0,) * batch
+            view = Lengths(self._start_after(held, fresh.of(batch)), key.device).plus(fresh.of(batch))
+            _pieces.explain(query, keys, values, view, offset, **how)
 
 
 class Padded:
@@ -344,7 +368,7 @@ class Padded:
         self.cache._check(self._fresh, query, key, value, mask, bias)
 
     def update(self, key: Tensor, value: Tensor | None = None) -> Updated:
-        return self.cache._update(self._fresh, key, value)
+        return self.cache._update(self._fresh, key, value, torch.is_grad_enabled())
 
     def preview(self, key: Tensor, value: Tensor | None = None) -> Preview:
         return self.cache._preview(self._fresh, key, value)
@@ -365,6 +389,12 @@ class Padded:
     ) -> Tensor:
         given = (query, key, value, mask, bias, scale, softcap, sinks, value_dim, backend)
         return self.cache._attend(self._fresh, *given)
+
+
+def _all_of(key: Tensor) -> Fresh:
+    """New tokens that are tokens, all of them."""
+    check_heads("key", key)
+    return Fresh(key.shape[2])
 
 
 def _wants_gradients(*given: Any) -> bool:

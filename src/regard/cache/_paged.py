@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from regard.cache import _storage
-from regard.cache._base import CacheFull, Made, TokenCache
+from regard.cache._base import CacheFull, TokenCache
+from regard.cache._given import Made
 from regard.cache._lengths import Fresh, Lengths, check_count, counts_of, places_of
 from regard.cache._slots import shortened
 from regard.cache._storage import Parts
@@ -165,6 +166,11 @@ class PagedCache(TokenCache):
     @classmethod
     def join(cls, caches: Sequence[PagedCache]) -> PagedCache:
         """One cache with the sequences of several, in order; those hand them over and are as new."""
+        if isinstance(caches, (str, bytes)) or not isinstance(caches, Sequence):
+            raise TypeError(f"caches must be a sequence of PagedCaches, got {type(caches).__name__}")
+        for cache in caches:
+            if not isinstance(cache, PagedCache):
+                raise TypeError(f"caches must hold PagedCaches of the same pool, got a {type(cache).__name__}")
         if not caches or any(cache.pool is not caches[0].pool for cache in caches):
             raise ValueError("caches must be one or more PagedCaches of the same pool")
         if len({id(cache) for cache in caches}) < len(caches):
@@ -197,19 +203,27 @@ class PagedCache(TokenCache):
         self._padded_by_mask = False
         self._draw_table()
 
+    def _check_room(self, made: Made, added: Sequence[int]) -> None:
+        like = self.pool._made
+        if like is not None and (like.heads, like.key_dim, like.value_dim, like.dtype, like.device) != (
+            made.heads, made.key_dim, made.value_dim, made.dtype, made.device
+        ):  # fmt: skip
+            raise ValueError(
+                f"the pool holds {like.heads} heads of dims {like.key_dim} and {like.value_dim} in {like.dtype} on "
+                f"{like.device}, got {made.heads} of {made.key_dim} and {made.value_dim} in {made.dtype} on "
+                f"{made.device}; each layer needs a pool of its own"
+            )
+        size = self.pool.block_size
+        needed = sum(-(-count // size) for count in added) if self._made is None else len(self._needs(added))
+        if needed > self.pool.free_blocks:
+            raise CacheFull(
+                f"the pool is full: {needed} blocks of {size} tokens are needed, and "
+                f"{self.pool.free_blocks} of {self.pool.blocks} are free; free() a sequence that is done"
+            )
+
     def _allocate(self, made: Made, batch: int) -> None:
         if self.pool._made is None:
             self.pool._allocate(made)
-        else:
-            like = self.pool._made
-            if (like.heads, like.key_dim, like.value_dim, like.dtype, like.device) != (
-                made.heads, made.key_dim, made.value_dim, made.dtype, made.device
-            ):  # fmt: skip
-                raise ValueError(
-                    f"the pool holds {like.heads} heads of dims {like.key_dim} and {like.value_dim} in {like.dtype} on "
-                    f"{like.device}, got {made.heads} of {made.key_dim} and {made.value_dim} in {made.dtype} on "
-                    f"{made.device}; each layer needs a pool of its own"
-                )
         self._blocks = [[] for _ in range(batch)]
         self._made = made
         self._draw_table()
@@ -223,13 +237,8 @@ class PagedCache(TokenCache):
             self._table = torch.tensor(rows, dtype=torch.int64, device=self._made.device)
             self._table = self._table.view(len(rows), self.pool.blocks)
 
-    def _make_room(self, fresh: Fresh) -> None:
-        needs = self._needs(fresh.of(len(self._blocks)))
-        if len(needs) > self.pool.free_blocks:
-            raise CacheFull(
-                f"the pool is full: {len(needs)} blocks of {self.pool.block_size} tokens are needed, and "
-                f"{self.pool.free_blocks} of {self.pool.blocks} are free; free() a sequence that is done"
-            )
+    def _make_room(self, added: Sequence[int]) -> None:
+        needs = self._needs(added)
         assert self._table is not None
         for need in needs:
             block = self.pool._take()

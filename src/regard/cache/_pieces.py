@@ -73,6 +73,38 @@ def attend(
     return out.to(dtype)
 
 
+def explain(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    held: Lengths,
+    offset: int | Tensor,
+    *,
+    mask: Mask | None,
+    bias: Any,
+    scale: float | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+    backend: str,
+) -> None:
+    """Raise what a named backend would have against one of the pieces of `attend`; key and value have no memory."""
+    rows, keys = query.shape[2], held.longest
+    wide = accumulation(query.dtype) if query.device.type == "cpu" else query.dtype
+    for start in range(_first(mask, rows, keys, offset), max(keys, 1), PIECE):
+        stop = min(start + PIECE, keys)
+        api.explain(
+            query.to(wide),
+            key[:, :, start:stop].to(wide),
+            value[:, :, start:stop].to(wide),
+            mask=_of_piece(mask, held, rows, start, stop, offset, query.device),
+            bias=_bias_of_piece(bias, start, stop, wide),
+            scale=scale,
+            softcap=softcap,
+            query_offset=offset - start,
+            backend=backend,
+        )
+
+
 def _first(mask: Mask | None, rows: int, keys: int, offset: int | Tensor) -> int:
     """The first key that a row can see, cut to a whole piece: a window leaves most of a long cache unread."""
     flags = None if mask is None or isinstance(offset, Tensor) else mask.fused(rows, keys, offset)

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from regard.cache import _storage
-from regard.cache._base import CacheFull, Made, TokenCache, Updated
+from regard.cache._base import CacheFull, TokenCache, Updated
+from regard.cache._given import Made
 from regard.cache._lengths import Fresh, Lengths, check_count, counts_of, places_of
 from regard.cache._masks import check_rolling, rolling_mask
 from regard.cache._storage import Parts
@@ -67,6 +68,9 @@ class _Slots(TokenCache):
             self._value = _storage.allocate(lead, made.value_dim, made.dtype, made.device, self.int8)
         self._shown = (self._key, self._value)
 
+    def _make_room(self, added: Sequence[int]) -> None:
+        """It was made at the first call."""
+
     def _change(self, change: Any) -> None:
         self._key, self._value = _storage.apply(change, self._key), _storage.apply(change, self._value)
         self._shown = (self._key, self._value)
@@ -95,6 +99,7 @@ class KVCache(_Slots):
     """Every token, in memory set aside for `capacity` of them.
 
     `update` writes the new tokens in place and gives views: a step of decoding makes nothing that grows with the cache.
+    Where gradients are on it gives copies, which later tokens do not change.
 
         cache = KVCache(4096)
         y = mha(prompt, mask=masks.causal(), cache=cache)           # in one go, or in chunks
@@ -114,9 +119,9 @@ class KVCache(_Slots):
     def truncate(self, length: int | Sequence[int]) -> None:
         self._held = self._view = Lengths(shortened(self._held.counts, length), self._held.device)
 
-    def _make_room(self, fresh: Fresh) -> None:
-        added = fresh.of(len(self._held.counts))
-        wanted = max((held + more for held, more in zip(self._held.counts, added, strict=True)), default=0)
+    def _check_room(self, made: Made, added: Sequence[int]) -> None:
+        held = self._held.counts if self._made is not None else (0,) * len(added)
+        wanted = _most(held, added)
         if wanted > self.capacity:
             raise CacheFull(
                 f"the cache has room for {self.capacity} tokens an item, holds {self._held.longest}, and was given "
@@ -193,13 +198,13 @@ class RollingCache(_Slots):
 
     def _allocate(self, made: Made, batch: int) -> None:
         super()._allocate(made, batch)
-        self._gone = self._held
+        self._gone = Lengths((0,) * batch, made.device)
 
     def _start_after(self, held: Sequence[int], added: Sequence[int]) -> Sequence[int]:
         limit = self.sinks + self.window
         return held if _most(held, added) <= self._slots else [min(count, limit) for count in held]
 
-    def _make_room(self, fresh: Fresh) -> None:
+    def _check_room(self, made: Made, added: Sequence[int]) -> None:
         """Tokens are dropped while the new ones are written."""
 
     def _write(self, fresh: Fresh, key: Parts, value: Parts | None) -> Lengths:
@@ -242,8 +247,8 @@ class RollingCache(_Slots):
         self._held = self._view = kept
         self._gone = over.plus(self._gone)
 
-    def _update(self, fresh: Fresh, key: Tensor, value: Tensor | None) -> Updated:
-        found = super()._update(fresh, key, value)
+    def _update(self, fresh: Fresh, key: Tensor, value: Tensor | None, recorded: bool) -> Updated:
+        found = super()._update(fresh, key, value, recorded)
         self._shown = (self._key, self._value)  # the longer copy of a long chunk goes with the call
         return found
 

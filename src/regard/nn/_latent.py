@@ -176,6 +176,7 @@ class LatentAttention(nn.Module):
         want: Want | None = None,
     ) -> Any:
         """`forward`, also returning what the heads did: a `regard.Observation` whose `.out` is the module's output."""
+        api.check_want(want)  # a cache keeps the tokens of a call that goes on
         call = self._prepare(query, key, value, mask, bias, cache)
         call, tensors, keywords, absorbed = self._arranged(call, cache)
         seen = api.observe(*tensors, want=want, **keywords)

@@ -182,6 +182,7 @@ class MultiHeadAttention(nn.Module):
 
         For nested input the statistics are those of the call as computed (see `forward`): packed, or padded.
         """
+        api.check_want(want)  # a cache keeps the tokens of a call that goes on
         call = self._prepare(query, key, value, mask, bias, cache)
         call = call if cache is None else self._through(cache, call)
         seen = api.observe(*call.tensors, want=want, **call.keywords)

@@ -1,0 +1,56 @@
+"""What a cache is given: what it refuses, and what it remembers of the first tokens."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class Made:
+    """What a cache was made for, known from the first tokens it is given."""
+
+    def __init__(self, key: Tensor, value: Tensor | None) -> None:
+        self.heads, self.key_dim = key.shape[1], key.shape[3]
+        self.value_dim = None if value is None else value.shape[3]
+        self.dtype, self.device = key.dtype, key.device
+
+    def check(self, key: Tensor, value: Tensor | None) -> None:
+        if (value is None) != (self.value_dim is None):
+            what = "keys and values" if self.value_dim is not None else "one tensor a token, without values"
+            raise ValueError(f"value is {'None' if value is None else 'given'}, but this cache holds {what}")
+        for name, given, dim in (("key", key, self.key_dim), ("value", value, self.value_dim)):
+            if given is None:
+                continue
+            if given.shape[1] != self.heads or given.shape[3] != dim:
+                raise ValueError(
+                    f"{name} is {list(given.shape)}, but this cache holds {self.heads} heads of dim {dim}; "
+                    "each layer needs a cache of its own"
+                )
+            if given.dtype != self.dtype or given.device != self.device:
+                raise TypeError(
+                    f"{name} is {given.dtype} on {given.device}, but this cache holds {self.dtype} on {self.device}"
+                )
+
+
+def check_heads(name: str, given: object) -> None:
+    wanted = f"{name} must be a floating-point tensor [batch, num_kv_heads, token, dim]"
+    if not isinstance(given, Tensor):
+        raise TypeError(f"{wanted}, got {type(given).__name__}")
+    if given.dim() != 4:
+        raise ValueError(f"{name} must be [batch, num_kv_heads, token, dim], got shape {list(given.shape)}")
+    if not given.is_floating_point():
+        raise TypeError(f"{wanted}, got {given.dtype}")
+
+
+def autocasts(like: Tensor) -> bool:
+    """Whether attention makes one dtype of what it is given."""
+    kind = like.device.type
+    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+
+
+def fits(query: object, key: Tensor) -> bool:
+    """Whether queries can meet these keys."""
+    if not isinstance(query, Tensor) or query.dim() != 4 or query.dtype != key.dtype or query.device != key.device:
+        return False
+    batch, heads, _, dim = key.shape
+    return query.shape[0] == batch and query.shape[3] == dim > 0 and heads > 0 and query.shape[1] % heads == 0
