@@ -76,7 +76,7 @@ def _whole(request: Request) -> Tensor:
 def _quadratic(request: Request) -> Tensor:
     spec, device = request.spec, request.query.device
     L, S = spec.queries, spec.keys
-    hidden = masking.visible(request.reading._replace(documents=None), L, S, 0, device).hidden
+    hidden = masking.visible(request.reading, L, S, 0, device).hidden
     key, value = _key_side(request, request.key, request.value, hidden)
     seen = None
     if request.mask is not None:

@@ -28,9 +28,8 @@ def guarded(request: Request, compute: Callable[[Request], Tensor]) -> Tensor:
     bad_query, bad_key = _bad(request.query), _bad(request.key) | _bad(request.value)
     if not bool(bad_query.any()) and not bool(bad_key.any()):
         return out
-    group = request.spec.heads // request.spec.kv_heads
-    seen = _sees(request, bad_key)  # [B, Hkv, L]
-    lost = bad_query | seen.repeat_interleave(group, 1)
+    seen = _sees(request, bad_key)  # [B, H or Hkv, L]
+    lost = bad_query | seen.repeat_interleave(request.spec.heads // seen.shape[1], 1)
     if state is not None and kept is not None:
         state.sums, state.norms, state.position = kept.sums, kept.norms, kept.position
     clean = request._replace(
@@ -56,14 +55,15 @@ def _bad(tensor: Tensor) -> Tensor:
 
 
 def _sees(request: Request, bad: Tensor) -> Tensor:
-    """Which rows see one of the bad keys [B, Hkv, S]: bool [B, Hkv, L]."""
+    """Which rows see one of the bad keys [B, Hkv, S]: bool [B, Hkv, L], or [B, H, L] where the mask asks for heads."""
     spec, device = request.spec, bad.device
     L, S = spec.queries, spec.keys
     if request.reading.refusals:  # any mask at all, whose form has L × S numbers anyway
         assert request.mask is not None
         tile = request.mask.tile(range(L), range(S), L, S, offset=request.offset, device=device)
-        heads = tile[:, :: tile.shape[1] // spec.kv_heads] if tile.shape[1] > 1 else tile
-        return (heads & bad.unsqueeze(2)).any(-1)
+        if tile.shape[1] > 1:  # heads that share a key may see it or not, each for itself
+            bad = bad.repeat_interleave(tile.shape[1] // spec.kv_heads, 1)
+        return (tile & bad.unsqueeze(2)).any(-1)
     seen = masking.visible(request.reading, L, request.total, request.first, device)
     if seen.hidden is not None:
         bad = bad & ~seen.hidden[:, None]

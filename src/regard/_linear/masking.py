@@ -45,7 +45,7 @@ def read(mask: Mask | None, L: int, S: int, offset: int | Tensor) -> Reading:
         elif isinstance(part, Documents):
             if documents is not None:
                 refusals.append(f"two masks of documents in one call: join them into one; {_WAYS_OUT}")
-            elif part.readable() and part.runs(S) is None:
+            elif part.readable() and part.runs(S) is None and _comes_back(part):
                 refusals.append(f"a document of {part!r} comes back after another, and its sum is gone; {_WAYS_OUT}")
             documents = part
         elif part.heads == 1 and _about_keys(part):
@@ -53,6 +53,20 @@ def read(mask: Mask | None, L: int, S: int, offset: int | Tensor) -> Reading:
         else:
             refusals.append(_why_not(part))
     return Reading(causal, tuple(key_masks), documents, refusals)
+
+
+def _comes_back(documents: Documents) -> bool:
+    """Whether a document goes on after another one; padding is none, and between two halves leaves a document one."""
+    ids = documents.ids
+    if ids is None:
+        return False
+
+    def find() -> bool:
+        rows = ids.detach().reshape(-1, ids.shape[-1])
+        met = [torch.unique_consecutive(row[row >= 0]) for row in rows]
+        return any(len(torch.unique(row)) < len(row) for row in met)
+
+    return documents.remember("comes back", 0, find)
 
 
 def _why_not(part: Mask) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from numbers import Real
 from typing import Any, NamedTuple
 
 import torch
@@ -95,6 +96,8 @@ def make_request(
             )
         offset = 0  # no part of the mask asks where a query stands
     gates = _gates(decay, log_gate, spec, call.query)
+    if log_gate is not None and spec.mode == "plain" and log_gate.device.type == "cpu":
+        _check_gate_values(log_gate.detach(), reading, spec, first)
     if gates is not None and not reading.causal:
         raise ValueError(
             "decay= and log_gate= let the weight of a key fade with each token after it, which needs an order: pass "
@@ -127,7 +130,7 @@ def _gates(
     wide = torch.float32 if query.device.type == "mps" else torch.float64
     logs = []
     if decay is not None:
-        rates = decay if isinstance(decay, Tensor) else torch.tensor(decay, dtype=torch.float64)
+        rates = _rates(decay)
         if not rates.is_floating_point():
             raise TypeError(f"decay must hold floats in (0, 1], got {rates.dtype}")
         if rates.shape not in ((spec.heads,), (spec.kv_heads,)):
@@ -142,6 +145,15 @@ def _gates(
     return None if not logs else logs[0] if len(logs) == 1 else logs[0] + logs[1]
 
 
+def _rates(decay: object) -> Tensor:
+    if isinstance(decay, Tensor):
+        return decay
+    numbers = list(decay) if isinstance(decay, Iterable) and not isinstance(decay, (str, bytes)) else [None]
+    if not all(isinstance(number, Real) and not isinstance(number, bool) for number in numbers):
+        raise TypeError(f"decay must be a tensor or a sequence of one number in (0, 1] a head, got {decay!r}")
+    return torch.tensor([float(number) for number in numbers], dtype=torch.float64)  # type: ignore[arg-type]
+
+
 def _checked_gate(log_gate: object, spec: CallSpec, device: torch.device) -> Tensor:
     if not isinstance(log_gate, Tensor) or not log_gate.is_floating_point():
         raise TypeError(f"log_gate must be a float tensor [batch, num_heads, key], got {_kind(log_gate)}")
@@ -153,14 +165,25 @@ def _checked_gate(log_gate: object, spec: CallSpec, device: torch.device) -> Ten
             f"log_gate must be [batch, num_heads, key] = {list(shapes[0])}, one number a head and key, "
             f"got {list(log_gate.shape)}"
         )
-    if spec.mode == "plain" and device.type == "cpu" and log_gate.numel():
-        top, low = float(log_gate.detach().max()), float(log_gate.detach().min())
-        if top > 0 or low == -torch.inf:
-            raise ValueError(
-                f"log_gate holds logarithms of factors in (0, 1], finite and at most 0 (such as logsigmoid gives); "
-                f"got {top if top > 0 else low}"
-            )
     return log_gate
+
+
+def _check_gate_values(log_gate: Tensor, reading: Reading, spec: CallSpec, first: int) -> None:
+    """Refuse what is no logarithm of a factor. The gates of tokens that the mask hides are not used, nor looked at."""
+    if not log_gate.numel():
+        return
+    low, top = (float(bound) for bound in torch.aminmax(log_gate))
+    if top <= 0 and low > -torch.inf:  # NaN is neither
+        return
+    hidden = masking.visible(reading, spec.queries, first + spec.keys, first, log_gate.device).hidden
+    wrong = ~((log_gate <= 0) & (log_gate > -torch.inf))
+    if hidden is not None:
+        wrong = wrong & ~hidden[:, None]
+    if bool(wrong.any()):
+        raise ValueError(
+            f"log_gate holds logarithms of factors in (0, 1], finite and at most 0 (such as logsigmoid gives); "
+            f"got {float(log_gate[wrong][0])}"
+        )
 
 
 def _kind(given: object) -> str:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from numbers import Integral
 from typing import NoReturn
 
+import torch
 from torch import Tensor
 
 from regard._errors import Refused
@@ -40,10 +43,12 @@ class LinearState:
         copy.sums, copy.norms, copy.position = self.sums, self.norms, self.position  # tensors are replaced, not changed
         return copy
 
-    def reorder(self, items: Tensor) -> None:
+    def reorder(self, items: Tensor | Sequence[int]) -> None:
         """Batch item n becomes what item ``items[n]`` was (beam search)."""
+        index = _index(items, self.batch)
         if self.sums is not None and self.norms is not None:
-            self.sums, self.norms = self.sums.index_select(0, items), self.norms.index_select(0, items)
+            index = index.to(self.sums.device)
+            self.sums, self.norms = self.sums.index_select(0, index), self.norms.index_select(0, index)
 
     def reset(self) -> None:
         """Forget everything."""
@@ -68,3 +73,20 @@ class LinearState:
         if self.sums is None:
             return f"LinearState(position={self.position}, empty)"
         return f"LinearState(position={self.position}, sums={list(self.sums.shape)}, {self.nbytes:,} bytes)"
+
+
+def _index(items: Tensor | Sequence[int], batch: int | None) -> Tensor:
+    """Batch items as int64 [n]; those on another device than the CPU are not read."""
+    wanted = "items must be integers [n], each the number of a batch item"
+    if not isinstance(items, Tensor):
+        whole = isinstance(items, Sequence) and not isinstance(items, (str, bytes))
+        if not whole or any(isinstance(n, bool) or not isinstance(n, Integral) for n in items):
+            raise TypeError(f"{wanted}, got {items!r}")
+        items = torch.tensor([int(n) for n in items], dtype=torch.int64)
+    if items.dtype not in (torch.int64, torch.int32):
+        raise TypeError(f"{wanted}, got a {items.dtype} tensor")
+    if items.dim() != 1:
+        raise ValueError(f"{wanted}, got shape {list(items.shape)}")
+    if batch is not None and items.device.type == "cpu" and not bool(((items >= 0) & (items < batch)).all()):
+        raise ValueError(f"{wanted} of {batch}, got {items.tolist()}")
+    return items.to(torch.int64)
