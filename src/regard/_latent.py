@@ -100,6 +100,23 @@ def absorbing_is_cheaper(q_nope: Tensor, q_rope: Tensor, latent: Tensor, w_uv: T
     return absorbed < rows * keys * (plain + rotary + wide) + keys * rank * (plain + wide)
 
 
+def _autocasts(device: str) -> bool:
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+
+
+def _check_kinds(given: dict[str, Tensor]) -> None:
+    """One dtype, unless autocast makes it one, and one device."""
+    first = given["q_nope"]
+    for name, tensor in given.items():
+        if not tensor.is_floating_point():
+            raise TypeError(f"{name} must be floating point, got {tensor.dtype}")
+        if tensor.device != first.device or (tensor.dtype != first.dtype and not _autocasts(first.device.type)):
+            raise TypeError(
+                f"{name} is {tensor.dtype} on {tensor.device} but q_nope is {first.dtype} on {first.device}; "
+                "convert one with .to"
+            )
+
+
 def check_latent(q_nope: Tensor, q_rope: Tensor, latent: Tensor, k_rope: Tensor, w_uk: Tensor, w_uv: Tensor) -> None:
     """Name the argument whose shape does not fit the others."""
     given = {"q_nope": q_nope, "q_rope": q_rope, "latent": latent, "k_rope": k_rope, "w_uk": w_uk, "w_uv": w_uv}
@@ -119,3 +136,4 @@ def check_latent(q_nope: Tensor, q_rope: Tensor, latent: Tensor, k_rope: Tensor,
                     f"{name} {list(tensor.shape)} is [{ranks[name]}] with {axis} = {size}, but {where} has "
                     f"{axis} = {known}"
                 )
+    _check_kinds(given)

@@ -160,6 +160,8 @@ def chosen_blocks(rows: Sequence[Sequence[int]], size: int) -> Mask:
      4  ■ ■ · · ■ ■
      5  ■ ■ · · ■ ■
     """
+    if not _is_list(rows) or not all(_is_list(row) for row in rows):
+        raise TypeError(f"rows must hold one list of key blocks for each query block, got {_kind(rows)}")
     lists = [[_whole(**{f"rows[{q}]": col}) for col in row] for q, row in enumerate(rows)]
     width = 1 + max((col for row in lists for col in row), default=-1)
     table = torch.zeros(len(lists), width, dtype=torch.bool)
@@ -196,6 +198,7 @@ def select_blocks(
     """
     size, keep = _whole(least=1, size=size), _whole(keep=keep)
     local, sinks = _whole(least=1, local=local), _whole(sinks=sinks)
+    _check_rules(causal, mask)
     offset = _check_selection(query, key, query_offset)
     L, S = query.shape[2], key.shape[2]
     first, rows, cols = offset // size, _count(offset + L, size), _count(S, size)
@@ -214,12 +217,27 @@ def select_blocks(
     return masks.causal() & found if causal else found
 
 
+def _check_rules(causal: Any, mask: Any) -> None:
+    if not isinstance(causal, bool):
+        raise TypeError(f"select_blocks: causal must be True or False, got {_kind(causal)}")
+    if mask is not None and not isinstance(mask, Mask):
+        given = "a bare tensor: wrap it in masks.keep or masks.drop" if isinstance(mask, Tensor) else _kind(mask)
+        raise TypeError(f"select_blocks: mask must be a regard mask such as masks.padding(lengths), got {given}")
+
+
 def _check_selection(query: Any, key: Any, query_offset: Any) -> int:
     for name, given in (("query", query), ("key", key)):
         if not isinstance(given, Tensor):
             raise TypeError(f"select_blocks: {name} must be a tensor [batch, head, token, dim], got {_kind(given)}")
         if given.dim() != 4:
             raise ValueError(f"select_blocks: {name} must be [batch, head, token, dim], got shape {list(given.shape)}")
+        if not given.is_floating_point():
+            raise TypeError(f"select_blocks: {name} must be floating point, got {given.dtype}")
+    if query.device != key.device or (query.dtype != key.dtype and not _autocasts(query.device.type)):
+        raise TypeError(
+            f"select_blocks: query and key must have one dtype and device, got {query.dtype} on {query.device} and "
+            f"{key.dtype} on {key.device}; convert one with .to"
+        )
     if query.shape[0] != key.shape[0] or query.shape[3] != key.shape[3] or query.shape[1] % max(1, key.shape[1]):
         raise ValueError(
             "select_blocks: query and key must have one batch size and head dim, and heads that divide; got "
@@ -266,6 +284,14 @@ def _in_blocks(x: Tensor, before: int, size: int) -> Tensor:
 
 def _count(length: int, size: int) -> int:
     return -(-length // size)
+
+
+def _autocasts(device: str) -> bool:
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+
+
+def _is_list(given: object) -> bool:
+    return isinstance(given, Sequence) and not isinstance(given, (str, bytes))
 
 
 def _whole(*, least: int = 0, **named: Any) -> int:

@@ -104,6 +104,9 @@ def test_what_does_not_fit_is_named():
         "q_rope must be [batch, head, L, p], got shape [6, 5, 4]": {"q_rope": given["q_rope"][0]},
         "w_uv must be a tensor [head, v, r], got NoneType": {"w_uv": None},
         "form must be one of auto, expand, absorb, got 'fast'": {"form": "fast"},
+        "w_uv is torch.float32 on cpu but q_nope is torch.float64": {"w_uv": given["w_uv"].float()},
+        "q_rope is torch.float32 on cpu but q_nope is torch.float64": {"q_rope": given["q_rope"].float()},
+        "latent must be floating point, got torch.int64": {"latent": given["latent"].long()},
     }
     for words, changes in wrong.items():
         with pytest.raises((TypeError, ValueError)) as error:

@@ -109,6 +109,12 @@ def test_padding_does_not_count_and_may_hold_anything():
         ({"query": torch.randn(2, 3, 5)}, ValueError, r"query must be \[batch, head, token, dim\]"),
         ({"key": [1]}, TypeError, "key must be a tensor"),
         ({"key": torch.randn(2, 3, 9, 7)}, ValueError, "heads that divide"),
+        ({"mask": torch.ones(9, dtype=torch.bool)}, TypeError, "mask must be a regard mask .* masks.keep"),
+        ({"mask": "padding"}, TypeError, "mask must be a regard mask"),
+        ({"causal": "no"}, TypeError, "causal must be True or False"),
+        ({"query": torch.ones(2, 4, 9, 7, dtype=torch.int64)}, TypeError, "query must be floating point"),
+        ({"key": torch.ones(2, 2, 9, 7).double()}, TypeError, "query and key must have one dtype"),
+        ({"key": torch.ones(2, 2, 9, 7, device="meta")}, TypeError, "one dtype and device"),
     ],
 )
 def test_wrong_arguments_are_named(given, error, words):
@@ -116,3 +122,9 @@ def test_wrong_arguments_are_named(given, error, words):
     given = {**usual, **given}
     with pytest.raises(error, match=words):
         sparse.select_blocks(given.pop("query"), given.pop("key"), **given)
+
+
+@pytest.mark.parametrize("rows", [3, "01", [0, 1], [[0], "1"]])
+def test_chosen_blocks_that_are_no_lists_are_named(rows):
+    with pytest.raises(TypeError, match="rows must hold one list of key blocks"):
+        sparse.chosen_blocks(rows, 4)
