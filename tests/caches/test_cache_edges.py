@@ -168,3 +168,13 @@ def test_a_rolling_cache_that_refuses_has_forgotten_nothing() -> None:
     out = cache.attend(query, new, new, mask=cache.mask)
     whole = torch.cat([k, new], 2)
     torch.testing.assert_close(out, regard.attention(query, whole, whole, mask=cache.mask))
+
+
+def test_numbers_that_attention_cannot_take_are_refused_before_they_are_stored() -> None:
+    cache = KVCache(11)
+    small = heads(1, 2, 3, 4).to(torch.float8_e4m3fn)
+    with pytest.raises(TypeError, match="float8"):
+        cache.attend(small, small, small)
+    with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(TypeError, match="one dtype|dtype"):
+        cache.attend(heads(1, 2, 3, 4).double(), heads(1, 2, 3, 4).double(), heads(1, 2, 3, 4))
+    assert cache.lengths == []

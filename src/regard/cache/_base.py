@@ -290,7 +290,9 @@ class TokenCache(ABC):
         how: dict[str, Any] = {"scale": scale, "softcap": softcap, "sinks": sinks, "backend": backend}
         recorded = _wants_gradients(query, key, value, bias, sinks)
         at_once = recorded or self._one_call(fresh, key) or torch.compiler.is_compiling()
-        self._try(fresh, query, key, value, value_dim, at_once, {"mask": mask, "bias": bias, **how})
+        # the rest has been checked
+        if backend != "auto" or any(given is not None for given in (scale, softcap, sinks, value_dim)):
+            self._try(fresh, query, key, value, value_dim, at_once, {"mask": mask, "bias": bias, **how})
         if at_once:
             keys, values, offset = self._update(fresh, key, value, recorded)
             values = values if value_dim is None else values[..., :value_dim]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+_ATTENDED = frozenset((torch.float64, torch.float32, torch.float16, torch.bfloat16))
+
 
 class Made:
     """What a cache was made for, known from the first tokens it is given."""
@@ -49,8 +51,10 @@ def autocasts(like: Tensor) -> bool:
 
 
 def fits(query: object, key: Tensor) -> bool:
-    """Whether queries can meet these keys."""
+    """Whether it is plain that queries can meet these keys: under autocast it takes more than this to see."""
     if not isinstance(query, Tensor) or query.dim() != 4 or query.dtype != key.dtype or query.device != key.device:
+        return False
+    if key.dtype not in _ATTENDED or (not torch.compiler.is_compiling() and autocasts(key)):
         return False
     batch, heads, _, dim = key.shape
     return query.shape[0] == batch and query.shape[3] == dim > 0 and heads > 0 and query.shape[1] % heads == 0
