@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import json
 import os
@@ -10,13 +11,17 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
+
+import torch
 
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
+THREADS = 2
 
 Work = Callable[[], object]
 
@@ -230,3 +235,35 @@ def commit() -> str:
 
     changed = git("status", "--porcelain", "--untracked-files=no", "--", "src", "benchmarks/*.py")
     return (git("rev-parse", "HEAD") or "unknown") + ("+changes" if changed else "")
+
+
+def main(
+    about: str | None,
+    groups: Mapping[str, Callable[[Any], Iterator[Row]]],
+    sizes: Callable[[bool], Any],
+    file: Path,
+    settings: dict[str, object],
+) -> int:
+    """The command line of a benchmark: `sizes(quick)` says what to measure, `settings` what its figures hold for."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", action="append", choices=groups, help="measure this group; may be repeated")
+    parser.add_argument("--quick", action="store_true", help="few rounds and small sizes: shows that the tool works")
+    parser.add_argument("--save", action="store_true", help="store the raw figures under benchmarks/results/")
+    arguments = parser.parse_args()
+    if arguments.save and arguments.quick:
+        parser.error("--quick figures are not for keeping: leave out --quick or --save")
+    torch.set_num_threads(THREADS)
+    wanted = sizes(arguments.quick)
+    rows = []
+    for name in arguments.only or groups:
+        for row in groups[name](wanted):
+            print(line(row), file=sys.stderr, flush=True)  # a run takes long: what is known so far survives a Ctrl-C
+            rows.append(row)
+    ok = show(rows)
+    if arguments.quick:
+        print("--quick: too few rounds, and sizes for which most bars are not meant; the verdicts mean nothing.")
+        return 0
+    if arguments.save:
+        rounds = {"rounds": wanted.rounds} if hasattr(wanted, "rounds") else {}
+        save(file, rows, {"threads": THREADS, "dtype": "float32"} | settings | rounds)
+    return 0 if ok else 1

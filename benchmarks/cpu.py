@@ -8,7 +8,6 @@ Every ratio is the median of at least 15 interleaved pairs, printed beside its c
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import math
 import os
@@ -23,27 +22,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import regard
-from _harness import (
-    RESULTS,
-    Row,
-    Samples,
-    Work,
-    at_most,
-    child,
-    faster,
-    interleave,
-    line,
-    overhead,
-    save,
-    seconds,
-    show,
-)
+from _harness import RESULTS, THREADS, Row, Samples, Work, at_most, child, faster, interleave, main, overhead, seconds
 from regard import masks
 from regard._arguments import prepare
 from regard.masks import Mask
 from regard.plan import choose
 
-THREADS = 2
 HEADS, DIM, WINDOW = 8, 64, 256
 LEVEL_BAR = 1.05
 sdpa = F.scaled_dot_product_attention
@@ -328,31 +312,5 @@ GROUPS: dict[str, Callable[[Sizes], Iterator[Row]]] = {
 }
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", action="append", choices=GROUPS, help="measure this group; may be repeated")
-    parser.add_argument("--quick", action="store_true", help="3 rounds and small sizes")
-    parser.add_argument("--save", action="store_true", help="store the raw figures under benchmarks/results/")
-    arguments = parser.parse_args()
-    if arguments.save and arguments.quick:
-        parser.error("--quick figures are not for keeping: leave out --quick or --save")
-
-    torch.set_num_threads(THREADS)
-    sizes = Sizes(arguments.quick)
-    rows = []
-    for name in arguments.only or GROUPS:
-        for row in GROUPS[name](sizes):
-            print(line(row), file=sys.stderr, flush=True)  # a run takes long: what is known so far survives a Ctrl-C
-            rows.append(row)
-    ok = show(rows)
-    if arguments.quick:
-        print("--quick: too few rounds, and sizes for which most bars are not meant; the verdicts mean nothing.")
-        return 0
-    if arguments.save:
-        settings = {"threads": THREADS, "dtype": "float32", "head_dim": DIM, "rounds": sizes.rounds}
-        save(RESULTS / "cpu.json", rows, settings)
-    return 0 if ok else 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(__doc__, GROUPS, Sizes, RESULTS / "cpu.json", {"head_dim": DIM}))

@@ -12,7 +12,6 @@ Ratios are medians of interleaved pairs, printed beside their control: the peer 
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -24,10 +23,9 @@ import torch
 import transformers
 
 import regard
-from _harness import RESULTS, Row, Work, at_most, interleave, line, save, show
+from _harness import RESULTS, Row, Work, at_most, interleave, main
 from regard import masks, models
 
-THREADS = 2
 PROMPT, NEW = 64, 64
 
 # SmolLM2-135M's sizes: the smallest Llama that people use
@@ -152,31 +150,5 @@ def flat(sizes: Sizes) -> Iterator[Row]:
 GROUPS: dict[str, Callable[[Sizes], Iterator[Row]]] = {"peer": peer, "flat": flat}
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", action="append", choices=GROUPS, help="measure this group; may be repeated")
-    parser.add_argument("--quick", action="store_true", help="3 rounds and two layers")
-    parser.add_argument("--save", action="store_true", help="store the raw figures under benchmarks/results/")
-    arguments = parser.parse_args()
-    if arguments.save and arguments.quick:
-        parser.error("--quick figures are not for keeping: leave out --quick or --save")
-
-    torch.set_num_threads(THREADS)
-    sizes = Sizes(arguments.quick)
-    rows = []
-    for name in arguments.only or GROUPS:
-        for row in GROUPS[name](sizes):
-            print(line(row), file=sys.stderr, flush=True)
-            rows.append(row)
-    ok = show(rows)
-    if arguments.quick:
-        print("--quick: too few rounds, and sizes for which the bars are not meant; the verdicts mean nothing.")
-        return 0
-    if arguments.save:
-        settings = {"threads": THREADS, "dtype": "float32", "prompt": PROMPT, "new": NEW, "rounds": sizes.rounds}
-        save(RESULTS / "generation.json", rows, settings)
-    return 0 if ok else 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(__doc__, GROUPS, Sizes, RESULTS / "generation.json", {"prompt": PROMPT, "new": NEW}))

@@ -7,7 +7,6 @@ float32, 2 threads, 8 heads of 64; forward, and forward with backward. A full ru
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
 import statistics
@@ -21,11 +20,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import regard
-from _harness import RESULTS, Row, Work, faster, interleave, line, save, seconds, show
+from _harness import RESULTS, Row, Work, faster, interleave, main, seconds
 from regard import masks
 from regard.linear import LinearState
 
-THREADS, HEADS, DIM = 2, 8, 64
+HEADS, DIM = 8, 64
 KINDS: dict[str, dict[str, object]] = {"elu": {}, "elu and decay": {"decay": [0.99] * HEADS}}
 
 
@@ -117,29 +116,5 @@ def decode(sizes: Sizes) -> Iterator[Row]:
 GROUPS: dict[str, Callable[[Sizes], Iterator[Row]]] = {"slope": slope, "causal": causal, "decode": decode}
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", action="append", choices=GROUPS, help="measure this group; may be repeated")
-    parser.add_argument("--quick", action="store_true", help="few rounds and small sizes: shows that the tool works")
-    parser.add_argument("--save", action="store_true", help="store the raw figures under benchmarks/results/")
-    arguments = parser.parse_args()
-    if arguments.save and arguments.quick:
-        parser.error("--quick figures are not for keeping: leave out --quick or --save")
-    torch.set_num_threads(THREADS)
-    sizes = Sizes(arguments.quick)
-    rows = []
-    for name in arguments.only or GROUPS:
-        for row in GROUPS[name](sizes):
-            print(line(row), file=sys.stderr, flush=True)
-            rows.append(row)
-    ok = show(rows)
-    if arguments.quick:
-        print("--quick: too few rounds, and sizes for which most bars are not meant; the verdicts mean nothing.")
-        return 0
-    if arguments.save:
-        save(RESULTS / "linear.json", rows, {"threads": THREADS, "dtype": "float32", "heads": HEADS, "head_dim": DIM})
-    return 0 if ok else 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(__doc__, GROUPS, Sizes, RESULTS / "linear.json", {"heads": HEADS, "head_dim": DIM}))

@@ -8,7 +8,6 @@ Ratios are medians of at least 15 interleaved pairs, printed beside their contro
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -20,10 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import regard
-from _harness import RESULTS, Row, Work, at_most, child, faster, interleave, line, save, show
+from _harness import RESULTS, THREADS, Row, Work, at_most, child, faster, interleave, main
 from regard import Want, masks
 
-THREADS = 2
 HEADS, DIM = 8, 64
 ALL_BUT_TOP = Want(top_k=0, first=4)
 EVERYTHING = Want(top_k=8, first=4)
@@ -138,31 +136,5 @@ def long(sizes: Sizes) -> Iterator[Row]:
 GROUPS: dict[str, Callable[[Sizes], Iterator[Row]]] = {"time": times, "memory": memory, "long": long}
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", action="append", choices=GROUPS, help="measure this group; may be repeated")
-    parser.add_argument("--quick", action="store_true", help="3 rounds and a short length")
-    parser.add_argument("--save", action="store_true", help="store the raw figures under benchmarks/results/")
-    arguments = parser.parse_args()
-    if arguments.save and arguments.quick:
-        parser.error("--quick figures are not for keeping: leave out --quick or --save")
-
-    torch.set_num_threads(THREADS)
-    sizes = Sizes(arguments.quick)
-    rows = []
-    for name in arguments.only or GROUPS:
-        for row in GROUPS[name](sizes):
-            print(line(row), file=sys.stderr, flush=True)  # a run takes long: what is known so far survives a Ctrl-C
-            rows.append(row)
-    ok = show(rows)
-    if arguments.quick:
-        print("--quick: too few rounds, and sizes for which the bars are not meant; the verdicts mean nothing.")
-        return 0
-    if arguments.save:
-        settings = {"threads": THREADS, "dtype": "float32", "heads": HEADS, "head_dim": DIM, "rounds": sizes.rounds}
-        save(RESULTS / "observe_cpu.json", rows, settings)
-    return 0 if ok else 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(__doc__, GROUPS, Sizes, RESULTS / "observe_cpu.json", {"heads": HEADS, "head_dim": DIM}))
