@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 import torch
 
-# Machines lent for GPU tests may lack it; everywhere else it is a tool of development, installed by make.
+# A machine with a GPU may lack it, where nothing can be installed; everywhere else make installs it.
 if importlib.util.find_spec("beartype") is not None:
     from annotation_checks import load_with_checks
 
     load_with_checks()
 
-# Nor may they have the packages with weights. Only there: elsewhere a missing package is an error.
+# Nor may it have the packages with weights: elsewhere a missing package is an error. No GPU test is in these files.
 collect_ignore = []
 if torch.cuda.is_available():
     for package, files in {
