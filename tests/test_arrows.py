@@ -11,7 +11,7 @@ import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "regard"
 
-LEAVES = {"_errors", "_hash", "bias", "masks", "positions", "statistics"}
+LEAVES = {"_errors", "_hash", "_text", "bias", "masks", "positions", "statistics"}
 BELOW_API = LEAVES | {"spec", "backends", "plan", "_arguments", "_guard", "_observing", "observation"}
 ANYTHING = {"*"}
 
@@ -47,6 +47,8 @@ ARROWS: dict[str, set[str]] = {
     "_page": LEAVES | {"recording"},
     "_watching": BELOW_API | {"api", "compat", "recording"},
     "_watch": LEAVES | {"_watching", "recording"},
+    # the walkthrough shows what the oracle computes, step by step
+    "_walk": {"_text", "_page", "reference"},
     "testing": ANYTHING,
     "_cli": ANYTHING,
     "cli": ANYTHING,

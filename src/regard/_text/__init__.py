@@ -1,0 +1,67 @@
+"""Texts in English and Chinese, and lines that line up where a character is two columns wide.
+
+A catalogue gives every key its two texts side by side, so that neither can be without the other:
+
+    WORDS = {"rows": ("{count} rows", "{count} 行")}
+    text(WORDS, "zh", "rows", count=3)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from string import Formatter
+
+from rich.cells import cell_len, set_cell_size
+
+__all__ = ["LANGUAGES", "Catalogue", "centred", "language", "left", "problems", "right", "text", "width"]
+
+LANGUAGES = ("en", "zh")
+Catalogue = Mapping[str, tuple[str, str]]  # key: (English, Chinese)
+
+
+def language(given: str) -> str:
+    """The language itself when there are texts in it; ValueError otherwise."""
+    if given not in LANGUAGES:
+        raise ValueError(f"--lang is {given!r}; expected en (English) or zh (Chinese)")
+    return given
+
+
+def text(catalogue: Catalogue, lang: str, key: str, **values: object) -> str:
+    """The text of a key in a language, its `{names}` filled in. An unknown key is a KeyError: a mistake of ours."""
+    chosen = catalogue[key][LANGUAGES.index(lang)]
+    return chosen.format(**values) if values else chosen
+
+
+def problems(catalogue: Catalogue) -> list[str]:
+    """What is wrong with a catalogue: an empty text, or names that only one of the two languages fills in."""
+    found = []
+    for key, (english, chinese) in catalogue.items():
+        if not english.strip() or not chinese.strip():
+            found.append(f"{key}: a text is empty")
+        elif _names(english) != _names(chinese):
+            found.append(f"{key}: English fills in {_names(english)}, Chinese {_names(chinese)}")
+    return found
+
+
+def _names(pattern: str) -> list[str]:
+    return sorted({name for _, name, _, _ in Formatter().parse(pattern) if name is not None})
+
+
+def width(shown: str) -> int:
+    """How many columns of a terminal a line takes: a Chinese character takes two."""
+    return cell_len(shown)
+
+
+def left(shown: str, columns: int) -> str:
+    """Exactly so many columns, cut or filled on the right; what is cut ends with an ellipsis."""
+    return set_cell_size(shown, columns) if width(shown) <= columns else set_cell_size(shown, columns - 1) + "…"
+
+
+def right(shown: str, columns: int) -> str:
+    """As `left`, but filled on the left, as numbers are."""
+    return " " * max(columns - width(shown), 0) + left(shown, min(columns, width(shown)))
+
+
+def centred(shown: str, columns: int) -> str:
+    """As `left`, but in the middle."""
+    return left(" " * max((columns - width(shown)) // 2, 0) + shown, columns)
