@@ -2,27 +2,46 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from regard._cli import complete, terminal
 
 if TYPE_CHECKING:
     from regard._cli.folders import Found
 
 
 def convert(
-    source: Annotated[str, typer.Argument(help="A folder of Hugging Face's, a GGUF file, or minilm or smollm2.")],
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="A folder of Hugging Face's, a GGUF file, or minilm or smollm2.",
+            autocompletion=complete.one_of(complete.PACKAGED),
+        ),
+    ],
     out: Annotated[Path, typer.Argument(help="The folder to write, which is made if it is not there.")],
-    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, …; the weights' own by default.")] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="float32, bfloat16, …; the weights' own by default.", autocompletion=complete.one_of(complete.DTYPES)
+        ),
+    ] = None,
     ignore: Annotated[
         list[str] | None, typer.Option(help="A pattern of weights to leave out; may be given several times.")
     ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
 ) -> None:
-    """Write a model in regard's own format, config.json and model.safetensors, with its tokenizer."""
+    """Write a model in regard's own format, config.json and model.safetensors, with its tokenizer.
+
+    Examples:
+      regard convert minilm ours
+      regard convert path/to/hugging-face/folder ours --dtype bfloat16
+    """
     from regard import interop
     from regard._cli import folders, parse
-    from regard._cli.look import _saying
 
     try:
         kinds = [None] if dtype is None else parse.dtypes(dtype)
@@ -30,16 +49,20 @@ def convert(
             raise ValueError(f"--dtype is {dtype!r}; expected one dtype")
         if (out / "config.json").exists():
             raise ValueError(f"{out} holds a model already; give a folder that does not")
-        with _saying(f"reading {source}"):
+        with terminal.saying(f"reading {source}"):
             found = folders.load(source, dtype=kinds[0], ignore=ignore or ())
-        with _saying(f"writing {out}"):
+        with terminal.saying(f"writing {out}"):
             interop.save(found.model, out, stop=found.stop)
             kept = _keep_tokenizer(found, out)
     except (ValueError, TypeError, ImportError) as error:
-        _stop(str(error))
+        terminal.stop(str(error))
     except OSError as error:
-        _stop(f"{error.filename or out}: {error.strerror or error}")
+        terminal.stop(f"{error.filename or out}: {error.strerror or error}")
     count = sum(parameter.numel() for parameter in found.model.parameters())
+    if as_json:
+        wrote = {"folder": str(out), "model": type(found.model).__name__, "parameters": count, "tokenizer": kept}
+        typer.echo(json.dumps(wrote, ensure_ascii=False))
+        return
     typer.echo(f"wrote {out}: {type(found.model).__name__}, {count} parameters{', tokenizer' if kept else ''}")
 
 
@@ -50,8 +73,3 @@ def _keep_tokenizer(found: Found, out: Path) -> bool:
     except (ValueError, ImportError):
         return False
     return True
-
-
-def _stop(message: str) -> NoReturn:
-    typer.echo(f"regard: {message}", err=True)
-    raise typer.Exit(2)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from regard._cli import complete, terminal
 
 if TYPE_CHECKING:
     from regard._cli.folders import Found, Words
@@ -14,38 +17,57 @@ if TYPE_CHECKING:
 def generate(
     prompt: Annotated[str, typer.Argument(help="The text that the model continues.")],
     model: Annotated[
-        str, typer.Option(help="A folder (regard's or Hugging Face's), a GGUF file, or smollm2, which a package has.")
+        str,
+        typer.Option(
+            help="A folder (regard's or Hugging Face's), a GGUF file, or smollm2, which a package has.",
+            autocompletion=complete.one_of(complete.PACKAGED),
+        ),
     ],
     max_new_tokens: Annotated[int, typer.Option(help="At most so many tokens.")] = 64,
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest token, more draws more freely.")] = 0.0,
     top_k: Annotated[int | None, typer.Option(help="Draw from the k likeliest.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Draw from the fewest that have this probability.")] = None,
     seed: Annotated[int | None, typer.Option(help="The same seed draws the same text.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, …; the weights' own by default.")] = None,
-    device: Annotated[str, typer.Option(help="Where the model runs.")] = "cpu",
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="float32, bfloat16, …; the weights' own by default.", autocompletion=complete.one_of(complete.DTYPES)
+        ),
+    ] = None,
+    device: Annotated[
+        str, typer.Option(help="Where the model runs.", autocompletion=complete.one_of(complete.DEVICES))
+    ] = "cpu",
+    as_json: Annotated[bool, typer.Option("--json", help="Print prompt and text as JSON, when it is whole.")] = False,
 ) -> None:
-    """Print what the model writes after the prompt, as it comes."""
+    """Print what the model writes after the prompt, as it comes.
+
+    Examples:
+      regard generate --model smollm2 "The capital of Italy is" --max-new-tokens 20
+      regard generate --model path/to/model "Once upon a time" --temperature 0.8 --seed 3
+    """
     from regard._cli import folders, parse
-    from regard._cli.look import _saying
 
     try:
         kinds = [None] if dtype is None else parse.dtypes(dtype)
         if len(kinds) > 1:
             raise ValueError(f"--dtype is {dtype!r}; expected one dtype")
         where = parse.device(device)
-        with _saying(f"loading {model}"):
+        with terminal.saying(f"loading {model}"):
             found = folders.load(model, dtype=kinds[0], device=where)
             words = found.words()
         ids = _checked(found, words, prompt, max_new_tokens)
         how = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed, "stop": found.stop}
         steps = found.model.stream([ids], max_new_tokens=max_new_tokens, **how)
+        pieces = []
         for piece in _pieces(words, found.stop, (step[0] for step in steps)):
-            typer.echo(piece, nl=False)
+            pieces.append(piece)
+            if not as_json:
+                typer.echo(piece, nl=False)
     except (ValueError, TypeError, ImportError) as error:
-        _stop(str(error))
+        terminal.stop(str(error))
     except OSError as error:
-        _stop(f"{error.filename or model}: {error.strerror or error}")
-    typer.echo()
+        terminal.stop(f"{error.filename or model}: {error.strerror or error}")
+    typer.echo(json.dumps({"prompt": prompt, "text": "".join(pieces)}, ensure_ascii=False) if as_json else "")
 
 
 def _checked(found: Found, words: Words, prompt: str, most: int) -> list[int]:
@@ -89,8 +111,3 @@ def _pieces(words: Words, stop: list[int], tokens: Iterable[int | None]) -> Iter
     rest: Any = words.decode(ids)[shown:] if ids else ""
     if rest:
         yield rest
-
-
-def _stop(message: str) -> NoReturn:
-    typer.echo(f"regard: {message}", err=True)
-    raise typer.Exit(2)

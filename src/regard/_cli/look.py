@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from regard._cli import complete, terminal
 
 if TYPE_CHECKING:
     from regard.recording import Recorded, Recording
@@ -29,31 +31,47 @@ TEXT = (
 
 
 def look(
-    model: Annotated[str, typer.Argument(help=f"{', '.join(PACKAGED)}, or a folder with a Hugging Face model.")],
+    model: Annotated[
+        str,
+        typer.Argument(
+            help=f"{', '.join(PACKAGED)}, or a folder with a Hugging Face model.",
+            autocompletion=complete.one_of(complete.PACKAGED),
+        ),
+    ],
     text: Annotated[str, typer.Argument(help="What the model reads; a short built-in text by default.")] = "",
     file: Annotated[Path | None, typer.Option(help="Read the text from this file instead.")] = None,
     length: Annotated[int, typer.Option(help="Tokens at most; what the model takes by default.")] = 0,
     out: Annotated[Path, typer.Option(help="Where to write: this name with .regard and .html.")] = Path("look"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print one object a head, as JSON.")] = False,
 ) -> None:
-    """Run a model on a text, print what its heads did, and write the recording and a page."""
+    """Run a model on a text, print what its heads did, and write the recording and a page.
+
+    Examples:
+      regard look minilm "The cat sat on the mat."
+      regard look path/to/model --file book.txt --length 2000 --out book
+      regard look minilm --json
+    """
     try:
         read = _text(text, file)
         if length < 0:
             raise ValueError(f"--length is {length}; expected at least 1, or 0 for what the model takes")
         if not out.parent.is_dir():
             raise ValueError(f"--out names the folder {out.parent}, which is not there")
-        with _saying(f"loading {model}"):
+        with terminal.saying(f"loading {model}"):
             network, tokenizer = _load(model)
         recording = _run(network, tokenizer, read, length)
         recording.title = f"{model}: {type(network).__name__}"
-        with _saying("writing the recording and the page"):
+        with terminal.saying("writing the recording and the page"):
             for path, write in ((f"{out}.regard", recording.save), (f"{out}.html", recording.to_html)):
                 write(path)
     except (ValueError, ImportError) as error:
-        _stop(str(error))
+        terminal.stop(str(error))
     except OSError as error:
-        _stop(f"{error.filename or out}: {error.strerror or error}")
-    _show(recording)
+        terminal.stop(f"{error.filename or out}: {error.strerror or error}")
+    if as_json:
+        typer.echo(json.dumps(recording.to_dicts(), indent=2, ensure_ascii=False))
+        return
+    terminal.console().print(recording.summary())
     typer.echo(f"wrote {out}.regard and {out}.html")
 
 
@@ -148,35 +166,12 @@ def _run(model: Any, tokenizer: Any, text: str, length: int) -> Recording:
     return recording
 
 
-def _saying(what: str) -> contextlib.AbstractContextManager[object]:
-    """A line that says what takes its time, for someone who sits there."""
-    from rich.console import Console
-
-    console = Console(file=sys.stderr)  # this stream, also while another takes its place
-    return console.status(f"{what} …") if console.is_terminal else contextlib.nullcontext()
-
-
 @contextlib.contextmanager
 def _progress(layers: int | None, tokens: int) -> Iterator[Any]:
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
-        task = bar.add_task(f"{tokens} tokens, layer by layer", total=layers)
+    with terminal.progress() as bars:
+        task = bars.add_task(f"{tokens} tokens, layer by layer", total=layers)
 
         def advance(call: Recorded) -> None:
-            bar.advance(task)
+            bars.advance(task)
 
         yield advance
-
-
-def _show(recording: Recording) -> None:
-    from rich.console import Console
-
-    # A pipe has no width: a table that fits a page there.
-    Console(width=None if sys.stdout.isatty() else 120).print(recording.summary())
-
-
-def _stop(message: str) -> NoReturn:
-    typer.echo(f"regard: {message}", err=True)
-    raise typer.Exit(2)

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from typing import Annotated, Any
 
 import typer
 
+from regard._cli import terminal
+
 
 def models(as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False) -> None:
-    """List the named configurations of regard.models with their sizes. Nothing is loaded: no memory is taken."""
+    """List the named configurations of regard.models with their sizes. Nothing is loaded: no memory is taken.
+
+    Examples:
+      regard models
+      regard models --json
+    """
     from regard import models as zoo
 
     rows = [_row(zoo, name) for name in zoo.names()]
@@ -36,7 +42,6 @@ def _row(zoo: Any, name: str) -> dict[str, Any]:
 
 
 def _print(rows: list[dict[str, Any]]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(show_edge=False, pad_edge=False)
@@ -55,8 +60,7 @@ def _print(rows: list[dict[str, Any]]) -> None:
             str(config["embed_dim"]),
             _heads(config),
         )
-    # A pipe has no width: nothing is cut there.
-    Console(width=None if sys.stdout.isatty() else 120).print(table)
+    terminal.console().print(table)
 
 
 def _layers(config: dict[str, Any]) -> str:

@@ -1,0 +1,47 @@
+"""The group of all commands: whatever goes wrong ends with one line on stderr and a status, not with a traceback."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+
+class Commands(TyperGroup):
+    """Ends with 0, with 1 where a check failed, with 2 on bad input, and with 130 after Ctrl-C."""
+
+    def main(self, *args: Any, standalone_mode: bool = True, **named: Any) -> Any:
+        if not standalone_mode:
+            return super().main(*args, standalone_mode=False, **named)
+        try:
+            status = super().main(*args, standalone_mode=False, **named)
+            sys.stdout.flush()  # a full disk shows here, while it can still be said
+        except (typer.Abort, KeyboardInterrupt):
+            status = 130
+        except OSError as error:
+            status = _said(f"{error.filename or 'the output'}: {error.strerror or error}")
+        except ImportError as error:
+            status = _said(str(error))
+        except Exception as error:
+            # the parser's own errors, by what they can do: their classes have moved between versions of typer
+            if not hasattr(error, "format_message"):
+                raise
+            status = _said(_about(error))
+        sys.exit(status if isinstance(status, int) else 0)
+
+
+def _about(error: Any) -> str:
+    """What was wrong with the words of a command, and where to read more."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        return ""  # the help itself was the answer
+    context = getattr(error, "ctx", None)
+    more = f" (see {context.command_path} --help)" if context is not None else ""
+    return f"{error.format_message().rstrip('.')}{more}"
+
+
+def _said(message: str) -> int:
+    if message:
+        typer.echo(f"regard: {' '.join(message.split())}", err=True)
+    return 2

@@ -1,0 +1,47 @@
+"""What every command says and how: one line when it stops, a bar while it works, tables that fit where they go."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NoReturn
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+
+WIDTH = 120  # of a table in a pipe or a file, which have none of their own
+
+
+def stop(message: str) -> NoReturn:
+    """End the command: one line on stderr, status 2."""
+    typer.echo(f"regard: {' '.join(message.split())}", err=True)
+    raise typer.Exit(2)
+
+
+def console(width: int = WIDTH) -> Console:
+    """For stdout: as wide as the terminal, or `width` where there is none; no colours there."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else width)
+
+
+def saying(what: str) -> contextlib.AbstractContextManager[object]:
+    """A line that says what takes its time, for someone who sits there."""
+    from rich.console import Console
+
+    console = Console(file=sys.stderr)  # this stream, also while another takes its place
+    return console.status(f"{what} …") if console.is_terminal else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def progress() -> Iterator[Progress]:
+    """Bars on stderr, gone when the work is done, and none at all where nobody watches it."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bars:
+        yield bars
