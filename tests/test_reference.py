@@ -211,6 +211,7 @@ def test_trace_names_every_step_with_its_shape():  # FACTS M4
         "query_heads": (32, 8, 20, 64),
         "key_heads": (32, 8, 20, 64),
         "value_heads": (32, 8, 20, 64),
+        "raw_scores": (32, 8, 20, 20),
         "scores": (32, 8, 20, 20),
         "logits": (32, 8, 20, 20),
         "weights": (32, 8, 20, 20),

@@ -174,8 +174,13 @@ def trace(
             `out_bias`. Head h owns the h-th slice of the columns.
         mask, bias, scale, softcap, sinks: as in `attention`, for `[B, H, L, S]`.
 
-    The steps: `query`, `key`, `value` (projected), `query_heads`, `key_heads`, `value_heads`, `scores`
-    (scale · q · k), `logits` (with softcap, bias and mask), `weights`, `heads`, `concat`, `output`.
+    The steps: `query`, `key`, `value` (projected), `query_heads`, `key_heads`, `value_heads`, `raw_scores` (q · k),
+    `scores` (scale · q · k), `logits` (with softcap, bias and mask), `weights`, `heads`, `concat`, `output`.
+
+    >>> x = [[[1, 0, 1, 0], [0, 1, 0, 1]]]
+    >>> steps = trace(x, x, x, dict.fromkeys(("q", "k", "v", "out"), np.eye(4)), num_heads=2)
+    >>> steps["raw_scores"].shape, steps["weights"].round(4)[0, 0].tolist()
+    ((1, 2, 2, 2), [[0.6698, 0.3302], [0.3302, 0.6698]])
     """
     steps = Trace()
     for name, given in (("query", query), ("key", key), ("value", value)):
@@ -188,7 +193,9 @@ def trace(
     q, k, v = steps["query_heads"], steps["key_heads"], steps["value_heads"]
     result = attention(q, k, v, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks, return_weights=True)
     with np.errstate(invalid="ignore", over="ignore"):
-        steps["scores"] = _scores(q, _heads(q, k, v)[1], scale)
+        keys = _heads(q, k, v)[1]
+        steps["raw_scores"] = _scores(q, keys, 1.0)
+        steps["scores"] = _scores(q, keys, scale)
     steps["logits"] = result.logits
     steps["weights"] = result.weights
     steps["heads"] = result.out

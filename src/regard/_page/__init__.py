@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import base64
-import hashlib
-from html import escape
 from typing import TYPE_CHECKING, Any
 
+from regard._page._document import as_text, document
 from regard._page._png import heatmap
 
 if TYPE_CHECKING:
@@ -38,22 +37,14 @@ _LEGEND = (
 
 def page(recording: Recording) -> str:
     """The recording as HTML. Tokens are text, and nothing but text: no element depends on what they say."""
-    digest = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'"
     layers = [recording.at(layer) for layer in range(len(recording.sites))]
-    parts = [
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">',
-        f'<meta http-equiv="Content-Security-Policy" content="{escape(policy)}">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        '<meta name="referrer" content="no-referrer">',
-        f"<title>{_text(recording.title)}</title><style>{_STYLE}</style></head><body>",
-        f"<h1>{_text(recording.title)}</h1>",
+    body = [
+        f"<h1>{as_text(recording.title)}</h1>",
         _summary(recording),
         f'<p class="note">{_LEGEND}</p>',
         *(_layer(recording, calls, index == 0) for index, calls in enumerate(layers) if calls),
-        "</body></html>\n",
     ]
-    return "\n".join(parts)
+    return document(recording.title, _STYLE, body)
 
 
 def _summary(recording: Recording) -> str:
@@ -70,9 +61,9 @@ def _summary(recording: Recording) -> str:
         rows.append(
             "<tr>"
             + "".join(f'<td class="n">{cell}</td>' for cell in cells)
-            + f"<td>{tokens}</td><td>{heads}</td><td>{_text(row['path'])} ({row['kind']})</td></tr>"
+            + f"<td>{tokens}</td><td>{heads}</td><td>{as_text(row['path'])} ({row['kind']})</td></tr>"
         )
-    notes = "".join(f'<p class="note">{_text(note)}</p>' for note in [summary.thresholds, *summary.notes])
+    notes = "".join(f'<p class="note">{as_text(note)}</p>' for note in [summary.thresholds, *summary.notes])
     return (
         f'<div class="wide"><table><thead><tr>{head}<th>most attended</th><th>heads</th><th>module</th></tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table></div>{notes}"
@@ -91,7 +82,7 @@ def _layer(recording: Recording, calls: list[Recorded], is_open: bool) -> str:
     more = [f"first of {n} {name}" for n, name in ((len(calls), "calls"), (call.batch, "items of the batch")) if n > 1]
     what = ", ".join([what, *more])
     return (
-        f"<details{' open' if is_open else ''}><summary>Layer {call.layer}: {_text(call.path)} ({what})</summary>"
+        f"<details{' open' if is_open else ''}><summary>Layer {call.layer}: {as_text(call.path)} ({what})</summary>"
         f'<div class="heads">{figures}</div></details>'
     )
 
@@ -117,17 +108,4 @@ def _number(value: float | None, how: str) -> str:
 
 
 def _token(token: str) -> str:
-    return f"<bdi>{_text(token)}</bdi>"
-
-
-def _text(text: str) -> str:
-    """Text as data: markup is escaped, control characters become visible, halves of surrogate pairs are replaced."""
-    visible = "".join(_shown(letter) for letter in text)
-    return escape(visible.encode("utf-8", "replace").decode("utf-8"))
-
-
-def _shown(letter: str) -> str:
-    code = ord(letter)
-    if code < 32:
-        return {"\n": "↵", "\t": "⇥"}.get(letter, chr(0x2400 + code))
-    return "�" if 127 <= code < 160 else letter
+    return f"<bdi>{as_text(token)}</bdi>"

@@ -23,18 +23,22 @@ def heatmap(values: np.ndarray[Any, Any]) -> bytes:
     cells = np.nan_to_num(np.asarray(values, dtype=np.float64), nan=0.0, posinf=0.0, neginf=0.0).clip(min=0.0)
     top = cells.max(initial=0.0)
     # square roots: weights spread over orders of magnitude, and small ones should still be seen
-    levels = np.sqrt(cells / top) if top > 0 else cells
+    return picture(np.sqrt(cells / top) if top > 0 else cells, _COLOURS)
+
+
+def picture(levels: np.ndarray[Any, Any], colours: np.ndarray[Any, Any]) -> bytes:
+    """A palette image of levels from 0 to 1; `colours` are those at equal steps of the way, as red, green and blue."""
     indices = np.rint(levels * 255).astype(np.uint8)
     rows, columns = indices.shape
     raw = b"".join(b"\0" + row.tobytes() for row in indices)
     header = struct.pack(">IIBBBBB", columns, rows, 8, 3, 0, 0, 0)
-    chunks = ((b"IHDR", header), (b"PLTE", _palette()), (b"IDAT", zlib.compress(raw, 9)), (b"IEND", b""))
+    chunks = ((b"IHDR", header), (b"PLTE", _palette(colours)), (b"IDAT", zlib.compress(raw, 9)), (b"IEND", b""))
     return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(name, data) for name, data in chunks)
 
 
-def _palette() -> bytes:
-    at = np.linspace(0, len(_COLOURS) - 1, 256)
-    channels = [np.interp(at, np.arange(len(_COLOURS)), _COLOURS[:, channel]) for channel in range(3)]
+def _palette(colours: np.ndarray[Any, Any]) -> bytes:
+    at = np.linspace(0, len(colours) - 1, 256)
+    channels = [np.interp(at, np.arange(len(colours)), colours[:, channel]) for channel in range(3)]
     return np.stack(channels, 1).round().astype(np.uint8).tobytes()
 
 

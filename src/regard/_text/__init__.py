@@ -13,7 +13,7 @@ from string import Formatter
 
 from rich.cells import cell_len, set_cell_size
 
-__all__ = ["LANGUAGES", "Catalogue", "centred", "language", "left", "problems", "right", "text", "width"]
+__all__ = ["LANGUAGES", "Catalogue", "centred", "language", "left", "problems", "right", "text", "visible", "width"]
 
 LANGUAGES = ("en", "zh")
 Catalogue = Mapping[str, tuple[str, str]]  # key: (English, Chinese)
@@ -45,6 +45,19 @@ def problems(catalogue: Catalogue) -> list[str]:
 
 def _names(pattern: str) -> list[str]:
     return sorted({name for _, name, _, _ in Formatter().parse(pattern) if name is not None})
+
+
+def visible(given: str) -> str:
+    """Text from elsewhere as it can be shown: control characters get a sign, and nothing turns the line around."""
+    return "".join(_shown(letter) for letter in given)
+
+
+def _shown(letter: str) -> str:
+    code = ord(letter)
+    if code < 32:
+        return {"\n": "↵", "\t": "⇥"}.get(letter, chr(0x2400 + code))
+    unshown = 127 <= code < 160 or 0x202A <= code <= 0x202E or 0x2066 <= code <= 0x2069 or 0xD800 <= code < 0xE000
+    return "\ufffd" if unshown else letter
 
 
 def width(shown: str) -> int:
