@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from regard import bias as bias
     from regard import cache as cache
     from regard import compat as compat
+    from regard import cost as cost
     from regard import interop as interop
     from regard import linear as linear
     from regard import masks as masks
@@ -56,6 +57,7 @@ _MODULES = (
     "bias",
     "cache",
     "compat",
+    "cost",
     "interop",
     "linear",
     "masks",

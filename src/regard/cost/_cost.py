@@ -1,0 +1,191 @@
+"""The bill of a configuration."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from regard.cost import _given
+from regard.cost._cache import CacheCost, cache_of
+from regard.cost._crossings import Crossings, crossings_of
+from regard.cost._describe import Block, Run, blocks_of
+from regard.cost._ops import Numbers
+from regard.cost._sums import Activations, Flops, Part, activations_of, flops_in_all, parts_of
+from regard.models import EncoderConfig, LatentConfig, TransformerConfig, WhisperConfig
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from regard import models
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """What a configuration costs; `print` it for the table.
+
+    Args:
+        name, config: what was asked for.
+        batch, length, source_length: what goes through it; the source is an encoder's, beside a decoder.
+        dtype, device: of weights, activations and cache; the device decides which tensors are kept.
+        latent, int8, rolling, sinks: as in `cost.of`.
+        parts: the whole model by kind of operation.
+        layers: one layer, by kind of operation; encoder and decoder each have theirs.
+        parameters, weight_bytes: in all.
+        flops: over all pairs of query and key, as `torch.utils.flop_counter` counts them.
+        kept_flops: over the pairs that the mask keeps: what a kernel that skips the others computes.
+        activations: bytes kept for the backward pass.
+        cache: of keys and values; None where nothing is decoded.
+        notes: what one should know about these numbers.
+    """
+
+    name: str
+    config: Any
+    batch: int
+    length: int
+    source_length: int | None
+    dtype: str
+    device: str
+    latent: LatentConfig | None
+    int8: bool
+    rolling: bool
+    sinks: int
+    parts: tuple[Part, ...]
+    layers: dict[str, tuple[Part, ...]]
+    parameters: int
+    weight_bytes: int
+    flops: Flops
+    kept_flops: Flops
+    activations: Activations
+    cache: CacheCost | None
+    notes: tuple[str, ...]
+
+    @cached_property
+    def crossings(self) -> Crossings:
+        """Lengths at which something begins to cost more than something else."""
+        return crossings_of(self)
+
+    def part(self, name: str) -> Part:
+        """The part of that name, such as "feed-forward"."""
+        for part in self.parts:
+            if part.name == name:
+                return part
+        raise ValueError(f"name must be one of {', '.join(part.name for part in self.parts)}, got {name!r}")
+
+    def at(self, length: int) -> Cost:
+        """The same for items of another length; an encoder-decoder's source has it too, but for sound."""
+        sound = isinstance(self.config, WhisperConfig)
+        again = {
+            name: getattr(self, name) for name in ("batch", "dtype", "device", "latent", "int8", "rolling", "sinks")
+        }
+        return of(self.config, length=length, source_length=self.source_length if sound else None, **again)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as what JSON holds."""
+        found = {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
+        scaling = getattr(self.config, "rotary_scaling", None)
+        if scaling is not None:
+            found["config"]["rotary_scaling"] = {"kind": type(scaling).__name__, **found["config"]["rotary_scaling"]}
+        return found | {"crossings": asdict(self.crossings)}
+
+    def plot(self) -> Figure:
+        """FLOPs, activations and cache against the length; needs matplotlib."""
+        from regard.cost._plots import draw
+
+        return draw(self)
+
+    def __str__(self) -> str:
+        from regard.cost._tables import cost_table
+
+        return cost_table(self)
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "__dataclass_fields__"):
+        return asdict(value)
+    if isinstance(value, (tuple, list)):
+        return [_plain(one) for one in value]
+    return {key: _plain(one) for key, one in value.items()} if isinstance(value, dict) else value
+
+
+def of(
+    config: str | models.Config,
+    *,
+    length: int | None = None,
+    batch: int = 1,
+    dtype: str = "bfloat16",
+    source_length: int | None = None,
+    device: str = "cuda",
+    latent: LatentConfig | None = None,
+    int8: bool = False,
+    rolling: bool = False,
+    sinks: int = 0,
+) -> Cost:
+    """What a configuration costs: parameters, FLOPs, activation bytes and cache bytes. Nothing is built or run.
+
+        print(cost.of("gpt3-175b"))
+        cost.of(models.config("llama-3-8b", num_kv_heads=1), length=131_072, batch=4).cache.total
+
+    Args:
+        config: a name, or a configuration of `regard.models`.
+        length: tokens an item has; by default as many as the configuration is for, or 1024 where it sets no limit.
+            Images have as many as they have patches.
+        batch: items.
+        dtype: of weights, activations and cache: float64, float32, bfloat16, float16, or fp64, fp32, bf16, fp16.
+        source_length: tokens the encoder of an encoder-decoder reads; `length`, or for Whisper all frames.
+        device: "cuda" or "cpu": some kernels keep other tensors for the backward pass on one than on the other.
+        latent: latent attention in place of a decoder's own, in every layer.
+        int8: the cache keeps one byte a number.
+        rolling: the cache is a `RollingCache` over the configuration's `window`, with so many `sinks`.
+    """
+    found = _given.config_of(config)
+    kind = _given.dtype_of(dtype)
+    _given.check_device(device)
+    _given.check_count("batch", batch)
+    _given.check_heads(found)
+    _given.check_latent(found, latent)
+    _given.check_cache(found, rolling, sinks)
+    size = _given.SIZES[kind]
+    run = Run(batch, *_given.lengths_of(found, length, source_length), Numbers(size, device == "cuda"), latent)
+    blocks = blocks_of(found, run)
+    parts = parts_of(blocks)
+    parameters = sum(part.parameters for part in parts)
+    return Cost(
+        name=config if isinstance(config, str) else type(config).__name__,
+        config=found,
+        batch=batch,
+        length=run.length,
+        source_length=run.source if isinstance(found, TransformerConfig) else None,
+        dtype=kind,
+        device=device,
+        latent=latent,
+        int8=int8,
+        rolling=rolling,
+        sinks=sinks,
+        parts=parts,
+        layers={block.name: parts_of([Block(block.name, block.ops)]) for block in blocks if "layer" in block.name},
+        parameters=parameters,
+        weight_bytes=parameters * size,
+        flops=flops_in_all(part.flops for part in parts),
+        kept_flops=flops_in_all(part.kept_flops for part in parts),
+        activations=activations_of(blocks),
+        cache=cache_of(
+            found, batch=batch, length=run.length, source=run.source, size=size, latent=latent, int8=int8,
+            rolling=rolling, sinks=sinks,
+        ),
+        notes=_notes(found, run),
+    )  # fmt: skip
+
+
+def _notes(config: Any, run: Run) -> tuple[str, ...]:
+    notes = []
+    most = getattr(config, "max_tokens", None)
+    learned = isinstance(config, (EncoderConfig, WhisperConfig)) or getattr(config, "positions", "") == "learned"
+    if most is not None and run.length > most:
+        what = "the model has learned no positions there" if learned else "the model was made for no more"
+        notes.append(f"length {run.length} is beyond max_tokens={most}: {what}")
+    if isinstance(config, WhisperConfig) and run.source > config.max_frames:
+        notes.append(f"source_length {run.source} is beyond max_frames={config.max_frames}")
+    if any(getattr(config, name, 0.0) for name in ("dropout", "attention_dropout")):
+        notes.append("activations are those without dropout, whose draws are kept too")
+    return tuple(notes)

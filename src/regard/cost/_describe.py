@@ -1,0 +1,282 @@
+"""A configuration as blocks of operations, in the order in which the model runs them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from regard.cost import _ops
+from regard.cost._ops import EMBEDDINGS, HEAD, LOSS, PROJECTIONS, Heads, Numbers, Op
+from regard.models import DecoderConfig, EncoderConfig, LatentConfig, TransformerConfig, WhisperConfig
+
+INDEX = 8  # bytes of a token's number
+
+
+@dataclass(frozen=True)
+class Run:
+    """What goes through the model."""
+
+    batch: int
+    length: int
+    source: int  # tokens that an encoder reads beside them
+    numbers: Numbers
+    latent: LatentConfig | None = None  # takes the place of each layer's attention
+
+    @property
+    def tokens(self) -> int:
+        return self.batch * self.length
+
+
+@dataclass(frozen=True)
+class Block:
+    """`count` equal pieces of a model, one after another."""
+
+    name: str
+    ops: list[Op]
+    count: int = 1
+    layer_input: int | None = None  # bytes kept of a layer whose inside is computed again; None: always kept whole
+
+
+def blocks_of(config: Any, run: Run) -> list[Block]:
+    match config:
+        case DecoderConfig():
+            return _decoder(config, run)
+        case EncoderConfig():
+            return _encoder(config, run)
+        case WhisperConfig() | TransformerConfig():
+            return _transformer(config, run)
+        case LatentConfig():
+            kept = run.tokens * config.embed_dim * run.numbers.size
+            return [Block("layer", [_ops.keep(PROJECTIONS, kept), *_latent(config, run)])]
+    raise TypeError(f"config must be a name or a configuration of regard.models, got {type(config).__name__}")
+
+
+def causal_pairs(length: int, window: int | None = None) -> int:
+    """Pairs with 0 ≤ i − j ≤ window among `length` tokens."""
+    seen = length if window is None else min(length, window + 1)
+    return seen * (seen + 1) // 2 + (length - seen) * seen
+
+
+def _decoder(config: DecoderConfig, run: Run) -> list[Block]:
+    dim, tokens, size = config.embed_dim, run.tokens, run.numbers.size
+    learned = config.max_tokens * dim if config.positions == "learned" else 0
+    embeddings = Op(EMBEDDINGS, config.vocab_size * dim + learned, eager=tokens * INDEX, fused=tokens * INDEX)
+    if run.latent is None:
+        attention = [_ops.keep(PROJECTIONS, tokens * dim * size), *_decoder_attention(config, run)]
+    else:
+        attention = [_ops.keep(PROJECTIONS, tokens * dim * size), *_latent(run.latent, run)]
+    forward = _ops.feed_forward(
+        tokens,
+        dim,
+        config.ff_dim,
+        activation=config.activation,
+        gated=config.gated,
+        bias=config.ff_bias,
+        numbers=run.numbers,
+        ends=True,
+    )
+    layer = [*(_ops.norm(tokens, dim, config.norm, run.numbers) for _ in range(2)), *attention, *forward]
+    head = _ops.linear(HEAD, tokens, dim, config.vocab_size, bias=False)
+    if config.tied:
+        head = head._replace(parameters=0)
+    last = [
+        _ops.norm(tokens, dim, config.norm, run.numbers),
+        _ops.keep(HEAD, tokens * dim * size),
+        head,
+        _loss(tokens, config.vocab_size, run.numbers),
+    ]
+    layers = Block("layer", layer, config.num_layers, tokens * dim * size)
+    return [Block("embeddings", [embeddings]), layers, Block("head", last)]
+
+
+def _decoder_attention(config: DecoderConfig, run: Run) -> list[Op]:
+    dim, heads = config.embed_dim, config.num_heads
+    kv_heads = heads if config.num_kv_heads is None else config.num_kv_heads
+    width = dim // heads if config.head_dim is None else config.head_dim
+    call = Heads(
+        run.batch, heads, kv_heads, run.length, run.length, width, width,
+        pairs=causal_pairs(run.length, config.window), masked=True, windowed=config.window is not None,
+        rotary=width if config.positions == "rotary" else 0, packed=config.packed,
+    )  # fmt: skip
+    return [
+        _ops.linear(PROJECTIONS, run.tokens, dim, (heads + 2 * kv_heads) * width, bias=config.qkv_bias),
+        _ops.attention(call, run.numbers),
+        _ops.linear(PROJECTIONS, run.tokens, heads * width, dim, bias=config.out_bias),
+    ]
+
+
+def _latent(config: LatentConfig, run: Run) -> list[Op]:
+    """Expanded, as in training and for a prompt: keys and values are made of the latents. The input is not counted."""
+    tokens, numbers, heads = run.tokens, run.numbers, config.num_heads
+    rank, rope, plain = config.kv_lora_rank, config.rope_dim, config.nope_dim
+    value = plain if config.value_head_dim is None else config.value_head_dim
+    key = plain + rope
+    if config.q_lora_rank is None:
+        queries = [_ops.linear(PROJECTIONS, tokens, config.embed_dim, heads * key, bias=False)]
+    else:
+        queries = [
+            _ops.linear(PROJECTIONS, tokens, config.embed_dim, config.q_lora_rank, bias=config.bias),
+            _ops.norm(tokens, config.q_lora_rank, "rms", numbers),
+            _ops.keep(PROJECTIONS, tokens * config.q_lora_rank * numbers.size),
+            _ops.linear(PROJECTIONS, tokens, config.q_lora_rank, heads * key, bias=False),
+        ]
+    call = Heads(
+        run.batch, heads, heads, run.length, run.length, key, value,
+        pairs=causal_pairs(run.length), masked=True, rotary=rope,
+    )  # fmt: skip
+    # the norm's input is a part of [latent, rotary key]; what it gives is put beside the turned key again; and the
+    # matrix that expands is kept once more, in the order in which the product wants it
+    copied = numbers.size == 2 and not numbers.cuda  # the norm works on a copy in float32
+    beside = 0 if copied else tokens * rope * numbers.size
+    joined = tokens * (rank + rope) * numbers.size
+    expanded = rank * heads * (plain + value)
+    return [
+        *queries,
+        _ops.linear(PROJECTIONS, tokens, config.embed_dim, rank + rope, bias=config.bias),
+        _ops.norm(tokens, rank, "rms", numbers),
+        _ops.keep(PROJECTIONS, beside + joined + expanded * numbers.size),
+        _ops.linear(PROJECTIONS, tokens, rank, heads * (plain + value), bias=False),
+        _ops.attention(call, numbers),
+        _ops.linear(PROJECTIONS, tokens, heads * value, config.embed_dim, bias=config.bias),
+    ]
+
+
+def _loss(tokens: int, words: int, numbers: Numbers) -> Op:
+    """Cross entropy keeps the log-probability of every word, and the targets."""
+    return _ops.keep(LOSS, tokens * (words * numbers.size + INDEX))
+
+
+def _encoder(config: EncoderConfig, run: Run) -> list[Block]:
+    dim, tokens, size, pre = config.embed_dim, run.tokens, run.numbers.size, config.norm == "pre"
+    call = _plain_heads(config.num_heads, dim, run.batch, run.length, run.length, causal=False)
+    biases = (config.qkv_bias, config.qkv_bias, config.qkv_bias, True)
+    layer = [
+        *(_ops.norm(tokens, dim, "layer", run.numbers) for _ in range(2)),
+        _ops.keep(PROJECTIONS, tokens * dim * size),
+        *_projected(call, dim, biases, run.numbers),
+        *_forward(config, tokens, run.numbers),
+    ]
+    layers = Block("layer", layer, config.num_layers, tokens * dim * size)
+    final = Block("norm", [_ops.norm(tokens, dim, "layer", run.numbers)])
+    first = Block("embeddings", _encoder_input(config, run))
+    heads = Block("heads", _encoder_heads(config, run))
+    return [first, layers, final, heads] if pre else [first, final, layers, heads]
+
+
+def _encoder_input(config: EncoderConfig, run: Run) -> list[Op]:
+    dim, size = config.embed_dim, run.numbers.size
+    if config.image_size is None:
+        assert config.vocab_size is not None and config.max_tokens is not None
+        table = (config.vocab_size + config.max_tokens + config.token_types) * dim
+        kept = run.tokens * INDEX * (2 if config.token_types else 1)
+        return [Op(EMBEDDINGS, table, eager=kept, fused=kept)]
+    assert config.patch_size is not None
+    patches = (config.image_size // config.patch_size) ** 2
+    fan_in = config.channels * config.patch_size**2
+    image = run.batch * config.channels * config.image_size**2 * size
+    return [
+        _ops.keep(EMBEDDINGS, image),
+        _ops.linear(EMBEDDINGS, run.batch * patches, fan_in, dim, bias=True, first=True),
+        Op(EMBEDDINGS, (2 + patches) * dim),  # the first token, and a position for each
+    ]
+
+
+def _encoder_heads(config: EncoderConfig, run: Run) -> list[Op]:
+    """Every head that the configuration has; the pooler and the classes read the first token only."""
+    dim, tokens, batch, size = config.embed_dim, run.tokens, run.batch, run.numbers.size
+    ops = []
+    if config.pooler:
+        ops += [
+            _ops.keep(HEAD, 2 * batch * (dim * size + INDEX)),
+            _ops.linear(HEAD, batch, dim, dim, bias=True),
+        ]
+    if config.classes is not None:
+        kept = 0 if config.pooler else batch * (dim * size + 2 * INDEX)
+        ops += [_ops.keep(HEAD, kept), _ops.linear(HEAD, batch, dim, config.classes, bias=True)]
+    if config.masked_lm:
+        assert config.vocab_size is not None
+        ahead = 1 if config.activation == "relu" else 2
+        norm = _ops.norm(tokens, dim, "layer", run.numbers)._replace(part=HEAD)
+        # the norm keeps what the activation gives
+        ops += [
+            _ops.keep(HEAD, (ahead + 1) * tokens * dim * size),
+            _ops.linear(HEAD, tokens, dim, dim, bias=True),
+            norm,
+            _ops.linear(HEAD, tokens, dim, config.vocab_size, bias=False)._replace(parameters=config.vocab_size),
+            _loss(tokens, config.vocab_size, run.numbers),
+        ]
+    return ops
+
+
+def _plain_heads(heads: int, dim: int, batch: int, queries: int, keys: int, *, causal: bool) -> Heads:
+    pairs = causal_pairs(queries) if causal else queries * keys
+    return Heads(batch, heads, heads, queries, keys, dim // heads, dim // heads, pairs, causal)
+
+
+def _projected(call: Heads, dim: int, biases: tuple[bool, bool, bool, bool], numbers: Numbers) -> list[Op]:
+    """Attention between its four projections: of queries, keys, values, and of what comes out."""
+    rows, columns = call.batch * call.queries, call.batch * call.keys
+    tokens = (rows, columns, columns, rows)
+    made = [_ops.linear(PROJECTIONS, n, dim, dim, bias=bias) for n, bias in zip(tokens, biases, strict=True)]
+    return [*made, _ops.attention(call, numbers)]
+
+
+def _forward(config: EncoderConfig | TransformerConfig, tokens: int, numbers: Numbers) -> list[Op]:
+    return _ops.feed_forward(
+        tokens,
+        config.embed_dim,
+        config.ff_dim,
+        activation=config.activation,
+        gated=False,
+        bias=True,
+        numbers=numbers,
+        ends=config.norm == "pre",
+    )
+
+
+def _transformer(config: TransformerConfig, run: Run) -> list[Block]:
+    dim, numbers, pre = config.embed_dim, run.numbers, config.norm == "pre"
+    source, target = run.batch * run.source, run.tokens
+    bias = config.attention_bias
+    biases = (bias, bias and config.key_bias, bias, bias)
+
+    def layer(name: str, tokens: int, calls: list[Heads], count: int) -> Block:
+        ops = [_ops.norm(tokens, dim, "layer", numbers) for _ in range(1 + len(calls))]
+        ops += _forward(config, tokens, numbers)
+        for call in calls:
+            # the source that a decoder's layer reads is kept once for all of them
+            ops += [_ops.keep(PROJECTIONS, tokens * dim * numbers.size), *_projected(call, dim, biases, numbers)]
+        return Block(name, ops, count, tokens * dim * numbers.size)
+
+    own = _plain_heads(config.num_heads, dim, run.batch, run.source, run.source, causal=False)
+    itself = _plain_heads(config.num_heads, dim, run.batch, run.length, run.length, causal=True)
+    across = _plain_heads(config.num_heads, dim, run.batch, run.length, run.source, causal=False)
+    decoder_layers = config.num_layers if config.decoder_layers is None else config.decoder_layers
+    words = config.vocab_size if config.target_vocab_size is None else config.target_vocab_size
+    head = _ops.linear(HEAD, target, dim, words, bias=False)
+    if config.tied:
+        head = head._replace(parameters=0)
+    ends = [_ops.norm(n, dim, "layer", numbers) for n in (source, target)] if pre else []
+    return [
+        Block("embeddings", _transformer_input(config, run)),
+        layer("encoder layer", source, [own], config.num_layers),
+        layer("decoder layer", target, [itself, across], decoder_layers),
+        Block("head", [*ends, _ops.keep(PROJECTIONS, source * dim * numbers.size)]),
+        Block("head", [_ops.keep(HEAD, target * dim * numbers.size), head, _loss(target, words, numbers)]),
+    ]
+
+
+def _transformer_input(config: TransformerConfig, run: Run) -> list[Op]:
+    dim, size, target = config.embed_dim, run.numbers.size, run.tokens * INDEX
+    if not isinstance(config, WhisperConfig):
+        tables = (config.vocab_size + (config.target_vocab_size or 0)) * dim
+        kept = run.batch * run.source * INDEX + target
+        return [Op(EMBEDDINGS, tables, eager=kept, fused=kept)]
+    frames = run.batch * run.source
+    # sound has two frames for each token of the encoder; both convolutions are three wide
+    return [
+        Op(EMBEDDINGS, (config.max_frames + config.vocab_size + config.max_tokens) * dim, eager=target, fused=target),
+        _ops.keep(EMBEDDINGS, frames * (2 * config.mel_bins + 5 * dim) * size),
+        _ops.linear(EMBEDDINGS, 2 * frames, 3 * config.mel_bins, dim, bias=True, first=True),
+        _ops.linear(EMBEDDINGS, frames, 3 * dim, dim, bias=True),
+    ]
