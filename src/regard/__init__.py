@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from regard import compat as compat
     from regard import cost as cost
     from regard import interop as interop
+    from regard import lab as lab
     from regard import linear as linear
     from regard import masks as masks
     from regard import models as models
@@ -59,6 +60,7 @@ _MODULES = (
     "compat",
     "cost",
     "interop",
+    "lab",
     "linear",
     "masks",
     "models",

@@ -16,6 +16,7 @@ from regard._cli.convert import convert
 from regard._cli.explain import explain
 from regard._cli.generate import generate
 from regard._cli.group import Commands
+from regard._cli.lab import lab
 from regard._cli.look import look
 from regard._cli.models import models
 
@@ -70,7 +71,7 @@ def info(as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.
 
 
 PANELS = {
-    "Look and learn": (look,),
+    "Look and learn": (look, lab),
     "Plan": (explain, bench, info),
     "Prove": (check,),
     "Models": (models, generate, convert),

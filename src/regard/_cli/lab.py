@@ -1,0 +1,174 @@
+"""`regard lab`: the worked examples and experiments, their numbers and their figures."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from regard._cli import complete, terminal
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from regard.lab import Result
+
+WORDS = {
+    "run": (
+        "one of them: regard lab E3; all of them: regard lab all --out folder",
+        "运行其中一个：regard lab E3；全部运行：regard lab all --out folder",
+    ),
+    "look": ("What to look at", "看什么"),
+    "claim": ("Wrong", "错误说法"),
+    "right": ("Right", "正确说法"),
+    "why": ("Why", "原因"),
+    "wrote": ("wrote {what}", "已写入 {what}"),
+}
+NAMES = (*(f"E{number}" for number in range(1, 11)), *(f"X{number}" for number in range(1, 5)), "all")
+
+
+def lab(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="E1 … E10, X1 … X4, or their topics such as variance; all for every one. None lists them.",
+            autocompletion=complete.one_of(NAMES),
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="A folder for figures and JSON, made if needed. Needs matplotlib.", file_okay=False),
+    ] = None,
+    kind: Annotated[
+        str,
+        typer.Option("--format", help="Of the figures: png or svg.", autocompletion=complete.one_of(("png", "svg"))),
+    ] = "png",
+    lang: Annotated[
+        str,
+        typer.Option(help="en or zh: the language of tables and texts.", autocompletion=complete.one_of(("en", "zh"))),
+    ] = "en",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
+) -> None:
+    """Run worked examples and experiments on attention: their numbers, what to look at, and what notes get wrong.
+
+    Examples:
+      regard lab
+      regard lab E3
+      regard lab two-relations --lang zh
+      regard lab E7 --json
+      regard lab all --out folder
+    """
+    from regard import _text
+
+    try:
+        lang = _text.language(lang)
+        chosen = _chosen(names or [])
+        _check_out(out, kind, chosen)
+    except (ValueError, ImportError) as error:
+        terminal.stop(str(error))
+    if not chosen:
+        _list(lang, as_json)
+        return
+    found = _run(chosen, out, kind)
+    if as_json:
+        rows = [one.to_dict() for one in found]
+        typer.echo(json.dumps(rows[0] if len(rows) == 1 else rows, indent=2, ensure_ascii=False))
+    else:
+        console = terminal.console()
+        for one in found:
+            _print(console, one, lang)
+    if out is not None:
+        if len(found) > 1:
+            from regard.lab._folder import write_index
+
+            write_index(found, out, kind, lang)
+        files = [f"{one.name}.{kind}" for one in found] + (["index.html"] if len(found) > 1 else [])
+        typer.echo(_text.text(WORDS, lang, "wrote", what=f"{out}: {', '.join(files)}"), err=True)
+
+
+def _chosen(given: list[str]) -> list[str]:
+    """Names of experiments, in the order given, none twice."""
+    from regard import lab as experiments
+
+    found: list[str] = []
+    for one in given:
+        found += experiments.names() if one.strip().lower() == "all" else [experiments.find(one)]
+    return list(dict.fromkeys(found))
+
+
+def _check_out(out: Path | None, kind: str, chosen: list[str]) -> None:
+    """What would fail after minutes of work is said before it."""
+    from regard.lab._folder import FORMATS
+
+    if kind not in FORMATS:
+        raise ValueError(f"--format is {kind!r}; expected png or svg")
+    if out is None:
+        return
+    if not chosen:
+        raise ValueError("--out was given and no experiment; name one, or all")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ImportError("figures need matplotlib: pip install 'regard[plot]'")
+    out.mkdir(parents=True, exist_ok=True)
+
+
+def _run(chosen: list[str], out: Path | None, kind: str) -> list[Result]:
+    from regard import lab as experiments
+
+    found = []
+    with terminal.progress() as bars:
+        task = bars.add_task("", total=len(chosen))
+        for name in chosen:
+            bars.update(task, description=f"{name} {experiments.TOPICS[name].replace('_', ' ')}")
+            found.append(experiments.run(name))
+            if out is not None:
+                from regard.lab._folder import write
+
+                write(found[-1], out, kind)
+            bars.advance(task)
+    return found
+
+
+def _list(lang: str, as_json: bool) -> None:
+    from rich.table import Table
+
+    from regard import _text
+    from regard import lab as experiments
+
+    rows: list[dict[str, Any]] = [
+        {"name": name, "topic": topic.replace("_", "-"), "title": _text.text(experiments.words(name), lang, "title")}
+        for name, topic in experiments.TOPICS.items()
+    ]
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2, ensure_ascii=False))
+        return
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(f"[bold]{row['name']}[/bold]", f"[dim]{row['topic']}[/dim]", row["title"])
+    console = terminal.console()
+    console.print(table)
+    console.print(f"\n{_text.text(WORDS, lang, 'run')}", highlight=False)
+
+
+def _print(console: Console, found: Result, lang: str) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    from regard._text import text
+
+    console.print(f"\n[bold]{found.name}  {escape(found.say('title', lang))}[/bold]", highlight=False)
+    console.print(found.say("question", lang), markup=False, highlight=False)
+    for shown in found.tables(lang):
+        table = Table(show_edge=False, pad_edge=False, show_header=any(shown.columns))
+        for at, column in enumerate(shown.columns):
+            table.add_column(escape(column), justify="left" if at == 0 or not any(shown.columns) else "right")
+        for row in shown.rows:
+            table.add_row(*map(escape, row))
+        console.print(f"\n[bold]{escape(shown.title)}[/bold]", highlight=False)
+        console.print(table)
+    for key in ("look", "claim", "right", "why"):
+        if key in found.words():
+            said = escape(found.say(key, lang))
+            console.print(f"\n[bold]{text(WORDS, lang, key)}[/bold]  {said}", highlight=False)

@@ -1,0 +1,173 @@
+"""X3: inverted masks, and what goes wrong."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from regard import api, masks, positions
+from regard.lab._result import Result, Row, Table, look
+from regard.lab._train import Batch, fit, seeded
+from regard.nn import MultiHeadAttention
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from regard.masks import Mask
+
+SYMBOLS, PERIOD, WIDTH = 11, 6, 32  # a sequence is six random symbols, then the same six again
+STEPS = 400
+
+
+@dataclass(frozen=True)
+class Trained:
+    losses: Row  # of every step, nats
+    generated: float  # share of right symbols when the second half is generated
+
+
+@dataclass(frozen=True)
+class InvertedMasks(Result):
+    name = "X3"
+    topic = "inverted_masks"
+
+    floor: float  # the least loss that anyone can have who does not see the future
+    chance: float
+    causal: Trained
+    inverted: Trained
+    on_padding: float  # share of the weight that an inverted padding mask gives to padding
+    empty_row: dict[str, float | None]  # weight of each key when a row has nothing to attend to; None: not a number
+
+    def tables(self, lang: str = "en") -> list[Table]:
+        columns = ("", self.say("loss", lang), self.say("generated", lang))
+        lines = tuple(
+            (self.say(key, lang), f"{sum(found.losses[-20:]) / 20:.4f}", f"{found.generated:.0%}")
+            for key, found in (("causal", self.causal), ("inverted", self.inverted))
+        )
+        limit = (self.say("possible", lang), f"{self.floor:.4f}", f"{self.chance:.0%}")
+        padding = (self.say("on_padding", lang), f"{self.on_padding:.0%}")
+        empty = tuple(
+            (self.say(key, lang), "NaN" if weight is None else f"{weight:.4g}")
+            for key, weight in self.empty_row.items()
+        )
+        return [
+            Table(self.say("trained", lang, steps=len(self.causal.losses)), columns, (*lines, limit)),
+            Table(self.say("padding", lang), ("", ""), (padding,)),
+            Table(self.say("empty", lang), ("", self.say("weight", lang)), empty),
+        ]
+
+    def figure(self) -> Figure:
+        from regard.lab import _draw
+
+        last = self.inverted.losses[-1]
+        title = f"The inverted mask trains to a loss of {last:.2f} and then generates no better than a guess"
+        figure = _draw.figure(9.2, 3.6, title)
+        left, right = figure.subplots(1, 2, width_ratios=(3, 2))
+        for found, colour, name in (
+            (self.causal, _draw.BLUE, "causal"),
+            (self.inverted, _draw.ORANGE, "inverted: sees only the future"),
+        ):
+            left.plot(range(1, len(found.losses) + 1), found.losses, color=colour, label=name)
+        left.axhline(self.floor, color=_draw.GREY, linestyle=":")
+        left.text(
+            len(self.causal.losses),
+            self.floor - 0.15,
+            "nobody who cannot see the future gets below this",
+            fontsize=8,
+            color=_draw.GREY,
+            ha="right",
+        )
+        left.set_ylim(0, 2.8)
+        left.legend(fontsize=9)
+        _draw.tidy(left, x="step", y="loss (nats)", title="in training")
+        shares = (self.causal.generated, self.inverted.generated)
+        bars = right.bar(("causal", "inverted"), shares, color=(_draw.BLUE, _draw.ORANGE), width=0.5)
+        right.bar_label(bars, [f"{share:.0%}" for share in shares], padding=2)
+        right.axhline(self.chance, color=_draw.GREY, linestyle=":")
+        right.text(0.5, self.chance + 0.02, "a guess", fontsize=8, color=_draw.GREY, ha="center")
+        right.set_ylim(0, 1.12)
+        _draw.tidy(right, x="mask", y="right symbols", title="when it has to generate")
+        return figure
+
+
+class Speaker(nn.Module):
+    """One layer that says what comes next."""
+
+    def __init__(self, mask: Mask) -> None:
+        super().__init__()
+        self.mask = mask
+        self.symbols = nn.Embedding(SYMBOLS, WIDTH)
+        self.places = positions.LearnedPositions(2 * PERIOD, WIDTH)
+        self.attend = MultiHeadAttention(WIDTH, 2)
+        self.read = nn.Linear(WIDTH, SYMBOLS)
+
+    def forward(self, symbols: Tensor) -> Tensor:
+        x = self.places(self.symbols(symbols))
+        said: Tensor = self.read(x + self.attend(x, mask=self.mask))
+        return said
+
+
+def inverted_masks(seed: int = 0, steps: int = STEPS) -> InvertedMasks:
+    """Train one model under a causal mask and one under its inverse, let both generate; then look at empty rows."""
+    asked = 2 * PERIOD - 1
+    return InvertedMasks(
+        floor=(PERIOD - 1) / asked * math.log(SYMBOLS),  # the first half cannot be known, the second half can
+        chance=1 / SYMBOLS,
+        causal=_train(masks.causal(), seed, steps),
+        inverted=_train(~masks.causal(), seed, steps),
+        on_padding=_on_padding(seed),
+        empty_row=_empty_row(seed),
+    )
+
+
+def _train(mask: Mask, seed: int, steps: int) -> Trained:
+    with seeded(seed) as draw:
+        model = Speaker(mask)
+        losses = fit(model, lambda: _repeated(draw, 64), steps=steps, rate=5e-3)
+        return Trained(tuple(losses), _generated(model, _repeated(draw, 1000)[0]))
+
+
+def _repeated(draw: torch.Generator, count: int) -> Batch:
+    symbols = torch.randint(SYMBOLS, (count, PERIOD), generator=draw).repeat(1, 2)
+    answers = symbols.roll(-1, 1)
+    answers[:, -1] = -100
+    return symbols, answers
+
+
+@torch.no_grad()
+def _generated(model: Speaker, symbols: Tensor) -> float:
+    """The first half is given; the second is said symbol by symbol, each from those before it."""
+    said = symbols[:, :PERIOD]
+    for _ in range(PERIOD):
+        said = torch.cat([said, model(said)[:, -1:].argmax(-1)], dim=1)
+    return (said[:, PERIOD:] == symbols[:, PERIOD:]).double().mean().item()
+
+
+def _on_padding(seed: int) -> float:
+    """Seven tokens, of which the last three are padding, under a padding mask that was read the wrong way round."""
+    draw = torch.Generator().manual_seed(seed)
+    query, key, value = (torch.randn(1, 1, 7, 8, generator=draw) for _ in range(3))
+    mask = ~masks.padding(torch.tensor([4]))
+    return look(query, key, value, mask=mask).weights[..., 4:].sum(-1).mean().item()
+
+
+def _empty_row(seed: int) -> dict[str, float | None]:
+    """The last row of an inverted causal mask sees nothing. The values are the identity: the output is the weights."""
+    draw = torch.Generator().manual_seed(seed)
+    query, key = (torch.randn(1, 1, 5, 8, generator=draw) for _ in range(2))
+    value = torch.eye(5)[None, None]
+    keep = torch.ones(5, 5, dtype=torch.bool).triu(1)
+    scores = query @ key.mT / 8**0.5
+    billion = torch.tensor(-1e9)
+    rows = {
+        "infinity": scores.masked_fill(~keep, -torch.inf).softmax(-1) @ value,
+        "billion": torch.where(keep, scores, billion).softmax(-1) @ value,
+        "half": torch.where(keep, scores.half(), billion.half()).softmax(-1) @ value.half(),
+        "sdpa": nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=keep),
+        "regard": api.attention(query, key, value, mask=masks.keep(keep)),
+    }
+    first = {how: out[0, 0, -1, 0].item() for how, out in rows.items()}
+    return {how: None if math.isnan(weight) else weight for how, weight in first.items()}

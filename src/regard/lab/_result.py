@@ -1,0 +1,93 @@
+"""What every experiment returns: numbers, tables in words, a figure."""
+
+from __future__ import annotations
+
+import dataclasses
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import torch
+
+from regard import _text, api
+from regard.statistics import Want
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from torch import Tensor
+
+    from regard.masks import Mask
+    from regard.observation import Observation
+
+Row = tuple[float, ...]
+Matrix = tuple[Row, ...]
+
+
+class Table(NamedTuple):
+    """A table as it is shown: the first column names the row."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+class Result:
+    """The base of all results. A result is a frozen dataclass of plain numbers, and says what it found:
+
+    found = lab.variance()
+    found.raw                # a number
+    found.to_dict()          # all of them, as JSON holds them
+    found.figure()           # a matplotlib figure
+    found.tables("zh")       # what the command prints, in Chinese
+    """
+
+    name: ClassVar[str]  # "E3"
+    topic: ClassVar[str]  # "variance": the function, and the file its words are in
+
+    def to_dict(self) -> dict[str, Any]:
+        numbers = dataclasses.asdict(self)  # type: ignore[call-overload]
+        return {
+            "experiment": self.name,
+            "title": self.say("title"),
+            "torch": torch.__version__,
+            "numbers": numbers,
+        }
+
+    @classmethod
+    def words(cls) -> _text.Catalogue:
+        """All texts of the experiment, by key; `claim`, `right` and `why` only where a note is wrong."""
+        return words(cls.topic)
+
+    def say(self, key: str, lang: str = "en", **values: object) -> str:
+        """One text of the experiment."""
+        return _text.text(self.words(), lang, key, **values)
+
+    def tables(self, lang: str = "en") -> list[Table]:
+        raise NotImplementedError
+
+    def figure(self) -> Figure:
+        raise NotImplementedError
+
+
+def words(topic: str) -> _text.Catalogue:
+    """The texts of an experiment; they load without the experiment itself."""
+    found: _text.Catalogue = import_module(f"regard.lab._words.{topic}").WORDS
+    return found
+
+
+def look(
+    query: Tensor, key: Tensor, value: Tensor, *, mask: Mask | None = None, scale: float | None = None
+) -> Observation:
+    """One attention call, with all of its weights."""
+    want = Want(map=None, top_k=0, distance=False, weights=(slice(None), slice(None)))
+    return api.observe(query, key, value, mask=mask, scale=scale, want=want)
+
+
+def rows(tensor: Tensor) -> Matrix:
+    """A matrix as plain numbers; leading axes must have one element."""
+    flat = tensor.detach().reshape(tensor.shape[-2:])
+    return tuple(tuple(row) for row in flat.tolist())
+
+
+def numbers(label: str, values: Row, digits: int = 4) -> tuple[str, ...]:
+    """A row of a table: its name, then its numbers."""
+    return (label, *(f"{round(value, digits) + 0.0:.{digits}f}" for value in values))  # + 0.0: no minus before a zero

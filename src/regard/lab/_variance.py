@@ -1,0 +1,85 @@
+"""E3: the variance of a dot product is its width."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from regard.lab._result import Result, Row, Table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+BINS = 81
+REACH = 32.5  # four standard deviations of a dot product of width 64, in bins of 0.8
+
+
+@dataclass(frozen=True)
+class Variance(Result):
+    name = "E3"
+    topic = "variance"
+
+    head_dim: int
+    pairs: int
+    raw: float
+    scaled: float
+    raw_histogram: Row  # share of the pairs in each of the bins, which are equally wide from −reach to reach
+    scaled_histogram: Row
+    reach: float
+
+    def tables(self, lang: str = "en") -> list[Table]:
+        columns = ("", self.say("variance", lang), self.say("expected", lang))
+        shown = (
+            (self.say("raw", lang), repr(self.raw), str(self.head_dim)),
+            (self.say("scaled", lang, head_dim=self.head_dim), repr(self.scaled), "1"),
+        )
+        return [Table(self.say("pairs", lang, pairs=self.pairs, head_dim=self.head_dim), columns, shown)]
+
+    def figure(self) -> Figure:
+        from regard.lab import _draw
+
+        width = self.head_dim
+        title = f"A dot product of width {width} has variance {self.raw:.1f}; divided by √{width}, {self.scaled:.3f}"
+        figure = _draw.figure(8.4, 3.6, title)
+        axes = figure.add_subplot()
+        step = 2 * self.reach / len(self.raw_histogram)
+        middles = [-self.reach + step * (at + 0.5) for at in range(len(self.raw_histogram))]
+        for values, colour, name in (
+            (self.raw_histogram, _draw.ORANGE, f"as it is: standard deviation {self.raw**0.5:.2f}"),
+            (
+                self.scaled_histogram,
+                _draw.BLUE,
+                f"divided by √{self.head_dim}: standard deviation {self.scaled**0.5:.2f}",
+            ),
+        ):
+            axes.fill_between(middles, values, step="mid", color=colour, label=name)
+        axes.set_yscale("log")
+        axes.set_ylim(1e-4, 1)
+        axes.set_xlim(-self.reach, self.reach)
+        _draw.tidy(axes, x="score", y=f"share of {self.pairs} pairs")
+        axes.legend(fontsize=9, loc="upper right")
+        return figure
+
+
+def variance(head_dim: int = 64, pairs: int = 100_000, seed: int = 0) -> Variance:
+    """The population variance of q·k for normal q and k, as it is and divided by √head_dim."""
+    draw = torch.Generator().manual_seed(seed)
+    query, key = (torch.randn(pairs, head_dim, generator=draw) for _ in range(2))
+    dots = (query * key).sum(-1)
+    scaled = dots / head_dim**0.5
+    return Variance(
+        head_dim,
+        pairs,
+        raw=dots.var(correction=0).item(),
+        scaled=scaled.var(correction=0).item(),
+        raw_histogram=_shares(dots),
+        scaled_histogram=_shares(scaled),
+        reach=REACH,
+    )
+
+
+def _shares(values: torch.Tensor) -> Row:
+    counts = torch.histc(values, BINS, -REACH, REACH)
+    return tuple((counts / len(values)).tolist())

@@ -1,0 +1,21 @@
+"""Texts of E3."""
+
+WORDS = {
+    "title": ("Why √d_k: the variance of a dot product", "为什么是 √d_k：点积的方差"),
+    "question": (
+        "How large do the scores q·k get when q and k are normal vectors?",
+        "当 q 和 k 的各分量服从标准正态分布时，分数 q·k 会有多大？",
+    ),
+    "look": (
+        "A dot product is a sum of d_k products, each with variance 1, so its variance is d_k. Divided by √d_k it is "
+        "1, whatever the width. The run uses torch's seed 0 and divides by N (population variance), which gives "
+        "these digits.",
+        "点积是 d_k 个乘积之和，每个乘积的方差为 1，所以点积的方差就是 d_k；除以 √d_k 之后，无论宽度多少，方差都是 1。"
+        "这里用 torch 的随机种子 0，方差除以 N（总体方差），得到的就是表中这些数字。",
+    ),
+    "pairs": ("{pairs} pairs of width {head_dim}", "{pairs} 对向量，宽度 {head_dim}"),
+    "variance": ("variance", "方差"),
+    "expected": ("expected", "理论值"),
+    "raw": ("q·k", "q·k"),
+    "scaled": ("q·k / √{head_dim}", "q·k / √{head_dim}"),
+}
