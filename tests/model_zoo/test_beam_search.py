@@ -137,6 +137,46 @@ def test_items_whose_search_is_settled_leave_the_batch(beams: int, stop: int, so
     assert together == [sum(column) for column in itertools.zip_longest(*alone, fillvalue=0)]
 
 
+@pytest.mark.parametrize("beams", [1, 3])
+def test_beams_that_can_only_end_end_at_once(beams: int, source: Tensor) -> None:
+    model = small.translator()
+    plain_logits, only = model.logits, torch.full((model.config.vocab_size,), -float("inf")).double()
+    only[STOP] = 0.0
+    model.logits = lambda states: plain_logits(states) + only
+    found = model.generate(source, beams=beams, best=beams, **HOW)
+    assert found == [[Hypothesis([], 0.0, 0.0, True)]] * 3  # one target has a probability, however many are asked for
+
+
+def test_beams_that_all_but_end_at_once_are_still_ranked(source: Tensor) -> None:
+    model = with_stop(small.translator(), 50.0)
+    found = model.generate(source, beams=3, best=3, **HOW)
+    for item in found:
+        assert item[0].tokens == [] and all(hypothesis.finished for hypothesis in item)
+        assert [len(hypothesis.tokens) for hypothesis in item[1:]] == [1, 1]
+        assert item[0].score > -1e-9 and item[1].score < -20.0
+
+
+def test_more_beams_than_there_are_targets_give_each_target_once() -> None:
+    model, source = small.translator(vocab_size=5), small.tokens(1, 7, 5)
+    [found] = model.generate(source, start=START, stop=STOP, max_new_tokens=2, beams=50, best=50)
+    wanted = [[], *([token] for token in range(5) if token != STOP)]
+    assert sorted(hypothesis.tokens for hypothesis in found if hypothesis.finished) == sorted(wanted)
+    whole = [tuple(hypothesis.tokens) for hypothesis in found]
+    assert len(set(whole)) == len(whole) == 5 + 16
+
+
+def test_an_empty_batch_gives_nothing(source: Tensor) -> None:
+    for beams in (1, 3):
+        assert small.translator().generate(source[:0], beams=beams, **HOW) == []
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_a_model_that_gives_nan_is_told_of(beams: int, source: Tensor) -> None:
+    model = with_stop(small.translator(), float("nan"))
+    with pytest.raises(ValueError, match="gives NaN after 0 new tokens"):
+        model.generate(source, beams=beams, **HOW)
+
+
 def test_what_has_not_ended_at_the_limit_is_given_as_such() -> None:
     model, source = with_stop(small.translator(), -float("inf")), small.tokens(1, 7)
     for beams in (1, 3):
@@ -162,12 +202,20 @@ def test_several_start_tokens_and_whisper() -> None:
     ("given", "message"),
     [
         ({"beams": 3, "best": 4}, "best=4 must be from 1 to beams=3"),
-        ({"beams": 0}, "best=1 must be from 1 to beams=0"),
+        ({"beams": 0}, "beams must be at least 1, got 0"),
         ({"length_penalty": -1.0}, "length_penalty must be finite and at least 0, got -1.0"),
         ({"start": 37}, "start holds 37; the model's tokens are 0 … 36"),
         ({"start": []}, "start must be one token or more"),
         ({"stop": -1}, "stop holds -1"),
         ({"max_new_tokens": 0}, "max_new_tokens must be at least 1"),
+        ({"beams": 2.0}, r"beams must be an int, got 2.0 \(float\)"),
+        ({"beams": 3, "best": True}, r"best must be an int, got True \(bool\)"),
+        ({"beams": 3, "best": 0}, "best must be at least 1, got 0"),
+        ({"stop": [2, 3]}, r"stop must be one token number, got \[2, 3\]"),
+        ({"stop": None}, "stop must hold token numbers"),
+        ({"start": True}, "start must hold token numbers"),
+        ({"length_penalty": "a"}, "length_penalty must be a number, got 'a'"),
+        ({"length_penalty": 1e4}, "larger than any number"),
     ],
 )
 def test_what_cannot_be_searched_is_refused(given: dict[str, Any], message: str) -> None:

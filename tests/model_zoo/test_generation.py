@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tests.model_zoo import peers, small
@@ -13,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from regard.cache import BlockPool, KVCache, PagedCache, RollingCache
+from regard.masks import causal, window
 from regard.models import Decoder
 
 PROMPTS = [[5, 3, 17, 8, 30, 2, 9], [11], [7, 7, 21]]
@@ -52,6 +54,45 @@ def test_any_cache_serves(model: Decoder, kind: str) -> None:
     caches = [makers[kind]() for _ in model.layers]
     assert model.generate(PROMPTS, max_new_tokens=13, caches=caches) == model.generate(PROMPTS, max_new_tokens=13)
     assert caches[0].lengths == [19, 13, 15]
+
+
+def test_layers_may_have_caches_of_different_kinds(model: Decoder) -> None:
+    caches = [KVCache(40), RollingCache(window=30), PagedCache(BlockPool(33, block_size=3))]
+    assert model.generate(PROMPTS, max_new_tokens=13, caches=caches) == model.generate(PROMPTS, max_new_tokens=13)
+    ids = torch.tensor([PROMPTS[0] * 2])
+    caches = [KVCache(40), RollingCache(window=3), KVCache(40)]
+    found = model(ids, caches=caches)
+    narrow = [causal(), causal() & window(left=3), causal()]
+    x = model.token_embedding(ids)
+    x = x if model.position_embedding is None else model.position_embedding(x)
+    for layer, mask in zip(model.layers, narrow, strict=True):
+        x = layer(x, mask)
+    torch.testing.assert_close(found, model.logits(model.norm(x)), rtol=1e-10, atol=1e-11)
+
+
+@pytest.mark.parametrize("kind", ["all", "rolling", "paged"])
+def test_a_cache_in_int8_gives_the_same_tokens_batched_and_alone(model: Decoder, kind: str) -> None:
+    makers = {
+        "all": lambda: KVCache(40, int8=True),
+        "rolling": lambda: RollingCache(window=30, int8=True),
+        "paged": lambda: PagedCache(BlockPool(33, block_size=3, int8=True)),
+    }
+
+    def written(prompts: list[list[int]]) -> list[list[int]]:
+        return model.generate(prompts, max_new_tokens=9, caches=[makers[kind]() for _ in model.layers])
+
+    found = written(PROMPTS)
+    assert found == [written([prompt])[0] for prompt in PROMPTS]
+    exact = model.generate(PROMPTS, max_new_tokens=9)
+    assert [row[0] for row in found] == [row[0] for row in exact]  # a prompt attends to itself before it is rounded
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_a_models_window_holds_beside_a_cache_that_keeps_more(make: Any) -> None:
+    model = make(window=3)
+    wanted = model.generate(PROMPTS, max_new_tokens=13, use_cache=False)
+    for cache in (lambda: RollingCache(window=30), lambda: RollingCache(window=30, sinks=2), lambda: KVCache(40)):
+        assert model.generate(PROMPTS, max_new_tokens=13, caches=[cache() for _ in model.layers]) == wanted
 
 
 @pytest.mark.parametrize("make", MAKERS)
@@ -201,6 +242,14 @@ def test_a_step_without_a_cache_makes_more_and_more(model: Decoder) -> None:
         ({"temperature": 1.0, "seed": [1, 2]}, "one int for each of the 1 prompts"),
         ({"use_cache": False, "caches": []}, "caches are given beside use_cache=False"),
         ({"caches": [KVCache(9)]}, "caches must be one for each of the 3 layers, got 1"),
+        ({"caches": [KVCache(9)] * 3}, "caches holds the same cache twice"),
+        ({"caches": KVCache(9)}, "caches must be a list, one for each of the 3 layers, got KVCache"),
+        ({"caches": [KVCache(9), KVCache(9), KVCache(2)]}, "room for 2 tokens an item.*needs 3"),
+        ({"stop": True}, r"stop must hold token numbers \(ints\), got True"),
+        ({"stop": "a"}, "stop must hold token numbers"),
+        ({"stop": None}, "stop must hold token numbers"),
+        ({"temperature": 1.0, "seed": 2**64}, "seed must be from −2"),
+        ({"temperature": float("nan")}, "temperature must be a finite number"),
     ],
 )
 def test_what_cannot_be_generated_is_refused_at_once(given: dict[str, Any], message: str) -> None:
@@ -212,6 +261,32 @@ def test_what_cannot_be_generated_is_refused_at_once(given: dict[str, Any], mess
 def test_dropout_would_change_the_tokens_and_is_refused() -> None:
     with pytest.raises(ValueError, match=r"call model.eval\(\) first"):
         small.gpt().train().generate([[1]], max_new_tokens=3)
+
+
+def test_numbers_that_are_not_pythons_own_are_tokens_too(model: Decoder) -> None:
+    wanted = model.generate(PROMPTS, max_new_tokens=5, stop=9)
+    prompts = [list(np.array(prompt)) for prompt in PROMPTS]
+    assert model.generate(prompts, max_new_tokens=np.int64(5), stop=np.int64(9)) == wanted
+    assert (
+        model.generate([torch.tensor(prompt) for prompt in PROMPTS], max_new_tokens=5, stop=torch.tensor(9)) == wanted
+    )
+    assert all(type(token) is int for row in wanted for token in row)
+
+
+@pytest.mark.parametrize("how", [{}, {"temperature": 1.0}, {"temperature": 1.0, "top_k": 3, "top_p": 0.5}])
+@pytest.mark.parametrize("broken", [0, 2])
+def test_a_model_that_gives_nan_is_told_of_instead_of_tokens(
+    model: Decoder, how: dict[str, float], broken: int
+) -> None:
+    plain_logits, calls = model.logits, iter(range(9))
+    model.logits = lambda states: plain_logits(states) * (float("nan") if next(calls) == broken else 1.0)
+    with pytest.raises(ValueError, match=f"gives NaN for prompt 0 after {broken} new tokens"):
+        model.generate(PROMPTS, max_new_tokens=5, **how)
+
+
+def test_a_model_without_weights_is_refused() -> None:
+    with pytest.raises(ValueError, match='on the device "meta" and has no weights'):
+        Decoder(small.gpt().config, device="meta").eval().generate([[1]], max_new_tokens=3)
 
 
 def test_caches_of_another_batch_are_refused(model: Decoder) -> None:

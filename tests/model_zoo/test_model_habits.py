@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import io
+import pickle
 from typing import Any
 
 import pytest
@@ -83,6 +84,24 @@ def test_a_compiled_model_gives_the_same(kind: str) -> None:
     torch.testing.assert_close(compiled(*inputs, **how), model(*inputs, **how), **EXACT)
 
 
+def test_a_compiled_model_takes_padding_on_either_side_and_checkpoints() -> None:
+    model, ids = small.llama(num_layers=1), small.tokens(3, 11)
+    lengths = torch.tensor([7, 11, 3])
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    for side in ("right", "left"):
+        torch.testing.assert_close(
+            compiled(ids, lengths=lengths, side=side), model(ids, lengths=lengths, side=side), **EXACT
+        )
+    model.checkpoint_layers = True
+    model.train()
+    model(ids).square().mean().backward()
+    wanted = [parameter.grad for parameter in model.parameters()]
+    model.zero_grad()
+    compiled(ids).square().mean().backward()
+    for parameter, grad in zip(model.parameters(), wanted, strict=True):
+        torch.testing.assert_close(parameter.grad, grad, **EXACT)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_hidden_states_are_the_first_input_and_every_layers_output(kind: str) -> None:
     model, inputs, _ = call(kind)
@@ -111,7 +130,7 @@ def test_a_model_is_copied_and_saved_whole(kind: str) -> None:
     file.seek(0)
     fresh = type(model)(model.config, dtype=torch.float64).eval()
     fresh.load_state_dict(torch.load(file, weights_only=True))
-    for other in (fresh, copy.deepcopy(model)):
+    for other in (fresh, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert torch.equal(other(*inputs, **how), model(*inputs, **how))
     pointers = [tensor.data_ptr() for tensor in model.state_dict().values()]
     assert len(set(pointers)) == len(pointers)  # nothing is saved under two names
@@ -312,8 +331,21 @@ def test_the_label_smoothed_loss_is_its_formula() -> None:
         (lambda: small.gpt()([[1, 2]]), "tokens must be an integer tensor"),
         (lambda: small.gpt()(small.tokens(2, 3)[0]), r"tokens must be \[batch, token\], got shape \[3\]"),
         (lambda: small.gpt()(small.tokens(2, 65)), "positions 0 … 64 were asked for"),
+        (lambda: small.gpt()(torch.tensor([[5, 37]])), "tokens holds 37; this model has 0 … 36"),
+        (lambda: small.bert()(torch.tensor([[5, -1]])), "inputs holds -1; this model has 0 … 36"),
+        (
+            lambda: small.bert()(small.tokens(1, 2), token_types=torch.tensor([[0, 7]])),
+            "token_types holds 7; this model has 0 … 1",
+        ),
+        (lambda: small.translator()(small.tokens(1, 2), torch.tensor([[99]])), "target holds 99"),
         (lambda: small.gpt()(small.tokens(2, 3), lengths=[2]), "lengths must be one int for each of the 2 items"),
         (lambda: small.gpt()(small.tokens(2, 3), lengths=[2, 4]), "go beyond the 3 tokens of each row"),
+        (lambda: small.gpt()(small.tokens(2, 3), lengths=torch.tensor([2, 4])), "go beyond the 3 tokens of each row"),
+        (lambda: small.gpt()(small.tokens(2, 3), lengths=[2.0, 3]), "lengths must be ints, one for each item"),
+        (lambda: small.gpt()(small.tokens(2, 3), lengths="23"), "lengths must be one int for each item, got str"),
+        (lambda: small.gpt(tied="yes"), "tied must be True or False, got 'yes'"),
+        (lambda: small.bert(norm_eps=float("nan")), "norm_eps must be finite and at least 0, got nan"),
+        (lambda: small.llama(init_std="x"), "init_std must be a number, got 'x'"),
         (lambda: small.gpt()(small.tokens(2, 3), lengths=3), "lengths must be one int for each item, got int"),
         (lambda: small.gpt()(small.tokens(2, 3), lengths=[2, 3], side="top"), "side must be 'left' or 'right'"),
         (lambda: small.gpt()(small.tokens(2, 3), caches=[KVCache(3)]), "one for each of the 3 layers, got 1"),

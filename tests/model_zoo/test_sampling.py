@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from regard.models._sampling import Draws, Sampling
+from regard.models._sampling import NOTHING, Draws, Sampling
 
 LOGITS = torch.tensor([2.0, -1.0, 0.5, 3.0, 0.5, -float("inf"), 1.0])
 
@@ -57,6 +57,23 @@ def test_the_largest_draw_still_leads_to_a_token_that_has_weight() -> None:
         logits[0, size // 2 :] = -float("inf")
         assert Sampling(1.0).choose(logits, largest) < size // 2
         assert Sampling(1.0, top_p=0.5).choose(logits, largest) < size // 2
+
+
+def test_temperatures_however_low_or_high_draw_what_they_mean() -> None:
+    logits, uniform = torch.tensor([[3e4, -3e4, 2.9e4, -float("inf")]]), torch.tensor([0.7], dtype=torch.float64)
+    assert Sampling(1e-308).choose(logits, uniform) == 0  # 3e4 / 1e-308 is more than a number holds
+    assert [int(Sampling(1e300).choose(logits, torch.tensor([u]).double())) for u in (0.1, 0.5, 0.9)] == [0, 1, 2]
+
+
+def test_logits_that_are_no_numbers_lead_to_no_token() -> None:
+    uniform = torch.tensor([0.7, 0.1], dtype=torch.float64)
+    for bad in (float("nan"), float("inf")):
+        logits = torch.tensor([[1.0, bad, 2.0], [1.0, 2.0, 0.0]])
+        for how in (Sampling(1.0), Sampling(1.0, top_k=2), Sampling(1.0, top_p=0.5)):
+            found = how.choose(logits, uniform)
+            assert found[0] == NOTHING and found[1] >= 0
+    assert Sampling().choose(torch.tensor([[1.0, float("nan")], [1.0, 2.0]]), None).tolist() == [NOTHING, 1]
+    assert Sampling(1.0).choose(torch.full((1, 3), -float("inf")), uniform[:1]) == NOTHING
 
 
 def test_draws_are_even_and_each_item_has_its_own() -> None:

@@ -77,6 +77,8 @@ class DecoderConfig:
         _parts.check_choice(self, "norm", _parts.NORMS)
         _parts.check_choice(self, "activation", _parts.ACTIVATIONS)
         _parts.check_fraction(self, "dropout", "attention_dropout")
+        _parts.check_not_negative(self, "norm_eps", "init_std", "position_std")
+        _parts.check_flags(self)
         if self.rotary_scaling is not None and self.positions != "rotary":
             raise ValueError(f"rotary_scaling is given, but positions are {self.positions!r}")
 
@@ -220,34 +222,48 @@ class Decoder(nn.Module):
         _parts.check_tokens("tokens", tokens)
         _parts.check_lengths("lengths", lengths, side, tokens)
         _parts.check_caches(caches, len(self.layers))
-        mask = self._mask(caches, tokens.shape[1]) if mask is None else mask
         if caches is None:
             first = _parts.first_position(lengths, side, tokens)
-            mask = _parts.padding_mask(mask, lengths, side)
+            mask = _parts.padding_mask(self._mask(None, tokens.shape[1]) if mask is None else mask, lengths, side)
+            seen = [mask] * len(self.layers)
         else:
+            seen = self._masks(caches, tokens.shape[1]) if mask is None else [mask] * len(self.layers)
             if lengths is not None:  # a cache keeps the real tokens only
                 caches = [cache.padded(lengths, side=side, tokens=tokens.shape[1]) for cache in caches]
             first = caches[0].position
 
-        x = self.token_embedding(tokens)
+        x = _parts.embed("tokens", self.token_embedding, tokens)
         if self.position_embedding is not None:
             x = _parts.add_positions(self.position_embedding, x, first)
         x = F.dropout(x, self.config.dropout, self.training)
         hidden = [x] if keep else []
         checkpointed = self.checkpoint_layers and self.training and caches is None
-        for layer, cache in zip(self.layers, caches or [None] * len(self.layers), strict=True):
+        for layer, mask, cache in zip(self.layers, seen, caches or [None] * len(self.layers), strict=True):
             x = _parts.call(layer, checkpointed, x, mask, cache)
             if keep:
                 hidden.append(x)
         return self.norm(x), tuple(hidden)
 
-    def _mask(self, caches: Sequence[Any] | None, tokens: int) -> Mask | None:
-        own: Mask | None = None if not caches else getattr(caches[0], "mask", None)
+    def _masks(self, caches: Sequence[Any], tokens: int) -> list[Mask | None]:
+        """Of each layer; caches that keep the same share one, and with it what is worked out about it."""
+        made: dict[Any, Mask | None] = {}
+        found = []
+        for cache in caches:
+            kept = (getattr(cache, "window", None), getattr(cache, "sinks", 0))
+            if kept not in made:
+                made[kept] = self._mask(cache, tokens)
+            found.append(made[kept])
+        return found
+
+    def _mask(self, cache: Any, tokens: int) -> Mask | None:
+        """What the configuration says, and what the cache does: a `RollingCache` forgets."""
+        window, own = self.config.window, getattr(cache, "mask", None)
         if own is not None:
-            return own
-        if caches and tokens == 1 and self.config.window is None:
+            narrower = window is None or (cache.window <= window and not cache.sinks)
+            return own if narrower else own & masks.window(left=window)  # type: ignore[arg-type, no-any-return]
+        if cache is not None and tokens == 1 and window is None:
             return None  # the newest token sees all that is held
-        return masks.causal() if self.config.window is None else masks.causal() & masks.window(left=self.config.window)
+        return masks.causal() if window is None else masks.causal() & masks.window(left=window)
 
     def caches(self, capacity: int, *, int8: bool = False) -> list[TokenCache]:
         """A `KVCache` for each layer."""

@@ -62,6 +62,8 @@ class EncoderConfig:
         _parts.check_choice(self, "activation", _parts.ACTIVATIONS)
         _parts.check_choice(self, "init", ("normal", "xavier"))
         _parts.check_fraction(self, "dropout", "attention_dropout")
+        _parts.check_not_negative(self, "norm_eps", "init_std")
+        _parts.check_flags(self)
         words = (self.vocab_size, self.max_tokens)
         images = (self.image_size, self.patch_size)
         if (None in words and None in images) or (any(words) and any(images)):
@@ -91,14 +93,16 @@ class WordInput(nn.Module):
         _parts.check_tokens("inputs", tokens)
         _parts.check_lengths("lengths", lengths, side, tokens)
         x = _parts.add_positions(
-            self.position_embedding, self.token_embedding(tokens), _parts.first_position(lengths, side, tokens)
+            self.position_embedding,
+            _parts.embed("inputs", self.token_embedding, tokens),
+            _parts.first_position(lengths, side, tokens),
         )
         if self.type_embedding is None:
             if token_types is not None:
                 raise ValueError("token_types was given, but the model was built with token_types=0")
             return x
         types = torch.zeros_like(tokens) if token_types is None else token_types
-        return x + self.type_embedding(types)  # type: ignore[no-any-return]
+        return x + _parts.embed("token_types", self.type_embedding, types)
 
 
 class PatchInput(nn.Module):

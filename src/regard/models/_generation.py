@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
-from regard.cache import TokenCache
+from regard.cache import CacheFull, TokenCache
 from regard.models._parts import check_caches
-from regard.models._sampling import Draws, Sampling
+from regard.models._sampling import NOTHING, Draws, Sampling
 
 if TYPE_CHECKING:
     from regard.models._decoder import Decoder
@@ -34,14 +35,15 @@ def stream(
     sampling = Sampling(temperature, top_k, top_p)
     if seed is not None and not sampling.draws:
         raise ValueError("seed is given, but temperature 0 draws nothing; give a temperature")
-    stops = {stop} if isinstance(stop, int) else set(stop)
     check_generation(model, max_new_tokens)
     check_vocabulary("prompts", [token for row in rows for token in row], model.config.vocab_size)
+    stops = set(token_numbers("stop", stop))
     check_vocabulary("stop", stops, model.config.vocab_size)
     if caches is not None and not use_cache:
         raise ValueError("caches are given beside use_cache=False")
     check_caches(caches, len(model.layers))
     held = _held(caches, len(rows))
+    _check_room(caches, [len(row) + before + max_new_tokens - 1 for row, before in zip(rows, held, strict=True)])
     if model.config.positions == "learned":
         longest = max(len(row) + before for row, before in zip(rows, held, strict=True))
         if longest + max_new_tokens - 1 > model.config.max_tokens:
@@ -70,6 +72,11 @@ def _steps(
         with torch.inference_mode():
             uniform = None if draws is None else draws.next(alive)
             chosen: list[int] = sampling.choose(logits, uniform).tolist()
+        if NOTHING in chosen:
+            raise ValueError(
+                f"the model gives NaN for prompt {alive[chosen.index(NOTHING)]} after {step} new tokens: its weights "
+                "hold NaN, or its numbers grow beyond their dtype (float16 ends at 65504)"
+            )
         found: list[int | None] = [None] * items
         for item, token in zip(alive, chosen, strict=True):
             found[item] = token
@@ -140,10 +147,21 @@ def _device(model: Decoder) -> torch.device:
 
 def _held(caches: Sequence[Any] | None, items: int) -> list[int]:
     """How many tokens each item has in the caches already."""
-    held: list[int] = [] if not caches else caches[0].lengths
+    held: list[int] = [] if not caches else list(caches[0].lengths)
     if held and len(held) != items:
         raise ValueError(f"caches hold {len(held)} items, and {items} prompts are given")
     return held or [0] * items
+
+
+def _check_room(caches: Sequence[Any] | None, needed: list[int]) -> None:
+    """At once: a text would break off in the middle."""
+    for cache in caches or ():
+        room = getattr(cache, "capacity", None)
+        if room is not None and max(needed) > room:
+            raise CacheFull(
+                f"caches have room for {room} tokens an item, and the prompt with max_new_tokens needs {max(needed)}; "
+                "make larger ones, or use a RollingCache"
+            )
 
 
 def _rows(prompts: Any) -> list[list[int]]:
@@ -158,9 +176,17 @@ def _rows(prompts: Any) -> list[list[int]]:
     rows = [row.tolist() if isinstance(row, Tensor) else list(row) for row in prompts]
     if not rows or not all(rows):
         raise ValueError("prompts must be one or more, each of one token at least: begin with the start token")
-    if any(isinstance(token, bool) or not isinstance(token, int) for row in rows for token in row):
-        raise TypeError("prompts must hold token numbers (ints)")
-    return rows
+    return [token_numbers("prompts", row) for row in rows]
+
+
+def token_numbers(name: str, given: Any) -> list[int]:
+    """One token or several, as a list."""
+    if isinstance(given, Tensor):
+        given = given.tolist()
+    found: list[Any] = list(given) if isinstance(given, Iterable) else [given]
+    if any(isinstance(token, bool) or not isinstance(token, Integral) for token in found):
+        raise TypeError(f"{name} must hold token numbers (ints), got {given!r}")
+    return [int(token) for token in found]
 
 
 def check_vocabulary(name: str, tokens: Any, words: int) -> None:
@@ -168,10 +194,16 @@ def check_vocabulary(name: str, tokens: Any, words: int) -> None:
         raise ValueError(f"{name} holds {wrong[0]}; the model's tokens are 0 … {words - 1}")
 
 
+def check_count(name: str, number: Any) -> None:
+    if isinstance(number, bool) or not isinstance(number, Integral):
+        raise TypeError(f"{name} must be an int, got {number!r} ({type(number).__name__})")
+    if number < 1:
+        raise ValueError(f"{name} must be at least 1, got {number}")
+
+
 def check_generation(model: Any, max_new_tokens: int) -> None:
-    if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int):
-        raise TypeError(f"max_new_tokens must be an int, got {max_new_tokens!r} ({type(max_new_tokens).__name__})")
-    if max_new_tokens < 1:
-        raise ValueError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
+    check_count("max_new_tokens", max_new_tokens)
+    if next(model.parameters()).is_meta:
+        raise ValueError('the model is on the device "meta" and has no weights; build it on another')
     if model.training and (model.config.dropout or model.config.attention_dropout):
         raise ValueError("the model is in training mode, where dropout changes the tokens; call model.eval() first")

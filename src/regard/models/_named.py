@@ -44,6 +44,8 @@ class LatentConfig:
         _parts.check_sizes(self, "embed_dim", "num_heads", "kv_lora_rank", "nope_dim", "rope_dim")
         _parts.check_sizes(self, "value_head_dim", "q_lora_rank")
         _parts.check_fraction(self, "dropout")
+        _parts.check_not_negative(self, "norm_eps", "init_std")
+        _parts.check_flags(self)
 
 
 Config = EncoderConfig | DecoderConfig | TransformerConfig | LatentConfig

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -12,6 +15,7 @@ from torch.nn import functional as F
 
 from regard import masks
 from regard.masks import Mask
+from regard.masks._arguments import plain
 from regard.positions import LearnedPositions
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -89,6 +93,15 @@ def add_positions(table: LearnedPositions, x: Tensor, first: int | Tensor) -> Te
     return x + F.embedding(places.clamp_min(0), table.weight)
 
 
+def embed(name: str, table: nn.Embedding, tokens: Tensor) -> Tensor:
+    """The vector of each token; one that the table does not have is refused where the lookup itself says so."""
+    try:
+        return table(tokens)  # type: ignore[no-any-return]
+    except IndexError:
+        wrong = tokens[(tokens < 0) | (tokens >= table.num_embeddings)]
+        raise ValueError(f"{name} holds {int(wrong[0])}; this model has 0 … {table.num_embeddings - 1}") from None
+
+
 def check_tokens(name: str, tokens: Any) -> None:
     if not isinstance(tokens, Tensor):
         raise TypeError(f"{name} must be an integer tensor [batch, token], got {type(tokens).__name__}")
@@ -104,20 +117,31 @@ def check_lengths(name: str, lengths: Any, side: str, tokens: Tensor) -> None:
     if lengths is None:
         return
     if isinstance(lengths, Tensor):
-        given: Sequence[int] = range(lengths.shape[0]) if lengths.dim() == 1 else ()
-    elif isinstance(lengths, Iterable):
+        items = lengths.shape[0] if lengths.dim() == 1 else -1
+        readable = not torch.compiler.is_compiling() and plain(lengths)
+        given = lengths.tolist() if readable and items >= 0 else []
+    elif isinstance(lengths, Iterable) and not isinstance(lengths, str):
         given = list(lengths)
-        if any(length > tokens.shape[1] for length in given):
-            raise ValueError(f"{name} {given} go beyond the {tokens.shape[1]} tokens of each row")
+        items = len(given)
     else:
         raise TypeError(f"{name} must be one int for each item, got {type(lengths).__name__}")
-    if len(given) != tokens.shape[0]:
+    if items != tokens.shape[0]:
         raise ValueError(f"{name} must be one int for each of the {tokens.shape[0]} items, got {lengths!r}")
+    if any(isinstance(length, bool) or not isinstance(length, Integral) for length in given):
+        raise TypeError(f"{name} must be ints, one for each item, got {lengths!r}")
+    if any(length > tokens.shape[1] for length in given):
+        raise ValueError(f"{name} {given} go beyond the {tokens.shape[1]} tokens of each row")
 
 
-def check_caches(caches: Sequence[Any] | None, layers: int) -> None:
-    if caches is not None and len(caches) != layers:
+def check_caches(caches: Any, layers: int) -> None:
+    if caches is None:
+        return
+    if not isinstance(caches, Sequence):
+        raise TypeError(f"caches must be a list, one for each of the {layers} layers, got {type(caches).__name__}")
+    if len(caches) != layers:
         raise ValueError(f"caches must be one for each of the {layers} layers, got {len(caches)}")
+    if len({id(cache) for cache in caches}) < layers:
+        raise ValueError("caches holds the same cache twice: every layer needs one of its own")
 
 
 def check_sizes(config: Any, *names: str) -> None:
@@ -139,8 +163,28 @@ def check_choice(config: Any, name: str, choices: Iterable[str]) -> None:
 
 def check_fraction(config: Any, *names: str) -> None:
     for name in names:
-        number = getattr(config, name)
-        if isinstance(number, bool) or not isinstance(number, (int, float)):
-            raise TypeError(f"{name} must be a number in [0, 1), got {number!r} ({type(number).__name__})")
+        number = _number(config, name, " in [0, 1)")
         if not 0.0 <= number < 1.0:
             raise ValueError(f"{name} must be in [0, 1), got {number}")
+
+
+def check_not_negative(config: Any, *names: str) -> None:
+    for name in names:
+        number = _number(config, name, "")
+        if not 0.0 <= number < math.inf:
+            raise ValueError(f"{name} must be finite and at least 0, got {number}")
+
+
+def _number(config: Any, name: str, what: str) -> float:
+    number = getattr(config, name)
+    if isinstance(number, bool) or not isinstance(number, (int, float)):
+        raise TypeError(f"{name} must be a number{what}, got {number!r} ({type(number).__name__})")
+    return number
+
+
+def check_flags(config: Any) -> None:
+    """Every field whose default is True or False."""
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if isinstance(field.default, bool) and not isinstance(value, bool):
+            raise TypeError(f"{field.name} must be True or False, got {value!r}")

@@ -12,6 +12,7 @@ from torch import Tensor
 
 # How fine draws are: coarse enough that u · total stays below total in float64, and no token of weight 0 is drawn.
 _FINE = 2**40
+NOTHING = -1  # in place of a token where the logits are NaN
 
 
 @dataclass(frozen=True)
@@ -39,10 +40,12 @@ class Sampling:
 
     def choose(self, logits: Tensor, uniform: Tensor | None) -> Tensor:
         """Token numbers [row] from logits [row, vocab]; `uniform` [row] in [0, 1) decides, in float64."""
+        best, likeliest = logits.max(-1, keepdim=True)
         if not self.draws:
-            return logits.argmax(-1)
+            return likeliest.masked_fill(best.isnan(), NOTHING).squeeze(1)
         assert uniform is not None
-        scores, numbers = logits.double() / self.temperature, None
+        # the likeliest is at 0: the others fall without a limit, and none rises beyond it, however cold it is
+        scores, numbers = (logits.double() - best.double()) / self.temperature, None
         if self.top_k is not None and self.top_k < scores.shape[-1]:
             scores, numbers = scores.topk(self.top_k)
         elif self.top_p is not None:
@@ -52,8 +55,11 @@ class Sampling:
             before = weights.cumsum(-1) - weights  # that of all likelier tokens: the first always stays
             weights = weights.masked_fill(before >= self.top_p, 0.0)
         summed = weights.cumsum(-1)
-        at = torch.searchsorted(summed, uniform.to(summed.device).unsqueeze(1) * summed[:, -1:], right=True)
-        return (at if numbers is None else numbers.gather(1, at)).squeeze(1)
+        total = summed[:, -1:]
+        at = torch.searchsorted(summed, uniform.to(summed.device).unsqueeze(1) * total, right=True)
+        at = at.clamp_max(summed.shape[1] - 1)  # where the total is NaN
+        chosen = at if numbers is None else numbers.gather(1, at)
+        return chosen.masked_fill(total.isnan(), NOTHING).squeeze(1)
 
 
 class Draws:
@@ -71,6 +77,9 @@ class Draws:
 def _seeds(seed: Any, items: int) -> list[int]:
     if seed is None:
         seed = int(torch.randint(2**31, ()))  # torch.manual_seed governs it
+    each = [seed] if _is_int(seed) else seed
+    if isinstance(each, Sequence) and any(_is_int(one) and not -(2**63) <= one < 2**64 for one in each):
+        raise ValueError(f"seed must be from −2^63 to 2^64 − 1, got {seed!r}")
     if _is_int(seed):
         return torch.randint(2**62, (items,), generator=torch.Generator().manual_seed(seed)).tolist()
     if isinstance(seed, Sequence) and len(seed) == items and all(_is_int(each) for each in seed):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Sequence
+from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from regard.models._generation import check_generation, check_vocabulary
+from regard.models._generation import check_count, check_generation, check_vocabulary, token_numbers
 
 if TYPE_CHECKING:
     from regard.models._transformer import Transformer
@@ -43,25 +45,43 @@ def search(
     use_cache: bool,
 ) -> list[list[Hypothesis]]:
     """See `Transformer.generate`."""
-    check_generation(model, max_new_tokens)
-    prefix = [start] if isinstance(start, int) else list(start)
-    words = model.output_embedding.num_embeddings
-    if not prefix:
-        raise ValueError("start must be one token or more")
-    check_vocabulary("start", prefix, words)
-    check_vocabulary("stop", [stop], words)
-    if not 1 <= best <= beams:
-        raise ValueError(f"best={best} must be from 1 to beams={beams}")
-    if not 0.0 <= length_penalty < float("inf"):
-        raise ValueError(f"length_penalty must be finite and at least 0, got {length_penalty}")
+    prefix = _check(model, start, stop, max_new_tokens, beams, length_penalty, best)
     with torch.inference_mode():
         run = _Run(model, source, prefix, max_new_tokens, use_cache)
         items = [_Item(stop, max_new_tokens, beams, length_penalty) for _ in range(run.items)]
-        if beams == 1:
+        if items and beams == 1:
             _greedy(run, items)
-        else:
+        elif items:
             _beam(run, items, beams)
     return [item.best(best) for item in items]
+
+
+def _check(
+    model: Transformer, start: Any, stop: Any, max_new_tokens: int, beams: int, length_penalty: float, best: int
+) -> list[int]:
+    """Refuse what cannot be searched; the tokens that the target begins with."""
+    check_generation(model, max_new_tokens)
+    check_count("beams", beams)
+    check_count("best", best)
+    if best > beams:
+        raise ValueError(f"best={best} must be from 1 to beams={beams}")
+    prefix, words = token_numbers("start", start), model.output_embedding.num_embeddings
+    if not prefix:
+        raise ValueError("start must be one token or more")
+    if isinstance(stop, Iterable):
+        raise TypeError(f"stop must be one token number, got {stop!r}")
+    check_vocabulary("start", prefix, words)
+    check_vocabulary("stop", token_numbers("stop", stop), words)
+    if isinstance(length_penalty, bool) or not isinstance(length_penalty, Real):
+        raise TypeError(f"length_penalty must be a number, got {length_penalty!r} ({type(length_penalty).__name__})")
+    if not 0.0 <= length_penalty < math.inf:
+        raise ValueError(f"length_penalty must be finite and at least 0, got {length_penalty}")
+    if length_penalty * math.log((5 + max_new_tokens) / 6) > math.log(sys.float_info.max):
+        raise ValueError(
+            f"length_penalty={length_penalty} makes ((5 + {max_new_tokens}) / 6)^α larger than any number; the paper's "
+            "are around 0.6"
+        )
+    return prefix
 
 
 class _Run:
@@ -76,7 +96,8 @@ class _Run:
         self.items = self.memory.shape[0]
         self.lengths = None if lengths is None else torch.as_tensor(lengths, device=self.memory.device)
         self.caches = model.caches(len(prefix) + count, self.memory.shape[1]) if use_cache else None
-        self.tokens = torch.tensor([prefix] * self.items, device=self.memory.device)  # all, or beside caches the new
+        # all, or beside caches the new
+        self.tokens = torch.tensor([prefix] * self.items, dtype=torch.long, device=self.memory.device)
 
     def log_probabilities(self) -> Tensor:
         """Of the next token, [row, vocab]."""
@@ -123,6 +144,11 @@ class _Item:
 
         What ends goes to the finished ones; of the others, as many as there are beams go on: (which, token) of each.
         """
+        if math.isnan(candidates[0][0]):  # it sorts before all numbers
+            raise ValueError(
+                f"the model gives NaN after {self.length} new tokens: its weights hold NaN, or its numbers grow beyond "
+                "their dtype (float16 ends at 65504)"
+            )
         self.length += 1
         alive: list[tuple[float, _Node | None]] = []
         parents = []

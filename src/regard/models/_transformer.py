@@ -61,6 +61,8 @@ class TransformerConfig:
         _parts.check_choice(self, "norm", ("post", "pre"))
         _parts.check_choice(self, "activation", _parts.ACTIVATIONS)
         _parts.check_fraction(self, "dropout", "attention_dropout")
+        _parts.check_not_negative(self, "norm_eps")
+        _parts.check_flags(self)
 
 
 class _Layer(nn.Module):
@@ -189,13 +191,13 @@ class Transformer(nn.Module):
         _parts.check_tokens("source", source)
         _parts.check_lengths("source_lengths", lengths, side, source)
         embedding = self.token_embedding if self.config.target_vocab_size is None else self.source_embedding
-        return self._embed(embedding, source, _parts.first_position(lengths, side, source))
+        return self._embed("source", embedding, source, _parts.first_position(lengths, side, source))
 
     def embed_target(self, target: Tensor, first: int | Tensor) -> Tensor:
-        return self._embed(self.output_embedding, target, first)
+        return self._embed("target", self.output_embedding, target, first)
 
-    def _embed(self, embedding: nn.Embedding, tokens: Tensor, first: int | Tensor) -> Tensor:
-        x = embedding(tokens) * self.config.embed_dim**0.5
+    def _embed(self, name: str, embedding: nn.Embedding, tokens: Tensor, first: int | Tensor) -> Tensor:
+        x = _parts.embed(name, embedding, tokens) * self.config.embed_dim**0.5
         return x + sinusoidal(tokens.shape[1], x.shape[2], offset=first, device=x.device, dtype=x.dtype)  # type: ignore[no-any-return]
 
     def forward(
@@ -351,5 +353,7 @@ def label_smoothed_loss(
         raise ValueError(f"smoothing must be in [0, 1), got {smoothing}")
     if logits.shape[:-1] != targets.shape:
         raise ValueError(f"targets {list(targets.shape)} must be the leading dims of logits {list(logits.shape)}")
+    if targets.is_floating_point():
+        raise TypeError(f"targets must hold token numbers (integers), got {targets.dtype}")
     given: dict[str, Any] = {} if ignore is None else {"ignore_index": ignore}
     return F.cross_entropy(logits.flatten(0, -2), targets.flatten(), label_smoothing=smoothing, **given)

@@ -40,6 +40,7 @@ class WhisperConfig(TransformerConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         _parts.check_sizes(self, "mel_bins", "max_frames", "max_tokens")
+        _parts.check_not_negative(self, "init_std")
         if self.target_vocab_size is not None:
             raise ValueError("target_vocab_size is for a source of words; give vocab_size")
         if self.embed_dim % 2:
@@ -90,7 +91,8 @@ class Whisper(Transformer):
         return self.source_positions(x)  # type: ignore[no-any-return]
 
     def embed_target(self, target: Tensor, first: int | Tensor) -> Tensor:
-        return _parts.add_positions(self.target_positions, self.token_embedding(target), first)
+        x = _parts.embed("target", self.token_embedding, target)
+        return _parts.add_positions(self.target_positions, x, first)
 
 
 def _waves(length: int, dim: int) -> Tensor:
