@@ -1,4 +1,5 @@
-"""The manual is true: every Python block of the README and of docs/ runs, and prints what the page says it prints."""
+"""The manual is true: every Python block of the README and of docs/ runs and prints what the page says it prints, and
+so does every command of a shell block."""
 
 from __future__ import annotations
 
@@ -6,16 +7,26 @@ import contextlib
 import io
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import typer
+from typer.testing import CliRunner
+
+from regard.cli import app
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("README*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```python\n(?P<code>.*?)^```\n(?:\n```text\n(?P<output>.*?)^```$)?", re.MULTILINE | re.DOTALL)
+SHELL = re.compile(r"^```(?P<kind>sh|console)\n(?P<lines>.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)(?:#[^)]*)?\)")
+
+
+def name_of(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
 
 
 def run_page(text: str, name: str) -> int:
@@ -38,13 +49,63 @@ def _trimmed(text: str) -> list[str]:
     return [line.rstrip() for line in text.strip("\n").splitlines()]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def commands_of(text: str, kind: str) -> list[list[str]]:
+    """The commands of a page's shell blocks as words: ```sh blocks are run, ```console blocks are only read."""
+    lines = [line for block in SHELL.finditer(text) if block["kind"] == kind for line in block["lines"].splitlines()]
+    return [words for line in lines if (words := shlex.split(line, comments=True))]
+
+
+def read_command(words: list[str]) -> None:
+    """Raise where a command of ours has no such name, option or argument; nothing runs."""
+    group = typer.main.get_command(app)
+    context = group.make_context("regard", words[1:2])
+    name, command, _ = group.resolve_command(context, words[1:])  # type: ignore[attr-defined]
+    command.make_context(name, words[2:], parent=context)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_command_of_the_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # some write files where they stand
+    for words in commands_of(page.read_text(), "sh"):
+        if words[0] == "regard":
+            result = CliRunner().invoke(app, words[1:])
+            assert result.exit_code == 0, f"{shlex.join(words)}: {result.stderr}"
+        else:
+            assert words[0] == "make" and f"\n{words[1]}:" in (ROOT / "Makefile").read_text(), words
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_command_that_a_page_only_shows_could_run(page: Path) -> None:
+    for words in commands_of(page.read_text(), "console"):
+        if words[0] == "regard":
+            read_command(words)
+        else:
+            assert words[0] in ("pip", "make", "python", "mkdocs"), words
+
+
+def test_no_block_of_a_page_escapes_the_tests() -> None:
+    """A block without a language would be run by nobody. `py` blocks need a large model and run with test-models."""
+    known = {"python", "text", "sh", "console"}
+    for page in PAGES:
+        kinds = set(re.findall(r"^```(.*)$", page.read_text(), re.MULTILINE)[::2])
+        assert kinds <= known | ({"py"} if page.name == "look-inside.md" else set()), page
+
+
+def test_a_command_that_is_not_there_is_caught() -> None:
+    text = "```sh\nregard info  # versions\n```\n\n```console\nregard look minilm --bogus\nregard lok\n```\n"
+    assert commands_of(text, "sh") == [["regard", "info"]]
+    for words in commands_of(text, "console"):
+        with pytest.raises(typer.TyperException, match=r"No such (option|command)"):
+            read_command(words)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_python_block_of_the_page_runs(page: Path) -> None:
     text = page.read_text()
     assert run_page(text, page.name) == text.count("```python")
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=name_of)
 def test_every_relative_link_of_the_page_leads_to_a_file(page: Path) -> None:
     missing = [link for link in LINK.findall(page.read_text()) if not (page.parent / link).exists()]
     assert missing == []

@@ -39,8 +39,9 @@ class LinearAttention(nn.Module):
         z = layer(new, mask=masks.causal(), cache=state)        # and stays as large as it is
 
     Args:
-        embed_dim, num_heads, num_kv_heads, head_dim, value_head_dim, key_dim, value_dim, qkv_bias, out_bias, qk_norm,
-            out_dropout, positions: as in `MultiHeadAttention`, whose state dicts load here and the other way round.
+        embed_dim, num_heads, num_kv_heads, head_dim, value_head_dim: as in `MultiHeadAttention`, whose state dicts
+            load here and the other way round.
+        key_dim, value_dim, qkv_bias, out_bias, qk_norm, out_dropout, positions: likewise.
         feature_map: "elu", "relu", "identity", a `regard.linear.RandomFeatures` or another module or function.
         normalize: whether the weights of a row are divided by their sum.
         decay: None, one number in (0, 1] a head, or "retention" for 1 − 2^(−5−head).
