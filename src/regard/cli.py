@@ -19,6 +19,7 @@ from regard._cli.group import Commands
 from regard._cli.lab import lab
 from regard._cli.look import look
 from regard._cli.models import models
+from regard._cli.walk import walk
 
 app = typer.Typer(
     cls=Commands,
@@ -71,7 +72,7 @@ def info(as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.
 
 
 PANELS = {
-    "Look and learn": (look, lab),
+    "Look and learn": (look, walk, lab),
     "Plan": (explain, bench, info),
     "Prove": (check,),
     "Models": (models, generate, convert),

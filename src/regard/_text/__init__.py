@@ -13,7 +13,9 @@ from string import Formatter
 
 from rich.cells import cell_len, set_cell_size
 
-__all__ = ["LANGUAGES", "Catalogue", "centred", "language", "left", "problems", "right", "text", "visible", "width"]
+__all__ = [
+    "LANGUAGES", "Catalogue", "breaks", "centred", "language", "left", "problems", "right", "text", "visible", "width",
+]  # fmt: skip
 
 LANGUAGES = ("en", "zh")
 Catalogue = Mapping[str, tuple[str, str]]  # key: (English, Chinese)
@@ -26,7 +28,7 @@ def language(given: str) -> str:
     return given
 
 
-def text(catalogue: Catalogue, lang: str, key: str, **values: object) -> str:
+def text(catalogue: Catalogue, lang: str, key: str, /, **values: object) -> str:
     """The text of a key in a language, its `{names}` filled in. An unknown key is a KeyError: a mistake of ours."""
     chosen = catalogue[key][LANGUAGES.index(lang)]
     return chosen.format(**values) if values else chosen
@@ -78,3 +80,32 @@ def right(shown: str, columns: int) -> str:
 def centred(shown: str, columns: int) -> str:
     """As `left`, but in the middle."""
     return left(" " * max((columns - width(shown)) // 2, 0) + shown, columns)
+
+
+def breaks(line: str, columns: int) -> list[int]:
+    """Where a line is broken so that no piece is wider than `columns`: the indices at which new pieces begin.
+
+    After spaces, and beside characters that are two columns wide, which are written without spaces; but no piece begins
+    with a closing sign or ends with an opening one. A word that is too long for a line of its own is cut.
+    """
+    found, start, room, chance = [], 0, columns, 0
+    for at, letter in enumerate(line):
+        if at > start and _may_break(line, at):
+            chance = at
+        room -= width(letter)
+        if room < 0 and letter != " ":
+            start = chance if chance > start else at
+            found.append(start)
+            room = columns - width(line[start : at + 1])
+    return found
+
+
+def _may_break(line: str, at: int) -> bool:
+    before, after = line[at - 1], line[at]
+    if after == " " or after in _CLOSING or before in _OPENING:
+        return False
+    return before == " " or width(before) == 2 or width(after) == 2
+
+
+_OPENING = frozenset("（《「『【“‘([")
+_CLOSING = frozenset("，。、；：！？）》」』】”’…,.;:!?)]")

@@ -1,0 +1,123 @@
+"""The worked examples by name. E1, E2, E6 and E9 are walked whole; of the experiments, what can be walked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from regard._text import text
+from regard._walk import _experiments as experiments
+from regard._walk._examples_words import EXAMPLES
+from regard._walk._inputs import Layer, Settings
+from regard._walk._steps import Teller, steps_of, traced
+from regard._walk._story import Numbers, Panel, Step, Story, number
+from regard._walk._tell import sizes, walk_text
+from regard._walk._words import STEPS
+
+CAT = experiments.CAT
+
+E1_X = [[1.0, 0, 1, 0], [0, 1.0, 0, 1]]
+E2_X = [[1, 0.5, -1, 2], [-0.5, 1, 0.3, -2]]
+E2_FIRST = [[0.1, 0.4], [-0.2, 0.3], [1, -0.5], [0.5, 0.2]]
+E2_SECOND = [[-0.3, 0.2], [1.1, 0.6], [-0.4, 0.8], [0.7, -0.1]]
+E2_OUT = [[0.5, -0.2, 1.1, 0.3], [0.1, 0.8, -0.4, 0.6], [-0.3, 0.7, 0.2, 1], [0.9, -0.5, 0.3, -0.8]]
+E9_X = [[0.1, 0.2, 0.3], [0.4, 0.5, 0.6], [0.7, 0.8, 0.9], [0.5, 0.2, 0.4]]
+
+
+class Example(NamedTuple):
+    tell: Callable[[Settings, str], Story]
+    options: frozenset[str]  # what may be chosen: all other numbers are the example's own
+
+
+def walk_example(name: str, settings: Settings, lang: str = "en") -> Story:
+    """The example of that name; an option that was set and that it does not have is a ValueError."""
+    if name not in BY_NAME:
+        raise ValueError(f"there is no example {name}; expected one of {', '.join(BY_NAME)}, or a text of some words")
+    tell, options = BY_NAME[name]
+    plain = asdict(Settings())
+    for option, value in asdict(settings).items():
+        if value != plain[option] and option not in options:
+            flag = "--no-scale" if option == "scale" else f"--{option.replace('_', '-')}"
+            raise ValueError(f"{flag} does not apply to {name}, which has its own numbers; leave it out")
+    settings.check()
+    story = tell(settings, lang)
+    chosen = {option: value for option, value in asdict(settings).items() if option in options}
+    return replace(story, settings={**story.settings, "example": name, **chosen})
+
+
+def _e1(settings: Settings, lang: str) -> Story:
+    identity = dict.fromkeys(("q", "k", "v", "out"), np.eye(4))
+    layer = _given(E1_X, identity, heads=1, scale=1.0)
+    scaled = Teller(replace(layer, scale=None), traced(replace(layer, scale=None)), lang)
+    say = partial(text, EXAMPLES, lang)
+    weighting, output = scaled.weighting(), scaled.output()
+    more = replace(
+        weighting,
+        name="with_scaling",
+        title=say("E1.scaled.title"),
+        says=say("E1.scaled.says"),
+        formula="softmax(S / √4),  Y = A V",
+        panels=(*weighting.panels, *output.panels),
+        links=(),
+        arrays={**weighting.arrays, "output": output.arrays["output"]},
+    )
+    small = number(float(traced(layer)["weights"].min()), 4)
+    return _whole("E1", layer, lang, (say("E1.intro", small=small),), [more])
+
+
+def _e2(settings: Settings, lang: str) -> Story:
+    joined = np.concatenate([np.array(E2_FIRST), np.array(E2_SECOND)], axis=1)
+    layer = _given(E2_X, {"q": joined, "k": joined, "v": joined, "out": np.array(E2_OUT)}, heads=2)
+    return _whole("E2", layer, lang, (text(EXAMPLES, lang, "E2.intro"),))
+
+
+def _e6(settings: Settings, lang: str) -> Story:
+    return replace(walk_text(CAT, settings, lang), title=text(EXAMPLES, lang, "E6.title"))
+
+
+def _e9(settings: Settings, lang: str) -> Story:
+    rng = np.random.default_rng(settings.seed)
+    drawn = {name: rng.standard_normal((3, 3)) for name in "qkv"}
+    layer = _given(E9_X, {**drawn, "out": np.eye(3)}, heads=1)
+    return _whole("E9", layer, lang, (text(EXAMPLES, lang, "E9.intro", seed=settings.seed),))
+
+
+def _given(x: list[list[float]], weights: dict[str, Numbers], heads: int, scale: float | None = None) -> Layer:
+    vectors = np.array(x, dtype=np.float64)
+    tokens = tuple(f"x{index}" for index in range(1, len(vectors) + 1))
+    return Layer(tokens=tokens, key_tokens=tokens, x=vectors, memory=vectors, weights=weights, heads=heads, scale=scale)
+
+
+def _whole(name: str, layer: Layer, lang: str, intro: tuple[str, ...], more: list[Step] | None = None) -> Story:
+    """An example that gives its vectors: the input as it is, then every step."""
+    columns = tuple(str(column) for column in range(layer.x.shape[1]))
+    first = Step(
+        "input",
+        text(STEPS, lang, "input.title"),
+        text(EXAMPLES, lang, "input"),
+        shape=str(list(layer.x.shape)),
+        panels=(Panel("X", layer.x, layer.tokens, columns),),
+        arrays={"x": layer.x},
+    )
+    steps = (first, *steps_of(layer, lang, drawn=False), *(more or []))
+    return Story(text(EXAMPLES, lang, f"{name}.title"), (sizes(layer, lang), *intro), steps, {})
+
+
+_EVERY = frozenset(asdict(Settings()))
+_SEED = frozenset({"seed"})
+BY_NAME: dict[str, Example] = {
+    "E1": Example(_e1, frozenset()),
+    "E2": Example(_e2, frozenset()),
+    "E3": Example(experiments.variance, _SEED),
+    "E4": Example(experiments.saturation, _SEED),
+    "E5": Example(experiments.inverted_mask, _SEED | {"heads", "d_model"}),
+    "E6": Example(_e6, _EVERY - {"cross"}),
+    "E7": Example(experiments.fixed_weights, _SEED),
+    "E8": Example(experiments.blur, _SEED),
+    "E9": Example(_e9, _SEED),
+    "E10": Example(experiments.parameters, _SEED | {"heads", "d_model"}),
+}
