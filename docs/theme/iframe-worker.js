@@ -1,5 +1,5 @@
 // Search runs in a worker, and browsers start none for pages that are opened from the disk. A hidden frame takes its
-// place there: it has a script context of its own, and posts messages as a worker does.
+// place there: it has a script context of its own, and messages pass as to and from a worker.
 if (location.protocol === "file:") {
   window.Worker = class extends EventTarget {
     constructor(url) {
@@ -7,24 +7,18 @@ if (location.protocol === "file:") {
       this.waiting = []
       this.frame = document.createElement("iframe")
       this.frame.hidden = true
-      this.frame.srcdoc = `<script>postMessage = message => parent.postMessage(message, "*")</script>
-        <script src="${new URL(url, document.baseURI)}"></script>`
+      this.frame.srcdoc = `<script src="${new URL(url, document.baseURI)}"></script>`
       this.frame.addEventListener("load", () => {
-        this.loaded = true
-        for (const message of this.waiting.splice(0)) this.postMessage(message)
-      })
-      window.addEventListener("message", event => {
-        if (event.source !== this.frame.contentWindow) return
-        const received = new MessageEvent("message", { data: event.data })
-        this.dispatchEvent(received)
-        if (this.onmessage) this.onmessage(received)
+        this.inside = this.frame.contentWindow
+        this.inside.postMessage = data => this.dispatchEvent(new MessageEvent("message", { data }))
+        for (const data of this.waiting) this.postMessage(data)
       })
       document.body.append(this.frame)
     }
 
-    postMessage(message) {
-      if (this.loaded) this.frame.contentWindow.postMessage(message, "*")
-      else this.waiting.push(message)
+    postMessage(data) {
+      if (this.inside) this.inside.dispatchEvent(new MessageEvent("message", { data }))
+      else this.waiting.push(data)
     }
 
     terminate() {

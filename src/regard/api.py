@@ -93,7 +93,14 @@ def explain(
 ) -> Plan:
     """How ``attention`` (or ``observe``, with ``want``) would run this call; runs nothing.
 
+    Only shapes, dtypes and devices are looked at: tensors on the device "meta" will do. Print the plan for a table, or
+    read ``plan.backend``, ``plan.reason``, ``plan.refusals`` and ``plan.cost``.
+
     ``kind="linear"`` asks about ``linear_attention`` in its place: with that call's keywords, its form as ``backend``.
+
+    Raises:
+        TypeError, ValueError: as ``attention`` does, for a call that could not run.
+        Refused: ``backend`` names one that cannot do the call; the message says why.
     """
     if kind != "softmax":
         softmax_only = {"want": want, "bias": bias, "softcap": softcap, "sinks": sinks, "dropout": dropout or None}
@@ -167,9 +174,17 @@ def observe(
     query_offset: int | Tensor | None = None,
     backend: str = "auto",
 ) -> Observation:
-    """``attention`` that also returns exact statistics of its weights (before dropout), see ``regard.Want``.
+    """``attention`` that also returns exact statistics of its weights (before dropout).
 
-    ``.out`` is what ``attention`` gives for the same call: the same backend and the same random draw.
+    ``.out`` is what ``attention`` gives for the same call: the same backend and the same random draw. The matrix of
+    weights is never held: memory grows with the length, not with its square.
+
+    Args:
+        want: which statistics, ``regard.Want()`` when None. The other arguments are those of ``attention``.
+
+    Raises:
+        TypeError, ValueError: as ``attention`` does.
+        Refused: under torch.compile, vmap and other transforms, which give no numbers to look at.
     """
     want = Want() if want is None else want
     check_want(want)

@@ -24,9 +24,20 @@ _ASK = {
 
 
 class Observation:
-    """Output and statistics of one attention call; see ``regard.statistics`` for what each is.
+    """Output and statistics of one attention call.
 
-    ``out`` carries gradients; the statistics are detached, float32 (float64 for float64 input).
+    ``out`` carries gradients; the statistics are detached, float32 (float64 for float64 input). What was not asked for
+    is absent: reading it is an AttributeError that says how to ask.
+
+    - ``out`` [B, H, L, value dim] and ``lse`` [B, H, L], the log-sum-exp of each row (−inf for an empty one), are there
+      always; so are ``plan`` and ``want``.
+    - ``entropy``, ``max_weight`` [B, H, L]: of each row; NaN, which means missing, for an empty one.
+    - ``key_mass`` [B, H, S]: what each key receives, added over the queries.
+    - ``map`` [B, H, rows, columns]: mean weight of the pairs in each cell of a coarse grid.
+    - ``top_keys``, ``top_weights`` [B, H, L, k]: largest first, ties to the lower key; −1 and 0 where there are fewer.
+    - ``distance`` [B, H, 32]: total weight at distance 0, 1, 2–3, 4–7 and so on.
+    - ``first_mass`` [B, H, L]: the weight on the first keys.
+    - ``weights`` [B, H, queries, keys]: of the rectangle that was asked for.
     """
 
     out: Tensor

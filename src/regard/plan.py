@@ -36,7 +36,11 @@ class Cost(NamedTuple):
 
 
 class Plan:
-    """How a call runs: ``print`` it for the table."""
+    """How a call runs: ``print`` it for the table.
+
+    ``backend`` is the name of the one that runs, ``reason`` why it was chosen, ``refusals`` why each of the others cannot
+    (name to reasons), and ``spec`` the description of the call that was looked at. ``cost`` counts what it takes.
+    """
 
     def __init__(self, spec: CallSpec, choice: Choice, cost: Callable[[], Cost], observer: str | None = None) -> None:
         self.spec = spec
@@ -49,7 +53,9 @@ class Plan:
 
     @property
     def cost(self) -> Cost:
-        """Counted on first use: it may have to look at the mask's contents."""
+        """``flops``, ``bytes`` read and written, ``kept_pairs`` that the mask permits, ``peak_bytes`` of memory.
+
+        Counted on first use: it may have to look at the mask's contents."""
         if self._cost is None:
             assert self._make_cost is not None
             self._cost = self._make_cost()

@@ -33,7 +33,18 @@ NEVER = -1e5
 
 @dataclass(frozen=True)
 class Want:
-    """Which statistics ``regard.observe`` gives; what is not asked for costs nothing."""
+    """Which statistics ``regard.observe`` gives; what is not asked for costs nothing, and is absent.
+
+    Args:
+        rows: ``entropy`` and ``max_weight``, a number a query each.
+        key_mass: what each key receives, added over the queries.
+        map: rows and columns of the thumbnail of all weights; None for no map.
+        top_k: how many of each query's largest weights, with their keys; 0 for none.
+        distance: total weight by distance between query and key, in buckets that double.
+        first: with n > 0, ``first_mass``: the weight each query gives to keys 0 … n−1.
+        queries: only these count in ``key_mass`` and ``map``.
+        weights: (queries, keys), two slices: the exact weights of that rectangle.
+    """
 
     rows: bool = True  # entropy and max_weight
     key_mass: bool = True

@@ -224,7 +224,7 @@ class Mask:
         return self.remember(("rows", L, S, offset, B), offset, lambda: row_intervals(self, L, S, offset, B))
 
     def blocks(self, L: int, S: int, offset: Offset, B: int, block_q: int, block_k: int) -> BlockTable:
-        """Which blocks of block_q × block_k pairs are empty (left out), partial, or full; see :class:`BlockTable`."""
+        """Which blocks of block_q × block_k pairs are empty (left out), partial, or full; see ``BlockTable``."""
         key = ("blocks", L, S, offset, B, block_q, block_k)
         return self.remember(key, offset, lambda: block_table(self, L, S, offset, B, block_q, block_k))
 

@@ -241,7 +241,7 @@ def keep(tensor: Tensor) -> Mask:
 
     Raises:
         TypeError: the tensor is not boolean. Integers do not say which value may attend; floats belong to ``bias=`` or
-            :func:`from_additive`.
+            ``from_additive``.
         ValueError: its rank is not 1, 2 or 4.
     """
     return Keep(attendance("keep", tensor, (torch.bool,)))
@@ -250,7 +250,7 @@ def keep(tensor: Tensor) -> Mask:
 def drop(tensor: Tensor) -> Mask:
     """Your own booleans, True = forbidden (the meaning of ``torch.nn.MultiheadAttention``).
 
-    Shapes as in :func:`keep`.
+    Shapes as in ``keep``.
 
     >>> print(drop(torch.tensor([[True, False, True], [False, True, True]])).show(2, 3))
     drop(<bool [2, 3]>): 2 queries, 3 keys, first query at 1
@@ -268,7 +268,7 @@ def drop(tensor: Tensor) -> Mask:
 def from_additive(tensor: Tensor) -> Mask:
     """A float mask that was to be added to the logits: 0 = may attend, −inf (or the dtype's minimum) = forbidden.
 
-    Shapes as in :func:`keep`. Contents are checked where they can be read (on CPU, in eager mode); elsewhere whatever
+    Shapes as in ``keep``. Contents are checked where they can be read (on CPU, in eager mode); elsewhere whatever
     is not 0 is forbidden.
 
     >>> print(from_additive(torch.tensor([[0.0, -torch.inf, 0.0], [0.0, 0.0, -torch.inf]])).show(2, 3))

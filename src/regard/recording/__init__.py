@@ -21,13 +21,13 @@ __all__ = ["THRESHOLDS", "Head", "Recorded", "Recording", "Site", "Summary", "lo
 class Recording:
     """Attention calls in the order in which they ran.
 
-    recording.summary()                    # one row a layer
-    recording[3, 5].entropy                # layer 3, head 5: one number a query
-    recording.tokens = ["The", " cat"]     # text for the positions, for all of the above
-    recording.plot(layer=3, head=5)
-    recording.save("run.regard"); recording = regard.Recording.load("run.regard")
-    recording.to_html("run.html")
-    pandas.DataFrame(recording.to_dicts())
+        recording.summary()                    # one row a layer
+        recording[3, 5].entropy                # layer 3, head 5: one number a query
+        recording.tokens = ["The", " cat"]     # text for the positions, for all of the above
+        recording.plot(layer=3, head=5)
+        recording.save("run.regard"); recording = regard.Recording.load("run.regard")
+        recording.to_html("run.html")
+        pandas.DataFrame(recording.to_dicts())
     """
 
     def __init__(self, title: str = "attention") -> None:
