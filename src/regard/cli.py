@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import signal
 import sys
 from typing import Annotated
@@ -13,9 +12,11 @@ import typer
 from regard._cli.bench import bench
 from regard._cli.check import check
 from regard._cli.convert import convert
+from regard._cli.cost import cost
 from regard._cli.explain import explain
 from regard._cli.generate import generate
 from regard._cli.group import Commands
+from regard._cli.info import info
 from regard._cli.lab import lab
 from regard._cli.look import look
 from regard._cli.models import models
@@ -53,27 +54,9 @@ def common(
     """
 
 
-def info(as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False) -> None:
-    """Versions, devices and backends of this machine.
-
-    Examples:
-      regard info
-      regard info --json
-    """
-    from regard._cli import show
-
-    lines = show.machine()
-    if as_json:
-        typer.echo(json.dumps(dict(lines), indent=2, ensure_ascii=False))
-        return
-    width = max(len(name) for name, _ in lines)
-    for name, what in lines:
-        typer.echo(f"{name:<{width}}  {what}")
-
-
 PANELS = {
     "Look and learn": (look, walk, lab),
-    "Plan": (explain, bench, info),
+    "Plan": (cost, explain, bench, info),
     "Prove": (check,),
     "Models": (models, generate, convert),
 }

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import platform
 from collections.abc import Collection, Sequence
-from importlib import metadata
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-import regard
 from regard.plan import Plan
 from regard.testing import Report
 
 COLOURS = {"pass": "green", "fail": "red", "refused": "yellow", "n.a.": "dim"}
-OPTIONAL = ("triton", "transformers", "x-transformers", "matplotlib", "safetensors")
 
 
 def reports(console: Console, found: Sequence[Report], detailed: Collection[str]) -> None:
@@ -46,30 +40,6 @@ def _coloured(outcome: str) -> str:
     return f"[{colour}]{outcome}[/{colour}]"
 
 
-def machine() -> list[tuple[str, str]]:
-    """Versions, devices and backends, as pairs."""
-    lines = [
-        ("regard", regard.__version__),
-        ("python", platform.python_version()),
-        ("torch", torch.__version__),
-        ("numpy", metadata.version("numpy")),
-    ]
-    for package in OPTIONAL:
-        lines.append((package, _version(package)))
-    lines.append(("cpu", f"{os.cpu_count()} cores, {torch.get_num_threads()} threads used"))
-    devices = ["cpu"]
-    for index in range(torch.cuda.device_count()):
-        memory = torch.cuda.get_device_properties(index).total_memory / 2**30
-        lines.append((f"cuda:{index}", f"{torch.cuda.get_device_name(index)}, {memory:.0f} GiB"))
-        devices = ["cpu", "cuda"]
-    if torch.backends.mps.is_available():
-        lines.append(("mps", "available"))
-        devices.append("mps")
-    for device in devices:
-        lines.append((f"backends on {device}", ", ".join(regard.backends.available(device))))
-    return lines
-
-
 def plan(found: Plan) -> dict[str, Any]:
     """A plan as what JSON holds."""
     spec = found.spec
@@ -82,10 +52,3 @@ def plan(found: Plan) -> dict[str, Any]:
         "refusals": found.refusals,
         "cost": found.cost._asdict(),
     }
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "not installed"

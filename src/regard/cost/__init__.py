@@ -3,6 +3,9 @@
 print(cost.of("gpt3-175b"))                                     a named configuration, at its own length
 bill = cost.of(config, length=131_072, batch=4, dtype="bf16")   one of your own
 bill.parameters, bill.flops.forward, bill.activations.fused, bill.cache.total
+
+call = cost.AttentionCall(length=4096, heads=8, head_dim=64, causal=True, dtype="bf16")
+cost.roofline(call, cost.device("h200")).seconds                the least time it can take there
 """
 
 from __future__ import annotations
@@ -10,6 +13,26 @@ from __future__ import annotations
 from regard.cost._cache import CacheCost
 from regard.cost._cost import Cost, of
 from regard.cost._crossings import Crossings
+from regard.cost._devices import Device, device, devices, measured
+from regard.cost._measure import measure, measure_call
+from regard.cost._roofline import AttentionCall, Roofline, roofline
 from regard.cost._sums import Activations, Flops, Part
 
-__all__ = ["Activations", "CacheCost", "Cost", "Crossings", "Flops", "Part", "of"]
+__all__ = [
+    "Activations",
+    "AttentionCall",
+    "CacheCost",
+    "Cost",
+    "Crossings",
+    "Device",
+    "Flops",
+    "Part",
+    "Roofline",
+    "device",
+    "devices",
+    "measure",
+    "measure_call",
+    "measured",
+    "of",
+    "roofline",
+]

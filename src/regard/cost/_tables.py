@@ -18,20 +18,32 @@ CACHES = ("cache", "bytes", "in int8", "of the weights")
 
 def count(number: float) -> str:
     """With a prefix of thousands: 174.6 G."""
-    for prefix in ("", "k", "M", "G", "T", "P", "E", "Z", "Y"):
-        if number < 999.95 or prefix == "Y":
-            return f"{number:.4g} {prefix}".rstrip() if number < 1e6 else f"{number:.3g} {prefix}"
-        number /= 1000
-    raise AssertionError("unreachable")
+    return _prefixed(number, 1000, ("", "k", "M", "G", "T", "P", "E", "Z", "Y"), "")
 
 
 def size(number: float) -> str:
     """Bytes, with a prefix of 1024s: 325.2 GiB."""
-    for prefix in ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei", "Zi", "Yi"):
-        if number < 1023.95 or prefix == "Yi":
-            return f"{number:.4g} {prefix}B"
-        number /= 1024
-    raise AssertionError("unreachable")
+    return _prefixed(number, 1024, ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei", "Zi", "Yi"), "B")
+
+
+def seconds(time: float) -> str:
+    for unit, step in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if time >= step:
+            return f"{time / step:.3g} {unit}" if time < 1000 * step else f"{time:.3g} s"
+    return f"{time * 1e9:.3g} ns"
+
+
+def flop(number: float) -> str:
+    return f"{count(number)}FLOP" if count(number)[-1].isalpha() else f"{count(number)} FLOP"
+
+
+def _prefixed(number: float, step: int, prefixes: Sequence[str], unit: str) -> str:
+    left = number
+    for prefix in prefixes:
+        if left < step - 0.05:
+            return f"{left:.4g} {prefix}{unit}".rstrip()
+        left /= step
+    return f"{number:.1e}"
 
 
 def whole(number: int) -> str:
@@ -49,7 +61,7 @@ def columns(rows: Iterable[Sequence[str]]) -> list[str]:
 def cost_table(cost: Cost) -> str:
     lines = [
         f"{cost.name}: {whole(cost.parameters)} parameters, {size(cost.weight_bytes)} in {cost.dtype}",
-        _what_runs(cost),
+        *textwrap.wrap(_what_runs(cost), WIDTH),
         "",
         *_parts(cost),
         "",
@@ -94,12 +106,10 @@ def _recomputation(cost: Cost) -> list[str]:
     kept, flops, acts = cost.kept_flops, cost.flops, cost.activations
     found = []
     if kept != flops:
-        found.append(
-            f"Pairs that the mask keeps only: {count(kept.forward)}FLOP forward, {count(kept.backward)}FLOP backward."
-        )
+        found.append(f"Pairs that the mask keeps only: {flop(kept.forward)} forward, {flop(kept.backward)} backward.")
     if flops.recomputed:
         found.append(
-            f"Layers computed again: {count(flops.recomputed)}FLOP more, {size(acts.recomputed)} kept, "
+            f"Layers computed again: {flop(flops.recomputed)} more, {size(acts.recomputed)} kept, "
             f"{size(acts.peak)} at the peak."
         )
     return [line for text in found for line in textwrap.wrap(text, WIDTH, subsequent_indent="  ")]
@@ -109,12 +119,18 @@ def _cache(cost: Cost) -> list[str]:
     assert cost.cache is not None
     weights = cost.weight_bytes
     rows: list[Sequence[str]] = [CACHES]
-    rows += [(kind, size(a), size(b), f"{100 * a / weights:.3g} %") for kind, (a, b) in cost.cache.kinds.items()]
+    rows += [(kind, size(a), size(b), _percent(a / weights)) for kind, (a, b) in cost.cache.kinds.items()]
     lines = columns(rows)
     own = cost.cache
     each = f"{size(own.token)} a token and layer, {size(own.layer)} a layer, {size(own.total)} in all"
     said = textwrap.wrap(f"This one ({own.kind}): {each}.", WIDTH, subsequent_indent="  ")
     return [lines[0], "-" * max(map(len, lines)), *lines[1:], *said]
+
+
+def _percent(share: float) -> str:
+    if 100 * share > 1e9:
+        return f"{100 * share:.1e} %"
+    return f"{100 * share:.3g} %" if share < 10 else f"{whole(round(100 * share))} %"
 
 
 def _crossings(cost: Cost) -> list[str]:
