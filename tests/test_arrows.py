@@ -51,8 +51,8 @@ ARROWS: dict[str, set[str]] = {
     "_watch": LEAVES | {"_watching", "recording"},
     # the walkthrough shows what the oracle computes, step by step
     "_walk": {"_text", "_page", "reference"},
-    # the lab's examples are written with what users have; one of them shows the oracle itself
-    "lab": LEAVES | {"api", "nn", "observation", "reference"},
+    # the lab's examples are written with what users have; one shows the oracle itself, one reads what is walked through
+    "lab": LEAVES | {"api", "nn", "observation", "reference", "_walk"},
     "testing": ANYTHING,
     "_cli": ANYTHING,
     "cli": ANYTHING,

@@ -14,6 +14,9 @@ import difflib
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from regard._text import Catalogue
+from regard.lab._words import words_of
+
 if TYPE_CHECKING:
     from regard.lab._blur import blur as blur
     from regard.lab._causal import causal as causal
@@ -80,11 +83,9 @@ def run(name: str) -> Result:
     return found
 
 
-def words(name: str) -> Any:
+def words(name: str) -> Catalogue:
     """The texts of an experiment, English and Chinese side by side; nothing is run."""
-    from regard.lab._result import words as of
-
-    return of(TOPICS[find(name)])
+    return words_of(TOPICS[find(name)])
 
 
 def __getattr__(name: str) -> Any:

@@ -20,7 +20,7 @@ NAMES, COLOURS = 32, 8
 LENGTH, LONGER = 8, 32  # things, the last of which is the question
 PLACE = 2  # where the answer stands in training
 WIDTH = 32
-STEPS = 300
+STEPS = 250
 WAYS = ("fixed", "fixed_anywhere", "qkv", "qkv_positions")
 
 

@@ -39,7 +39,7 @@ class GrowingWidth(Result):
     def figure(self) -> Figure:
         from regard.lab import _draw
 
-        figure = _draw.figure(9.6, 3.5, "Without √d_k attention hardens as heads grow wider; with it, nothing changes")
+        figure = _draw.figure(9.6, 3.5, "Without √d_k attention hardens as heads grow wider; with it, it does not")
         titles = ("entropy", "largest weight", "gradient that reaches the scores")
         for axes, key, title in zip(figure.subplots(1, 3), SHOWN, titles, strict=True):
             for values, colour, mark, name in (
@@ -66,7 +66,8 @@ class GrowingWidth(Result):
                 axes.set_ylim(0, 4.7)
             if key == "largest":
                 axes.set_ylim(0, 1.02)
-                axes.legend(fontsize=9, loc="upper left")
+            if key == "gradient":
+                axes.legend(fontsize=9, loc="lower left")
         return figure
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from regard.masks import Mask
 
 SYMBOLS, PERIOD, WIDTH = 11, 6, 32  # a sequence is six random symbols, then the same six again
-STEPS = 400
+STEPS = 300
 
 
 @dataclass(frozen=True)

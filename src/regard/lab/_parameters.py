@@ -60,14 +60,8 @@ class Parameters(Result):
             [64, 128, 256, 512, 1024, 2048, 4096, 12288], ["64", "128", "256", "512", "1024", "2048", "4096", "12288"]
         )
         axes.minorticks_off()
-        axes.annotate(
-            "GPT-3's width",
-            (self.widths[-1], self.counted[-1]),
-            (4, -18),
-            textcoords="offset points",
-            ha="right",
-            fontsize=9,
-        )
+        axes.text(self.widths[-1], 2 * self.counted[-1], "GPT-3's width", ha="right", fontsize=9)
+        axes.set_ylim(100, 1e10)
         _draw.tidy(axes, x="d_model", y="parameters of a layer")
         axes.legend(fontsize=9, loc="upper left")
         return figure

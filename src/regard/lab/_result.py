@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 
 from regard import _text, api
+from regard.lab._words import words_of
 from regard.statistics import Want
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Result:
     @classmethod
     def words(cls) -> _text.Catalogue:
         """All texts of the experiment, by key; `claim`, `right` and `why` only where a note is wrong."""
-        return words(cls.topic)
+        return words_of(cls.topic)
 
     def say(self, key: str, lang: str = "en", **values: object) -> str:
         """One text of the experiment."""
@@ -66,12 +66,6 @@ class Result:
 
     def figure(self) -> Figure:
         raise NotImplementedError
-
-
-def words(topic: str) -> _text.Catalogue:
-    """The texts of an experiment; they load without the experiment itself."""
-    found: _text.Catalogue = import_module(f"regard.lab._words.{topic}").WORDS
-    return found
 
 
 def look(

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from regard import masks, positions
+from regard import masks
+from regard._walk._inputs import Settings, from_text
 from regard.lab._result import Matrix, Result, Row, Table, rows
 from regard.nn import MultiHeadAttention
 from regard.statistics import Want
@@ -18,8 +19,7 @@ if TYPE_CHECKING:
     from regard.masks import Mask
     from regard.observation import Observation
 
-TOKENS = ("The", "cat", "sat", "on", "the", "mat", ".")
-WIDTH, HEADS = 16, 2
+TEXT = "The cat sat on the mat."
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Sentence(Result):
     causal_weights: tuple[Matrix, ...]
 
     def tables(self, lang: str = "en") -> list[Table]:
-        heads = [self.say("head", lang, number=at + 1) for at in range(HEADS)]
+        heads = [self.say("head", lang, number=at + 1) for at in range(len(self.weights))]
         columns = ("", *(name for head in heads for name in (head, self.say("entropy", lang))))
         lines = []
         for at, token in enumerate(self.tokens):
@@ -69,15 +69,16 @@ class Sentence(Result):
 
 
 def sentence(seed: int = 0) -> Sentence:
-    """One layer with two heads reads the sentence. Its weights are drawn by the seed, not trained."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        embedding = torch.randn(len(TOKENS), WIDTH)
-        layer = MultiHeadAttention(WIDTH, HEADS)
-    x = (embedding + positions.sinusoidal(len(TOKENS), WIDTH))[None]
+    """One layer with two heads reads the sentence, with the numbers of `regard walk E6`: drawn, not trained."""
+    given = from_text(TEXT, Settings(seed=seed))
+    width, matrices = given.x.shape[1], given.weights.items()
+    layer = MultiHeadAttention(width, given.heads, qkv_bias=False, out_bias=False, device="meta")
+    # the walk multiplies x @ W, a Linear x @ Wᵀ
+    layer.load_state_dict({f"{name}_proj.weight": torch.from_numpy(w.T) for name, w in matrices}, assign=True)
+    x = torch.from_numpy(given.x)[None]
     seen, step = _seen(layer, x, None), _seen(layer, x, masks.causal())
     return Sentence(
-        TOKENS,
+        given.tokens,
         tuple(rows(head) for head in seen.weights[0]),
         tuple(tuple(row) for row in seen.entropy[0].tolist()),
         tuple(rows(head) for head in step.weights[0]),

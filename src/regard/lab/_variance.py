@@ -58,7 +58,7 @@ class Variance(Result):
         axes.set_yscale("log")
         axes.set_ylim(1e-4, 1)
         axes.set_xlim(-self.reach, self.reach)
-        _draw.tidy(axes, x="score", y=f"share of {self.pairs} pairs")
+        _draw.tidy(axes, x="score", y=f"share of {self.pairs:,} pairs".replace(",", " "))
         axes.legend(fontsize=9, loc="upper right")
         return figure
 

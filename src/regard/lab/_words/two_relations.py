@@ -20,7 +20,7 @@ WORDS = {
         "{symbols} 种符号，{length} 个词元，一层，宽度 32",
     ),
     "heads": ("heads", "头数"),
-    "right": ("right answers", "答对的比例"),
+    "share": ("right answers", "答对的比例"),
     "loss": ("loss (nats)", "损失（nat）"),
     "parameters": ("parameters of the layer", "该层参数量"),
 }

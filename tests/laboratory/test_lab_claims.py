@@ -1,0 +1,125 @@
+"""What each experiment claims is so, by a margin."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import torch
+
+from regard import lab
+from regard.lab._sharpness import sharpness
+from regard.lab._train import seeded
+
+
+def test_e7_fixed_weights_fail_where_the_answer_moves_and_cannot_run_on_longer_inputs():
+    found = lab.fixed_weights()
+    fixed, anywhere, qkv, placed = found.answers.values()
+    assert found.chance == 0.125
+    assert fixed.trained > 0.99 and fixed.moved < 0.2 and fixed.longer is None
+    assert anywhere.trained < 0.5 and anywhere.longer is None
+    assert min(qkv.trained, qkv.moved, qkv.longer) > 0.97
+    assert placed.trained > 0.97 and placed.longer < qkv.longer - 0.1
+
+
+def test_e8_an_average_resembles_its_parts_by_one_over_the_root_of_their_number():
+    found = lab.blur()
+    np.testing.assert_allclose(found.likeness, np.array(found.shared) ** -0.5, atol=0.015)
+
+
+def test_e8_as_many_heads_as_facts_name_every_one_and_fewer_heads_mix_them_up():
+    found = lab.blur()
+    assert found.named[-1] == found.found[-1] == 1.0
+    assert list(found.named) == sorted(found.named)
+    assert found.named[0] < 0.15 and found.named[2] < 0.5
+    assert found.found[0] > 4 * found.named[0]
+
+
+def test_x1_hardens_without_the_scale_and_stays_level_with_it():
+    found = lab.growing_width()
+    raw, scaled = found.raw, found.scaled
+    assert all(one.entropy > two.entropy for one, two in itertools.pairwise(raw[1:]))
+    assert all(one.largest < two.largest for one, two in itertools.pairwise(raw[1:]))
+    assert raw[-1].largest > 0.95 and raw[-1].entropy < 0.1
+    assert raw[-1].gradient < scaled[-1].gradient / 10
+    level = scaled[3:]
+    assert max(one.entropy for one in level) - min(one.entropy for one in level) < 0.1
+    assert max(one.gradient for one in level) < 1.1 * min(one.gradient for one in level)
+
+
+def test_x1_measures_the_gradient_that_the_formula_gives():
+    found = sharpness(7, 5, 11, scale=0.5, seed=3)
+    draw = torch.Generator().manual_seed(3)
+    query, key, value, upstream = (torch.randn(count, 7, generator=draw) for count in (11, 5, 5, 11))
+    p = (0.5 * query @ key.T).softmax(-1)
+    g = upstream / 7**0.5 @ value.T
+    expected = (p * (g - (p * g).sum(-1, keepdim=True))).abs().mean().item()
+    assert math.isclose(found.gradient, expected, rel_tol=1e-5)
+    assert math.isclose(found.slope, (p * (1 - p)).mean().item(), rel_tol=1e-5)
+
+
+def test_x2_two_heads_do_what_one_head_cannot_with_as_many_parameters():
+    found = lab.two_relations()
+    assert found.right[0] < 0.7
+    assert min(found.right[1:]) > 0.97
+    assert abs(found.loss[0] - math.log(2)) < 0.2
+    assert len(set(found.parameters)) == 1
+    one, first, second = (np.array(weights) for weights in (found.one, *found.both))
+    middle = range(2, 10)
+    after = [sum(w[i, i + 1] for i in middle) for w in (one, first, second)]
+    before = [sum(w[i, i - 1] for i in middle) for w in (one, first, second)]
+    assert 0.5 < after[0] / before[0] < 2  # one head looks both ways
+    assert (after[1] > before[1]) != (after[2] > before[2])  # of two, each looks one way
+
+
+def test_x3_an_inverted_mask_trains_below_what_is_possible_and_cannot_generate():
+    found = lab.inverted_masks()
+    assert found.inverted.losses[-1] < 0.01 < found.floor
+    assert found.inverted.generated < 0.25
+    assert found.causal.generated > 0.95
+    assert found.floor < np.mean(found.causal.losses[-50:]) < found.floor + 0.2
+
+
+def test_x3_shows_what_a_row_with_nothing_to_attend_to_gets():
+    found = lab.inverted_masks(steps=1)
+    assert found.on_padding == 1.0
+    assert found.empty_row["regard"] == 0.0
+    assert found.empty_row["infinity"] is None and found.empty_row["half"] is None
+    assert math.isclose(found.empty_row["billion"], 1 / 5, rel_tol=1e-6)
+
+
+def test_x4_order_is_invisible_without_positions_and_visible_with_any():
+    found = lab.permutation()
+    assert found.shuffled["none"] < 1e-14 and found.sentences["none"] < 1e-14
+    others = [how for how in found.shuffled if how != "none"]
+    assert len(others) == 4
+    assert min(found.shuffled[how] for how in others) > 0.01
+    assert found.sentences["alibi"] < 1e-14  # distances alone do not tell a sentence from its mirror image
+    assert min(found.sentences[how] for how in others if how != "alibi") > 0.01
+
+
+def test_an_experiment_leaves_the_callers_random_numbers_and_threads_alone():
+    before, threads = torch.random.get_rng_state(), torch.get_num_threads()
+    lab.two_relations(steps=1)
+    for name in set(lab.names()) - {"E7", "X2", "X3"}:
+        lab.run(name)
+    assert torch.equal(before, torch.random.get_rng_state())
+    assert torch.get_num_threads() == threads
+    with seeded(7):
+        first = torch.randn(3)
+    with seeded(7) as draw:
+        assert torch.equal(torch.randn(3), first)
+        assert torch.equal(torch.randn(3, generator=draw), first)
+
+
+def test_a_trained_experiment_gives_the_same_numbers_twice_and_others_for_another_seed():
+    assert lab.inverted_masks(steps=7) == lab.inverted_masks(steps=7)
+    assert lab.inverted_masks(steps=7).causal != lab.inverted_masks(steps=7, seed=1).causal
+
+
+def test_one_head_of_the_blur_fits_the_keys_it_is_told_to():
+    from regard.lab._blur import _fetch
+
+    values = torch.randn(3, 2, 7, 5)
+    np.testing.assert_allclose(_fetch(4, values)[:, :, 0], values[:, :, :4].mean(2), atol=1e-6)

@@ -1,0 +1,130 @@
+"""The worked examples give the numbers that the project's facts state, to the digits printed there."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from regard import _walk, lab, masks, nn, reference
+
+
+def close(found, stated, digits):
+    np.testing.assert_allclose(found, stated, rtol=0, atol=0.5 * 10**-digits)
+
+
+def test_e1_gives_the_scores_weights_and_outputs_worked_by_hand():
+    found = lab.two_tokens()
+    assert found.scores == ((2.0, 0.0), (0.0, 2.0))
+    close(found.weights, [[0.8808, 0.1192], [0.1192, 0.8808]], 4)
+    close(found.out, [[0.8808, 0.1192, 0.8808, 0.1192], [0.1192, 0.8808, 0.1192, 0.8808]], 4)
+    close(found.scaled_weights, [[0.7311, 0.2689], [0.2689, 0.7311]], 4)
+    assert found.weights[0][0] == pytest.approx(math.e**2 / (math.e**2 + 1), rel=1e-15)
+
+
+def test_e2_gives_the_queries_of_both_heads():
+    found = lab.two_heads()
+    np.testing.assert_allclose(found.q1, [[0, 1.45], [-0.95, -0.45]], atol=1e-15)
+    np.testing.assert_allclose(found.q2, [[2.05, -0.5], [-0.27, 0.94]], atol=1e-15)
+    assert found.packed_difference < 1e-15
+
+
+def test_e2_goes_on_to_the_output_as_the_reference_does():
+    from regard.lab import _two_heads as given
+
+    joined = np.concatenate([given.W1, given.W2], axis=1)
+    weights = {"q": joined, "k": joined, "v": joined, "out": given.W_OUT}
+    steps = reference.trace(np.array(given.X), np.array(given.X), np.array(given.X), weights, num_heads=2)
+    found = lab.two_heads()
+    np.testing.assert_allclose([found.weights1, found.weights2], steps["weights"], atol=1e-14)
+    np.testing.assert_allclose(found.output, steps["output"], atol=1e-14)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_e3_gives_all_digits_of_both_variances(threads):
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        found = lab.variance()
+    finally:
+        torch.set_num_threads(before)
+    assert found.raw == 63.867000579833984
+    assert found.scaled == 0.997921884059906
+    assert sum(found.scaled_histogram) == pytest.approx(1.0)
+
+
+def test_e3_has_the_variance_of_the_width_at_other_widths_too():
+    found = lab.variance(head_dim=111, pairs=20_000, seed=3)
+    assert found.raw == pytest.approx(111, rel=0.05)
+    assert found.scaled == pytest.approx(1, rel=0.05)
+
+
+def test_e4_saturates_without_the_scale():
+    found = lab.saturation()
+    assert [round(found.raw.largest, 2), round(found.scaled.largest, 2)] == [0.92, 0.11]
+    assert [round(found.raw.entropy, 2), round(found.scaled.entropy, 2)] == [0.19, 3.68]
+    assert [round(found.raw.slope, 4), round(found.scaled.slope, 4)] == [0.0017, 0.0150]
+    assert 0.25 < found.scaled.outside < 0.4  # scaling does not bring the scores into [−1, 1]
+
+
+def test_e4_differs_in_the_second_digit_from_seed_to_seed_as_its_text_says():
+    largest = [lab.saturation(seed=seed).raw.largest for seed in range(10)]
+    assert round(min(largest), 2) == 0.91 and round(max(largest), 2) == 0.94
+    assert "0.91 to 0.94" in lab.words("E4")["look"][0]
+
+
+def test_e5_sees_the_past_and_the_mistaken_mask_sees_the_future():
+    found = lab.causal()
+    weights, mistaken = np.array(found.weights), np.array(found.mistaken)
+    assert (weights > 0).tolist() == np.tri(5, dtype=bool).tolist()
+    assert (mistaken > 0).tolist() == (~np.tri(5, dtype=bool)).tolist()
+    np.testing.assert_allclose(weights.sum(1), 1, atol=1e-15)
+    assert found.last_out == (0.0,) * 8
+    assert found.same_as_drop
+    assert found.future == 1.0
+    assert "masks.keep" in found.refusal and "masks.drop" in found.refusal
+
+
+def test_e6_has_the_numbers_of_the_walk():
+    found = lab.sentence()
+    assert found.tokens == ("The", "cat", "sat", "on", "the", "mat", ".")
+    given = _walk._inputs.from_text("The cat sat on the mat.", _walk._inputs.Settings())
+    for mask, weights in ((None, found.weights), (np.tri(7, dtype=bool), found.causal_weights)):
+        steps = reference.trace(given.x, given.x, given.x, given.weights, num_heads=2, mask=mask)
+        np.testing.assert_allclose(weights, steps["weights"], atol=1e-14)
+    np.testing.assert_allclose(found.entropy, -(np.array(found.weights) * np.log(found.weights)).sum(-1), atol=1e-12)
+
+
+def test_e9_is_the_same_every_time_and_as_fast_code_gives_it():
+    found = lab.from_scratch()
+    assert found == lab.from_scratch()
+    assert found.again == 0.0
+    assert found.fast < 1e-14
+    assert found.redrawn > 0.1
+    assert lab.from_scratch(seed=1).out != found.out
+    x = np.array([[0.1, 0.2, 0.3], [0.4, 0.5, 0.6], [0.7, 0.8, 0.9], [0.5, 0.2, 0.4]])
+    draw = np.random.default_rng(0)
+    q, k, v = (x @ draw.standard_normal((3, 3)) for _ in range(3))
+    scores = q @ k.T / np.sqrt(3)
+    weights = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
+    np.testing.assert_allclose(found.out, weights @ v, atol=1e-14)
+
+
+def test_e10_counts_four_square_matrices_whatever_the_heads():
+    found = lab.parameters()
+    assert found.counted == tuple(4 * width**2 for width in found.widths)
+    assert set(found.by_heads) == {4 * 512**2}
+    assert found.with_biases == 4 * 512**2 + 4 * 512
+    assert (
+        sum(p.numel() for p in nn.MultiHeadAttention(63, 7, qkv_bias=False, out_bias=False).parameters()) == 4 * 63**2
+    )
+
+
+def test_a_mask_that_sees_nothing_is_shown_as_zeros_not_as_a_number():
+    empty = masks.keep(torch.zeros(5, 5, dtype=torch.bool))
+    from regard.lab._result import look, rows
+
+    query, key, value = (torch.randn(1, 1, 5, 3) for _ in range(3))
+    assert rows(look(query, key, value, mask=empty).weights) == ((0.0,) * 5,) * 5
