@@ -39,7 +39,7 @@ class Plan:
     """How a call runs: ``print`` it for the table.
 
     ``backend`` is the name of the one that runs, ``reason`` why it was chosen, ``refusals`` why each of the others
-    cannot (name to reasons), and ``spec`` the description of the call that was looked at. ``cost`` counts what it takes.
+    cannot (name to reasons), and ``spec`` the description of the call that was looked at; ``cost`` says what it takes.
     """
 
     def __init__(self, spec: CallSpec, choice: Choice, cost: Callable[[], Cost], observer: str | None = None) -> None:
