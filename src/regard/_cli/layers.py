@@ -27,7 +27,7 @@ def trained(name: str, text: str, index: int, settings: Settings) -> tuple[Layer
     from regard._cli.folders import load
     from regard.models import Encoder
 
-    found = load(name, ignore=("pooler.*",))
+    found = load(name)
     model = found.model.eval()
     if not isinstance(model, Encoder) or model.config.vocab_size is None:
         raise ValueError(f"--model {name} is a {type(model).__name__}; expected an encoder of words, such as minilm")

@@ -12,7 +12,7 @@ from regard._page._document import as_text, document
 from regard._page._png import picture
 from regard._text import left, text, visible
 from regard._walk._colours import smaller, strengths
-from regard._walk._story import Numbers, Panel, Step, Story, decimals, number, plain
+from regard._walk._story import Numbers, Panel, Step, Story, decimals, number, shown
 from regard._walk._style import LEVELS, STYLE
 from regard._walk._words import STEPS
 
@@ -46,22 +46,28 @@ def _entry(index: int, step: Step) -> str:
 
 def _step(index: int, step: Step, say: partial[str]) -> str:
     figures = [_figure(panel, say) for panel in step.panels]
-    shown = OPEN_PANELS // step.first * step.first  # whole heads
+    count = OPEN_PANELS // step.first * step.first  # whole heads
     parts = [
         f'<section id="step-{index}"><h2><span class="index">{index}</span> {as_text(step.title)}',
         f' <code class="shape">{as_text(step.shape)}</code></h2>',
         f'<p class="formula">{as_text(step.formula)}</p>' if step.formula else "",
         f"<p>{_words(step.says)}</p>",
-        _panels(figures[:shown]),
+        *_rows(figures[:count], step.first),
     ]
     if step.links and max(step.links[0].values.shape) <= MOST_LINKED:
         drawn = [_links(panel) for panel in step.links[:OPEN_PANELS]]
         parts += [f"<h3>{as_text(say('strongest'))}</h3>", _panels(drawn)]
-    if more := figures[shown:]:
-        parts.append(f"<details><summary>+ {len(more)}</summary>{_panels(more)}</details>")
+    if more := figures[count:]:
+        parts.append(f"<details><summary>+ {len(more)}</summary>{''.join(_rows(more, step.first))}</details>")
     by_hand = as_text(say("by_hand"))
     parts += [f'<p class="worked"><b>{by_hand}</b> <bdi>{as_text(line)}</bdi></p>' for line in step.worked]
     return "".join([*parts, "</section>"])
+
+
+def _rows(figures: list[str], first: int) -> list[str]:
+    """Queries, keys and values of a head in a row of their own; other matrices flow."""
+    size = first if first > 2 else max(len(figures), 1)
+    return [_panels(figures[at : at + size]) for at in range(0, len(figures), size)]
 
 
 def _panels(figures: Iterable[str]) -> str:
@@ -91,28 +97,17 @@ def _table(panel: Panel) -> str:
     strength = strengths(panel.values, panel.kind, panel.top)
     rows = []
     for name, values, colours in zip(panel.rows, panel.values, strength, strict=True):
-        cells = (
-            f'<td class="{_class(value, colour, panel.kind)}">{_cell(value, panel.kind, digits)}</td>'
-            for value, colour in zip(values, colours, strict=True)
-        )
+        cells = (_cell(value, colour, panel.kind, digits) for value, colour in zip(values, colours, strict=True))
         rows.append(f"<tr><th>{_token(name)}</th>{''.join(cells)}</tr>")
     inside = f"<thead><tr><th></th>{head}</tr></thead><tbody>{''.join(rows)}</tbody>"
     return f'<div class="scroll"><table>{inside}</table></div>'
 
 
-def _cell(value: float, kind: str, digits: int) -> str:
-    if kind == "mask":
-        return "■" if value else "·"
-    if kind == "plain":
-        return plain(value)
-    return number(float(value), digits)
-
-
-def _class(value: float, colour: float, kind: str) -> str:
-    if kind == "plain" or not np.isfinite(value):
-        return "x" if kind != "plain" else "p"
+def _cell(value: float, colour: float, kind: str, digits: int) -> str:
+    word, nothing = shown(value, kind, digits)
     letter = "w" if kind in ("weights", "mask") else "a" if colour >= 0 else "b"
-    return f"{letter}{round(abs(float(colour)) * LEVELS)}"
+    level = f"{letter}{round(abs(float(colour)) * LEVELS)}"
+    return f'<td class="{"x" if nothing else "p" if kind == "plain" else level}">{word}</td>'
 
 
 def _strips(panel: Panel) -> tuple[str, tuple[int, int]]:

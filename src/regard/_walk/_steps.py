@@ -251,10 +251,10 @@ class Teller:
 
     def _by_head(self, name: str, kind: str = "signed") -> list[Panel]:
         rows, columns = self.layer.tokens, self.layer.key_tokens
-        # raw, scaled and masked scores share their colours, so that the eye sees what each step does to them
-        top = None if kind == "weights" else float(np.abs(self.trace["raw_scores"]).max(initial=0.0))
+        # a head's raw, scaled and masked scores share their colours, so that the eye sees what each step does to them
+        tops = np.abs(self.trace["raw_scores"]).max(axis=(1, 2), initial=0.0)
         return [
-            Panel(self.say("head", head=head), values, rows, columns, kind, top)
+            Panel(self.say("head", head=head), values, rows, columns, kind, float(tops[head]))
             for head, values in enumerate(self.trace[name])
         ]
 

@@ -89,6 +89,15 @@ def number(value: float, decimals: int) -> str:
     return shown.removeprefix("-") if float(shown) == 0 else shown
 
 
+def shown(value: float, kind: str, digits: int) -> tuple[str, bool]:
+    """What a cell says, and whether it is nothing at all: a score or a share that a mask took away."""
+    if kind == "mask":
+        return ("■", False) if value else ("·", True)
+    if kind == "weights" and value == 0:
+        return "0", True
+    return (plain(value) if kind == "plain" else number(float(value), digits)), not np.isfinite(value)
+
+
 def plain(value: float) -> str:
     """A number of a table that has no colours: whole where it is whole."""
     return f"{value:.0f}" if float(value).is_integer() else number(float(value), 4)

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from regard._text import breaks, left, right, text, visible, width
 from regard._walk._colours import smaller, strengths
-from regard._walk._story import Numbers, Panel, Step, Story, decimals, number, plain
+from regard._walk._story import Numbers, Panel, Step, Story, decimals, number, plain, shown
 from regard._walk._words import STEPS
 
 MOST_ROWS = 20  # of a matrix that is printed as numbers
@@ -64,10 +64,10 @@ class Page:
         if step.formula:
             lines += self._folded(Text(f"  {step.formula}", style="bold magenta"))
         lines += self.sentence(step.says)
-        shown = len(step.panels) if len(step.panels) <= MOST_PANELS else step.first
-        if shown:
-            lines += [Text(), *self._side_by_side([self.panel(panel) for panel in step.panels[:shown]])]
-        if rest := step.panels[shown:]:
+        count = len(step.panels) if len(step.panels) <= MOST_PANELS else step.first
+        if step.panels:
+            lines += [Text(), *self._side_by_side([self.panel(panel) for panel in step.panels[:count]])]
+        if rest := step.panels[count:]:
             lines += self._more(rest, bool(step.links))
         if step.links:
             lines += [Text(), *self._strongest(step.links)]
@@ -131,12 +131,8 @@ class Page:
         return lines
 
     def _cell(self, value: float, colour: float, kind: str, digits: int, cell: int) -> tuple[str, Style]:
-        if kind == "mask":
-            return (f" {right('■' if value else '·', cell)}", _filled(WEIGHT) if value else Style(dim=True))
-        shown = f" {right(number(float(value), digits), cell)}"
-        if not np.isfinite(value):
-            return shown, Style(dim=True)
-        return shown, _filled(_mixed(colour, kind))
+        word, nothing = shown(value, kind, digits)
+        return f" {right(word, cell)}", Style(dim=True) if nothing else _filled(_mixed(colour, kind))
 
     def _heatmap(self, panel: Panel) -> list[Text]:
         side = _label_width(panel.rows) if len(panel.rows) <= MOST_ROWS else 0
@@ -160,8 +156,10 @@ class Page:
             line = Text()
             for colour in row:
                 shade = SHADES[min(int(abs(colour) * len(SHADES)), len(SHADES) - 1)]
-                shown = " " if self.coloured else shade
-                line.append(shown * per_cell, _filled(_mixed(colour, panel.kind)) if self.coloured else Style())
+                line.append(
+                    (" " if self.coloured else shade) * per_cell,
+                    _filled(_mixed(colour, panel.kind)) if self.coloured else Style(),
+                )
             lines.append(line)
         return lines
 
