@@ -11,7 +11,7 @@ import pytest
 import safetensors.torch
 import torch
 import transformers
-from tests.interop.hub import IDS, bert, gpt2, llama, vit, whisper
+from tests.interop.hub import IDS, bert, check_as_good_as, exactly, gpt2, llama, vit, whisper
 
 import regard
 from regard import models
@@ -99,8 +99,57 @@ def test_weights_that_are_missing_extra_or_misshapen_are_refused_by_name(tmp_pat
     with pytest.raises(ValueError, match=r"7 weights are not known here: score\.0, .*, score\.3 and 3 more.*ignore="):
         from_hf(edited(folder, **{key: good[key]}, **extra))
     assert same(from_hf(folder, ignore=["score.*"]), from_hf(gpt2()))
+    assert same(from_hf(folder, ignore="score.*"), from_hf(gpt2()))
     with pytest.raises(ValueError, match=r"lm_head\.weight and transformer\.wte\.weight differ"):
         from_hf(edited(folder, **dict.fromkeys(extra), **{"lm_head.weight": torch.zeros(97, 42)}))
+
+
+def test_files_that_do_not_hold_what_their_index_says_are_refused(tmp_path: Path) -> None:
+    gpt2().save_pretrained(tmp_path, max_shard_size="20KB")
+    index = tmp_path / "model.safetensors.index.json"
+    good = json.loads(index.read_text())
+    first, last = next(iter(good["weight_map"])), sorted(good["weight_map"].values())[-1]
+    for changes, complaint in (
+        ({first: last}, rf"does not hold {first}, which the index says"),
+        ({"ghost": last}, "does not hold ghost, which the index says"),
+        ({first: "model-00099.safetensors"}, "'model-00099.safetensors', which is not in the folder"),
+        ({first: "/etc/passwd"}, "'/etc/passwd', which is not in the folder"),
+        ({first: ""}, "'', which is not in the folder"),
+        ({first: 5}, "has no weight_map"),
+    ):
+        index.write_text(json.dumps({"weight_map": {**good["weight_map"], **changes}}))
+        with pytest.raises(ValueError, match=complaint):
+            from_hf(tmp_path)
+    index.write_text(json.dumps(good))
+    shard, elsewhere = tmp_path / last, tmp_path.parent / "blob"
+    elsewhere.write_bytes(shard.read_bytes())
+    shard.unlink()
+    shard.symlink_to(elsewhere)  # as in the hub's own folders
+    assert same(from_hf(tmp_path), from_hf(gpt2()))
+    elsewhere.write_bytes(elsewhere.read_bytes()[:-3])
+    with pytest.raises(ValueError, match=f"{last} cannot be read as safetensors"):
+        from_hf(tmp_path)
+
+
+def test_weights_of_no_or_of_several_dtypes_are_refused(tmp_path: Path) -> None:
+    folder = saved(gpt2(), tmp_path)
+    key = "transformer.h.1.ln_1.weight"
+    for other in (torch.int8, torch.bool, torch.float8_e4m3fn):
+        with pytest.raises(ValueError, match=rf"transformer\.h\.1\.ln_1\.weight holds {other}"):
+            from_hf(edited(folder, **{key: torch.ones(42).to(other)}), dtype=torch.float32)
+    edited(folder, **{key: torch.ones(42).half()})
+    with pytest.raises(ValueError, match=r"several dtypes \(torch.float16, torch.float32\); say which"):
+        from_hf(folder)
+    assert {parameter.dtype for parameter in from_hf(folder, dtype=torch.bfloat16).parameters()} == {torch.bfloat16}
+    for given, complaint in (
+        ({"dtype": torch.int8}, "dtype must be one of .*got torch.int8"),
+        ({"dtype": "float16"}, "dtype must be one of .*got 'float16'"),
+        ({"device": "nowhere"}, "device 'nowhere' is not known"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=complaint):
+            from_hf(folder, **given)
+    with pytest.raises(ValueError, match='on the device "meta" and has no weights'):
+        from_hf(gpt2().to("meta"))
 
 
 def test_a_head_that_means_something_else_is_refused(tmp_path: Path) -> None:
@@ -111,8 +160,10 @@ def test_a_head_that_means_something_else_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"not known here: cls\.seq_relationship\.bias"):
         from_hf(pretrained)
     found = from_hf(pretrained, ignore=["cls.seq_relationship.*"])
-    expected = pretrained(input_ids=IDS)
-    torch.testing.assert_close(found(IDS, head="masked-lm"), expected.prediction_logits, rtol=1e-5, atol=1e-6)
+    given = {"input_ids": IDS}
+    with torch.no_grad():
+        peer, exact = pretrained(**given).prediction_logits, exactly(pretrained, given).prediction_logits
+        check_as_good_as([found(IDS, head="masked-lm")], [peer], [exact], times=2)
 
 
 @pytest.mark.parametrize(
@@ -127,6 +178,15 @@ def test_a_head_that_means_something_else_is_refused(tmp_path: Path) -> None:
         ("gpt2", "add_cross_attention", True),
         ("gpt2", "embd_pdrop", 0.3),
         ("gpt2", "n_head", "six"),
+        ("gpt2", "n_inner", "x"),
+        ("gpt2", "activation_function", ["gelu"]),
+        ("gpt2", "layer_norm_epsilon", float("nan")),
+        ("gpt2", "architectures", "GPT2LMHeadModel"),
+        ("gpt2", "n_layer", 10**9),
+        ("gpt2", "n_embd", 6 * 10**12),
+        ("llama", "head_dim", 2 * 10**11),
+        ("llama", "num_key_value_heads", 0),
+        ("llama", "rope_parameters", [1]),
         ("llama", "pretraining_tp", 2),
         ("llama", "quantization_config", {"bits": 4}),
         ("llama", "partial_rotary_factor", 0.5),
@@ -142,7 +202,8 @@ def test_a_field_that_changes_the_mathematics_is_refused_by_name(
     family: str, field: str, value: Any, tmp_path: Path
 ) -> None:
     folder = saved(MAKERS[family](), tmp_path)
-    with pytest.raises(ValueError, match=rf"\b{field}\b"):
+    ours = {"n_layer": "num_layers", "n_embd": "embed_dim"}.get(field, field)
+    with pytest.raises(ValueError, match=rf"\b{ours}\b"):
         from_hf(edited(folder, {field: value}))
 
 
@@ -151,6 +212,9 @@ def test_a_field_that_changes_the_mathematics_is_refused_by_name(
     [
         ({"rope_type": "longrope", "rope_theta": 1e4, "factor": 2.0}, "type 'longrope' cannot be converted"),
         ({"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0, "odd": 1}, "fields that are not known here: odd"),
+        ({"rope_type": "linear", "rope_theta": 1e4}, "type 'linear' need factor"),
+        ({"rope_type": "linear", "rope_theta": "x", "factor": 2.0}, "rope_theta is 'x'"),
+        ({"rope_type": "llama3", "rope_theta": 1e4, "factor": 2.0}, "type 'llama3' need low_freq_factor"),
         ({"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}, "partial_rotary_factor is not 1"),
     ],
 )
@@ -270,19 +334,20 @@ def test_minilm_gives_the_same_embeddings_from_its_folder() -> None:
     mask = batch["attention_mask"]
     theirs = transformers.AutoModel.from_pretrained(MINILM).eval()
     ours = from_hf(MINILM)
+    real = mask.bool()
     with torch.no_grad():
-        expected = theirs(**batch, output_hidden_states=True)
-        exact = theirs.double()(**batch, output_hidden_states=True)
+        expected, exact = theirs(**batch, output_hidden_states=True), exactly(theirs, batch, output_hidden_states=True)
         states, hidden = ours(batch["input_ids"], lengths=mask.sum(-1), hidden_states=True)
+        alone = ours(torch.tensor([tokenizer(text[2])["input_ids"]]))
     assert ours.config.num_layers == 6
-    for mine, peer, double in zip(hidden, expected.hidden_states, exact.hidden_states, strict=True):
-        error, theirs_error = ((one - double)[mask.bool()].abs().max() for one in (mine, peer))
-        assert error <= 2 * theirs_error + 2**-23 * double.abs().max()
+    groups = [[state[real] for state in found] for found in (hidden, expected.hidden_states, exact.hidden_states)]
+    check_as_good_as(*groups, times=2)
 
     def embedded(states: torch.Tensor) -> torch.Tensor:
         mean = (states * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
         return torch.nn.functional.normalize(mean, dim=-1)
 
-    torch.testing.assert_close(embedded(states), embedded(expected.last_hidden_state), rtol=0.0, atol=2e-6)
-    alone = ours(torch.tensor([tokenizer(text[2])["input_ids"]]))
-    torch.testing.assert_close(alone[0], states[2, : alone.shape[1]], rtol=0.0, atol=1e-5)
+    peer, double = embedded(expected.last_hidden_state), embedded(exact.last_hidden_state)
+    check_as_good_as([embedded(states)], [peer], [double], times=2)
+    some = slice(0, alone.shape[1])
+    check_as_good_as([alone[0]], [expected.last_hidden_state[2, some]], [exact.last_hidden_state[2, some]], times=2)

@@ -14,7 +14,7 @@ import transformers
 from tests.interop.hub import IDS, bert, gpt2, inputs, llama, vit, whisper
 from typer.testing import CliRunner
 
-from regard import interop, models, positions
+from regard import interop, models, nn, positions
 from regard.cli import app
 
 transformers.utils.logging.disable_progress_bar()
@@ -96,7 +96,7 @@ def test_models_that_do_not_write_and_texts_that_do_not_fit_are_refused(folder: 
     bert().save_pretrained(tmp_path / "bert")
     write_tokenizer(tmp_path / "bert")
     result = run("generate", "--model", str(tmp_path / "bert"), "a")
-    assert result.exit_code == 2 and "holds a Encoder; a text is continued by a Decoder" in result.stderr
+    assert result.exit_code == 2 and "of kind Encoder; a Decoder (GPT-2, Llama) continues a text" in result.stderr
     gpt2().save_pretrained(tmp_path / "gpt2")
     result = run("generate", "--model", str(tmp_path / "gpt2"), "a")
     assert result.exit_code == 2 and "has no tokenizer.json" in result.stderr
@@ -119,6 +119,57 @@ MADE = {
         models.config("transformer-base", vocab_size=31, embed_dim=12, num_layers=1, num_heads=3, ff_dim=7)
     ).eval(),
 }
+
+
+@pytest.fixture
+def deepseek(tmp_path: Path) -> Any:
+    """A small DeepSeek-V3 in a folder."""
+    sizes = {
+        "hidden_size": 36, "num_attention_heads": 3, "num_key_value_heads": 3, "q_lora_rank": 22, "kv_lora_rank": 13,
+        "qk_nope_head_dim": 10, "qk_rope_head_dim": 6, "v_head_dim": 7, "num_hidden_layers": 2, "vocab_size": 31,
+        "moe_intermediate_size": 8, "n_routed_experts": 4, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2,
+        "intermediate_size": 21,
+    }  # fmt: skip
+    rope = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 40.0, "original_max_position_embeddings": 16}
+    config = transformers.DeepseekV3Config(**sizes, rope_parameters={**rope, "mscale": 1.0, "mscale_all_dim": 0.7})
+    model = transformers.DeepseekV3ForCausalLM(config).eval()
+    model.save_pretrained(tmp_path / "deepseek")
+    return model
+
+
+def test_attention_of_deepseek_v3_is_converted_and_loaded(deepseek: Any, tmp_path: Path) -> None:
+    source, out = str(tmp_path / "deepseek"), tmp_path / "ours"
+    result = run("convert", source, str(out), "--layer", "1")
+    assert result.exit_code == 0, result.output
+    assert "LatentAttention" in result.stdout
+    found, wanted = interop.load(out), interop.from_hf(deepseek.model.layers[1].self_attn)
+    x = torch.randn(2, 11, 36)
+    assert torch.equal(found(x), wanted(x)) and found.scale == wanted.scale
+    for words, complaint in (
+        (("convert", source, str(tmp_path / "other")), "give layer="),
+        (("convert", source, str(tmp_path / "other"), "--layer", "2"), "layer 2 has no attention weights"),
+        (("convert", str(out), str(tmp_path / "other"), "--layer", "1"), "--ignore and --layer are for folders of"),
+        (("convert", str(out), str(tmp_path / "other"), "--ignore", "x"), "--ignore and --layer are for folders of"),
+        (("generate", "--model", str(out), "a"), "of kind LatentAttention; a Decoder (GPT-2, Llama) continues"),
+    ):
+        refused = run(*words)
+        assert refused.exit_code == 2 and complaint in refused.stderr, refused.stderr
+
+
+def test_latent_attention_that_a_configuration_does_not_say_is_refused(tmp_path: Path) -> None:
+    sizes = {"kv_lora_rank": 7, "nope_dim": 5, "rope_dim": 6}
+    for changes, complaint in (
+        ({"scale": 0.3}, "scale=0.3"),
+        ({"out_dropout": 0.1}, "out_dropout=0.1"),
+        ({"positions": lambda query, key, query_offset: (query, key)}, "only positions.Rotary can be written"),
+    ):
+        with pytest.raises(ValueError, match=complaint):
+            interop.save(nn.LatentAttention(21, 3, **sizes, **changes), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    plain = nn.LatentAttention(21, 3, **sizes, bias=True, positions=positions.Rotary(6, base=500.0)).eval()
+    interop.save(plain, tmp_path)
+    x = torch.randn(2, 11, 21)
+    assert torch.equal(interop.load(tmp_path)(x), plain(x))
 
 
 @pytest.mark.parametrize("kind", MADE)
@@ -152,6 +203,8 @@ def test_a_folder_that_is_damaged_or_another_s_is_refused(tmp_path: Path) -> Non
         ({"config": [1]}, "config is a list"),
         ({"config": {**good["config"], "odd": 1}}, "odd"),
         ({"config": {**good["config"], "num_layers": 2}}, "do not fit its config: layers.2"),
+        ({"config": {**good["config"], "num_layers": 10**9}}, "says num_layers = 1000000000"),
+        ({"config": {**good["config"], "head_dim": 2 * 10**11}}, "says head_dim = 200000000000"),
         ({"config": {**good["config"], "rotary_scaling": {"kind": "Odd"}}}, "rotary_scaling must name one of Linear"),
     ):
         config.write_text(json.dumps({**good, **changes}))
@@ -163,6 +216,9 @@ def test_a_folder_that_is_damaged_or_another_s_is_refused(tmp_path: Path) -> Non
         interop.load(tmp_path)
     safetensors.torch.save_file({**held, "odd": torch.zeros(3)}, weights)
     with pytest.raises(ValueError, match="do not fit its config: odd"):
+        interop.load(tmp_path)
+    safetensors.torch.save_file({**held, "norm.weight": held["norm.weight"].to(torch.int8)}, weights)
+    with pytest.raises(ValueError, match="norm.weight holds torch.int8"):
         interop.load(tmp_path)
     with pytest.raises(TypeError, match="got Linear"):
         interop.save(torch.nn.Linear(3, 5), tmp_path)

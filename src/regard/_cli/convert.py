@@ -29,6 +29,9 @@ def convert(
             help="float32, bfloat16, …; the weights' own by default.", autocompletion=complete.one_of(complete.DTYPES)
         ),
     ] = None,
+    layer: Annotated[
+        int | None, typer.Option(help="Of DeepSeek-V3, whose attention alone is converted: which layer's.")
+    ] = None,
     ignore: Annotated[
         list[str] | None, typer.Option(help="A pattern of weights to leave out; may be given several times.")
     ] = None,
@@ -50,7 +53,7 @@ def convert(
         if (out / "config.json").exists():
             raise ValueError(f"{out} holds a model already; give a folder that does not")
         with terminal.saying(f"reading {source}"):
-            found = folders.load(source, dtype=kinds[0], ignore=ignore or ())
+            found = folders.load(source, dtype=kinds[0], ignore=ignore or (), layer=layer)
         with terminal.saying(f"writing {out}"):
             interop.save(found.model, out, stop=found.stop)
             kept = _keep_tokenizer(found, out)

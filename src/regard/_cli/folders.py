@@ -30,7 +30,9 @@ class Found(NamedTuple):
     words: Callable[[], Words]  # read only when it is needed
 
 
-def load(name: str, *, dtype: Any = None, device: str | None = None, ignore: Sequence[str] = ()) -> Found:
+def load(
+    name: str, *, dtype: Any = None, device: str | None = None, ignore: Sequence[str] = (), layer: int | None = None
+) -> Found:
     """The model that a folder, a GGUF file or a package holds, as one of regard.models.
 
     Raises:
@@ -43,15 +45,18 @@ def load(name: str, *, dtype: Any = None, device: str | None = None, ignore: Seq
     if name in models.names() and not Path(name).exists():
         raise ValueError(f"{name} is a configuration, and has no weights: give a folder that has them")
     folder, gguf = _find(name)
+    ours = gguf is None and read_json(folder / "config.json").get("format") == FORMAT
+    if (ours or gguf is not None) and (ignore or layer is not None):
+        raise ValueError(f"--ignore and --layer are for folders of Hugging Face's, and {name} is none")
     if gguf is not None:
         return _from_gguf(folder, gguf, dtype, device)
     given = read_json(folder / "config.json")
     made: dict[str, Any] = {"dtype": dtype, "device": device}
-    if given.get("format") == FORMAT:
+    if ours:
         model: Any = interop.load(folder, **made)
         stop = _numbers(given.get("stop"))
     else:
-        model = interop.from_hf(folder, ignore=ignore, **made)
+        model = interop.from_hf(folder, ignore=ignore, layer=layer, **made)
         generation = folder / "generation_config.json"
         settings = {**given, **(read_json(generation) if generation.is_file() else {})}
         stop = _numbers(settings.get("eos_token_id"))

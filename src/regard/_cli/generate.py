@@ -54,6 +54,7 @@ def generate(
         where = parse.device(device)
         with terminal.saying(f"loading {model}"):
             found = folders.load(model, dtype=kinds[0], device=where)
+            _refuse_others(found)
             words = found.words()
         ids = _checked(found, words, prompt, max_new_tokens)
         how = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed, "stop": found.stop}
@@ -70,14 +71,16 @@ def generate(
     typer.echo(json.dumps({"prompt": prompt, "text": "".join(pieces)}, ensure_ascii=False) if as_json else "")
 
 
-def _checked(found: Found, words: Words, prompt: str, most: int) -> list[int]:
-    """The prompt's tokens, when this model can continue them."""
+def _refuse_others(found: Found) -> None:
     from regard.models import Decoder
 
     if not isinstance(found.model, Decoder):
-        raise ValueError(
-            f"{found.folder} holds a {type(found.model).__name__}; a text is continued by a Decoder (GPT-2, Llama)"
-        )
+        kind = type(found.model).__name__
+        raise ValueError(f"the model in {found.folder} is of kind {kind}; a Decoder (GPT-2, Llama) continues a text")
+
+
+def _checked(found: Found, words: Words, prompt: str, most: int) -> list[int]:
+    """The prompt's tokens, when this model can continue them."""
     ids = words.encode(prompt)
     if not ids:
         raise ValueError("the prompt is empty; give at least one word")

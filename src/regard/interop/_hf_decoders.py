@@ -14,7 +14,7 @@ def gpt2_config(source: Source) -> DecoderConfig:
     width = fields.size("n_embd", 768)
     dropout = fields.number("resid_pdrop", 0.1)
     fields.equal("embd_pdrop", "resid_pdrop", dropout, 0.1)
-    inner = fields.take("n_inner")
+    inner = fields.size_or_none("n_inner")
     config = DecoderConfig(
         vocab_size=fields.size("vocab_size", 50257),
         embed_dim=width,
@@ -54,7 +54,7 @@ def llama_config(source: Source) -> DecoderConfig:
     fields.only("pretraining_tp", 1)
     fields.only("layer_types", None)
     heads = fields.size("num_attention_heads", 32)
-    kv_heads, head_dim = fields.take("num_key_value_heads"), fields.take("head_dim")
+    kv_heads, head_dim = fields.size_or_none("num_key_value_heads"), fields.size_or_none("head_dim")
     bias = fields.flag("attention_bias", False)
     base, scaling = fields.rotary()
     config = DecoderConfig(
@@ -174,7 +174,7 @@ def deepseek_config(source: Source) -> LatentConfig:
         nope_dim=fields.size("qk_nope_head_dim", 128),
         rope_dim=fields.size("qk_rope_head_dim", 64),
         value_head_dim=fields.size("v_head_dim", 128),
-        q_lora_rank=fields.take("q_lora_rank", 1536),
+        q_lora_rank=fields.size_or_none("q_lora_rank", 1536),
         bias=fields.flag("attention_bias", False),
         rotary_base=base,
         rotary_scaling=scaling,

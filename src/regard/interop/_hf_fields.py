@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from regard.positions import DynamicNTK, Linear, Llama3, Scaling, YaRN
@@ -55,11 +56,12 @@ class Fields:
             raise ValueError(f"config field {name} is {value!r}; expected a whole number of at least 1")
         return value
 
+    def size_or_none(self, name: str, default: int | None = None) -> int | None:
+        """A size for which null stands for another field's."""
+        return None if self.take(name, default) is None else self.size(name, default)
+
     def number(self, name: str, default: float) -> float:
-        value = self.take(name, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise ValueError(f"config field {name} is {value!r}; expected a number")
-        return float(value)
+        return _number(f"config field {name}", self.take(name, default))
 
     def flag(self, name: str, default: bool) -> bool:
         value = self.take(name, default)
@@ -87,7 +89,7 @@ class Fields:
 
     def activation(self, name: str, default: str) -> str:
         value = self.take(name, default)
-        if value not in _ACTIVATIONS:
+        if not isinstance(value, str) or value not in _ACTIVATIONS:
             raise ValueError(
                 f"config field {name} is {value!r}; of the activations {', '.join(_ACTIVATIONS)} can be converted"
             )
@@ -98,14 +100,17 @@ class Fields:
         base = self.take("rope_theta", 10_000.0)
         older, newer = self.take("rope_scaling"), self.take("rope_parameters")
         self.only("partial_rotary_factor", 1.0)
-        rope = dict(newer if newer is not None else older or {})
-        base = rope.pop("rope_theta", base)
+        given = newer if newer is not None else older or {}
+        if not isinstance(given, dict):
+            raise ValueError(f"config field rope_parameters is {given!r}; expected an object")
+        rope = dict(given)
+        base = _number("config field rope_theta", rope.pop("rope_theta", base))
         older_kind = rope.pop("type", "default")
         kind = rope.pop("rope_type", older_kind)
         if rope.pop("partial_rotary_factor", 1.0) != 1.0:
             raise ValueError("config field partial_rotary_factor is not 1: heads that turn in part are not converted")
         longest = self.given.get("max_position_embeddings", 2048)
-        return float(base), _scaling(kind, rope, longest)
+        return base, _scaling(kind, rope, longest)
 
     def close(self, *beside: str) -> None:
         self.only("quantization_config", None)
@@ -119,17 +124,28 @@ class Fields:
             )
 
 
+def _number(what: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise ValueError(f"{what} is {value!r}; expected a number")
+    return float(value)
+
+
 def _scaling(kind: str, rope: dict[str, Any], longest: int) -> Scaling | None:
+    def needed(name: str) -> float:
+        if rope.get(name) is None:
+            raise ValueError(f"rotary positions of type {kind!r} need {name}, which the config lacks")
+        return _number(f"config field {name} of the rotary positions", rope.pop(name))
+
     made: Scaling | None = None
     if kind == "linear":
-        made = Linear(rope.pop("factor"))
+        made = Linear(needed("factor"))
     elif kind == "dynamic":
-        made = DynamicNTK(rope.pop("factor"), longest)
+        made = DynamicNTK(needed("factor"), longest)
         rope.pop("original_max_position_embeddings", None)  # Hugging Face's function does not read it
     elif kind == "llama3":
         original = rope.pop("original_max_position_embeddings", longest)
-        low, high = rope.pop("low_freq_factor"), rope.pop("high_freq_factor")
-        made = Llama3(rope.pop("factor"), original, low, high)
+        low, high = needed("low_freq_factor"), needed("high_freq_factor")
+        made = Llama3(needed("factor"), original, low, high)
     elif kind == "yarn":
         original = rope.pop("original_max_position_embeddings", longest)
         factor = rope.pop("factor", None) or longest / original

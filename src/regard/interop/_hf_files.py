@@ -52,13 +52,14 @@ class Tensors:
         self._open = ExitStack()
         self._of: dict[str, Any] = {}
         try:
-            for file in _files(folder):
-                self._add(file)
+            files = _files(folder)
+            for file in files:
+                self._add(file, files[file])
         except BaseException:
             self._open.close()
             raise
 
-    def _add(self, file: Path) -> None:
+    def _add(self, file: Path, expected: list[str]) -> None:
         try:
             from safetensors import SafetensorError, safe_open
         except ImportError:
@@ -70,6 +71,8 @@ class Tensors:
             raise ValueError(f"{file} cannot be read as safetensors: {error}") from None
         if twice := [name for name in names if name in self._of]:
             raise ValueError(f"{file} holds {twice[0]}, which another file of the folder holds too")
+        if missing := sorted(set(expected) - set(names)):
+            raise ValueError(f"{file} does not hold {missing[0]}, which the index says it does")
         self._of |= dict.fromkeys(names, there)
 
     def __enter__(self) -> Tensors:
@@ -90,18 +93,21 @@ class Tensors:
         return found
 
 
-def _files(folder: Path) -> list[Path]:
+def _files(folder: Path) -> dict[Path, list[str]]:
+    """The files with weights, and what an index says is in each."""
     if (folder / WHOLE).is_file():
-        return [folder / WHOLE]
+        return {folder / WHOLE: []}
     if (folder / INDEX).is_file():
         named = read_json(folder / INDEX).get("weight_map")
         if not isinstance(named, dict) or not all(isinstance(name, str) for name in named.values()):
             raise ValueError(f"{folder / INDEX} has no weight_map from names to files")
-        files = sorted(set(named.values()))
-        for name in files:
+        files: dict[Path, list[str]] = {folder / name: [] for name in sorted(set(named.values()))}
+        for name in sorted(set(named.values())):
             if Path(name).name != name or not (folder / name).is_file():
                 raise ValueError(f"{folder / INDEX} names the file {name!r}, which is not in the folder")
-        return [folder / name for name in files]
+        for weight, name in named.items():
+            files[folder / name].append(weight)
+        return files
     pickles = sorted(file.name for pattern in _PICKLES for file in folder.glob(pattern))
     if pickles:
         raise ValueError(

@@ -65,11 +65,32 @@ def _checked_choice(real: Callable[..., Any]) -> Callable[..., Any]:
 
 def _checked_setting(real: Callable[..., Any]) -> Callable[..., Any]:
     def set_attn_implementation(self: Any, attn_implementation: Any, *args: Any, **given: Any) -> Any:
-        if attn_implementation == NAME:
-            _refuse_unservable(type(self))  # transformers would only log that nothing changed
+        # transformers would only log that nothing changed, for the model or for one inside it
+        wanted = _configs(self.config, attn_implementation)
+        for part in self.modules():
+            if hasattr(type(part), "_can_set_attn_implementation") and _asked(part, self, wanted, attn_implementation):
+                _refuse_unservable(type(part))
         return real(self, attn_implementation, *args, **given)
 
     return set_attn_implementation
+
+
+def _configs(config: Any, given: Any) -> dict[int, bool]:
+    """By identity, whether each configuration inside another is set to this implementation: one for all, or a dict
+    by their names ("" is the configuration itself), as transformers reads it."""
+    found = {}
+    for name in config.sub_configs:
+        inside = getattr(config, name, None)
+        if inside is not None:
+            its = given.get(name) if isinstance(given, dict) else given
+            found[id(inside)] = (its.get("") if isinstance(its, dict) else its) == NAME
+            found |= _configs(inside, its)
+    return found
+
+
+def _asked(part: Any, model: Any, wanted: dict[int, bool], given: Any) -> bool:
+    top = (given.get("") if isinstance(given, dict) else given) == NAME
+    return top if part is model else wanted.get(id(part.config), top)
 
 
 def _refuse_unservable(model: Any) -> None:

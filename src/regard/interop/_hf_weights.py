@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fnmatch
+import math
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,6 +21,7 @@ from regard.interop._hf_files import Tensors, read_json
 from regard.positions import Rotary
 
 _ATTENTION = "DeepseekV3Attention"
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def from_hf(
@@ -45,18 +48,22 @@ def from_hf(
         model: a model (or DeepSeek-V3's attention module) of transformers, or a folder with `config.json` and
             safetensors files.
         layer: of deepseek_v3, whose attention is wanted.
-        ignore: patterns (`cls.seq_relationship.*`) of weights that are left out on purpose.
+        ignore: a pattern (`cls.seq_relationship.*`) of weights that are left out on purpose, or several.
         device, dtype: of the result; those of the weights by default.
 
     Raises:
         ValueError: an architecture or a configuration that has no counterpart, a weight that is missing, extra or of
             another shape, a folder without safetensors; each by name.
     """
+    check_target(device, dtype)
+    ignore = [ignore] if isinstance(ignore, str) else ignore
     if isinstance(model, nn.Module):
         config = getattr(model, "config", None)
         if config is None or not hasattr(config, "to_dict"):
             raise TypeError(f"model must be one of Hugging Face's, with a config; got {type(model).__name__}")
         held = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+        if any(tensor.is_meta for tensor in held.values()):
+            raise ValueError('the model is on the device "meta" and has no weights')
         weights = Weights({name: name for name in held}, held.__getitem__, lambda name: list(held[name].shape))
         kind, given = type(model).__name__, _unpacked(config.to_dict())
         alone = kind == _ATTENTION
@@ -70,11 +77,13 @@ def from_hf(
         raise ValueError(f"{folder} is not a folder; expected one with config.json and safetensors files")
     given = read_json(folder / "config.json")
     family = _family(given, whole=layer is None)
-    kind = next(iter(given.get("architectures") or ()), "")
+    kinds = given.get("architectures") or [""]
+    if not isinstance(kinds, list) or not isinstance(kinds[0], str):
+        raise ValueError(f"config field architectures is {kinds!r}; expected a list of names")
     with Tensors(folder) as stored:
         weights = Weights({name: name for name in stored}, stored.__getitem__, stored.shape)
         chosen = weights if layer is None else _of_layer(weights, layer)
-        return _converted(family, given, kind, chosen, ignore, device, dtype).eval()
+        return _converted(family, given, kinds[0], chosen, ignore, device, dtype).eval()
 
 
 class Weights:
@@ -113,7 +122,7 @@ def _of_layer(weights: Weights, layer: int) -> Weights:
 
 def _family(given: dict[str, Any], *, whole: bool) -> Family:
     kind = given.get("model_type")
-    if kind not in FAMILIES:
+    if not isinstance(kind, str) or kind not in FAMILIES:
         raise ValueError(
             f"models of type {kind!r} cannot be converted; {', '.join(FAMILIES)} can. Any model whose attention goes "
             "through transformers' functions runs with regard.interop.register_hf()"
@@ -138,12 +147,47 @@ def _converted(
 ) -> nn.Module:
     weights = _canonical(family, weights, ignore)
     config = family.configure(Source(Fields(given), architecture, frozenset(weights.stored)))
+    check_amounts(config, [weights.shape(name) for name in weights.stored])
     names = family.names(config)
     weights = _without_copies(family, weights, set(names.values()))
     model = models.build(config, device="meta")
     _check(family, model, names, weights)
     state = {ours: turned(family, ours, weights[theirs]) for ours, theirs in names.items()}
+    check_dtypes({weights.stored[theirs]: state[ours] for ours, theirs in names.items()}, dtype)
     return loaded(model, {name: weight.to(device=device, dtype=dtype, copy=True) for name, weight in state.items()})
+
+
+def check_target(device: Any, dtype: Any) -> None:
+    if dtype is not None and dtype not in FLOATS:
+        raise TypeError(f"dtype must be one of {', '.join(map(str, FLOATS))}, got {dtype!r}")
+    try:
+        torch.device("cpu" if device is None else device)
+    except RuntimeError as error:
+        raise ValueError(f"device {device!r} is not known: {str(error).splitlines()[0]}") from None
+
+
+def check_amounts(config: Any, shapes: list[list[int]]) -> None:
+    """Refuse a configuration of sizes that these weights cannot have, before anything of that size is made."""
+    numbers = sum(math.prod(shape) for shape in shapes)
+    for field in dataclasses.fields(config):
+        size = getattr(config, field.name)
+        if not isinstance(size, int) or field.name in ("max_tokens", "window"):  # a long text needs no weights
+            continue
+        if size > (len(shapes) if field.name in ("num_layers", "decoder_layers") else numbers):
+            raise ValueError(
+                f"the configuration says {field.name} = {size}, and there are {len(shapes)} weights of {numbers} "
+                "numbers in all"
+            )
+
+
+def check_dtypes(weights: dict[str, Tensor], dtype: torch.dtype | None) -> None:
+    """Weights that were packed, and mixtures, whose sums no module computes."""
+    for name, weight in weights.items():
+        if weight.dtype not in FLOATS:
+            raise ValueError(f"{name} holds {weight.dtype}; weights of {', '.join(map(str, FLOATS))} can be read")
+    found = sorted({str(weight.dtype) for weight in weights.values()})
+    if dtype is None and len(found) > 1:
+        raise ValueError(f"the weights are of several dtypes ({', '.join(found)}); say which is wanted with dtype=…")
 
 
 def loaded(model: nn.Module, state: dict[str, Tensor]) -> nn.Module:

@@ -16,33 +16,40 @@ from torch import nn
 from regard import models, positions
 from regard.interop._hf_fields import listed
 from regard.interop._hf_files import WHOLE, Tensors, read_json
-from regard.interop._hf_weights import loaded
+from regard.interop._hf_weights import check_amounts, check_dtypes, check_target, loaded
+from regard.nn import LatentAttention
 
 FORMAT, VERSION = "regard-model", 1
-_KINDS = {kind.__name__: kind for kind in (models.Encoder, models.Decoder, models.Transformer, models.Whisper)}
+_KINDS: dict[str, type[nn.Module]] = {
+    kind.__name__: kind
+    for kind in (models.Encoder, models.Decoder, models.Transformer, models.Whisper, LatentAttention)
+}
 _CONFIGS: dict[str, Any] = {
     "Encoder": models.EncoderConfig,
     "Decoder": models.DecoderConfig,
     "Transformer": models.TransformerConfig,
     "Whisper": models.WhisperConfig,
+    "LatentAttention": models.LatentConfig,
 }
 _SCALINGS = {kind.__name__: kind for kind in (positions.Linear, positions.DynamicNTK, positions.YaRN, positions.Llama3)}
 
 
 def save(model: nn.Module, folder: str | Path, *, stop: Sequence[int] = ()) -> None:
-    """Write a model of `regard.models` into a folder, which is made if it is not there; `load` reads it again.
+    """Write a model of `regard.models`, or a `nn.LatentAttention`, into a folder, which is made if it is not there;
+    `load` reads it again.
 
     A file is complete or not there: it is written beside its place and then moved. `stop` are the tokens that end a
     text, for whoever generates with it.
     """
     kind = type(model).__name__
     if _KINDS.get(kind) is not type(model):
-        raise TypeError(f"model must be one of regard.models ({', '.join(_KINDS)}), got {kind}")
+        raise TypeError(f"model must be one of {', '.join(_KINDS)}, got {kind}")
     try:
         from safetensors.torch import save_file
     except ImportError:
         raise ImportError("saving a model needs safetensors: pip install 'regard[hf]'") from None
-    described = {"format": FORMAT, "version": VERSION, "kind": kind, "config": _written(model.config), "stop": [*stop]}
+    config = latent_config(model) if isinstance(model, LatentAttention) else model.config
+    described = {"format": FORMAT, "version": VERSION, "kind": kind, "config": _written(config), "stop": [*stop]}
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: weight.detach().contiguous() for name, weight in model.state_dict().items()}
@@ -58,6 +65,7 @@ def load(
     Raises:
         ValueError: the folder is another's, or damaged; says what is wrong.
     """
+    check_target(device, dtype)
     folder = Path(folder)
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder; expected one that regard.interop.save wrote")
@@ -71,14 +79,48 @@ def load(
         config = _CONFIGS[kind](**_read(described.get("config")))
     except (TypeError, ValueError) as error:
         raise ValueError(f"{folder / 'config.json'} does not describe a {kind}: {error}") from None
-    model = models.build(config, device="meta")
     with Tensors(folder) as stored:
-        shapes = {name: list(weight.shape) for name, weight in model.state_dict().items()}
         there = {name: stored.shape(name) for name in stored}
+        check_amounts(config, list(there.values()))
+        model = models.build(config, device="meta")
+        shapes = {name: list(weight.shape) for name, weight in model.state_dict().items()}
         if wrong := sorted(name for name in shapes.keys() | there.keys() if shapes.get(name) != there.get(name)):
             raise ValueError(f"{folder} has weights that do not fit its config: {listed(wrong)}")
-        state = {name: stored[name].to(device=device, dtype=dtype, copy=True) for name in shapes}
+        held = {name: stored[name] for name in shapes}
+        check_dtypes(held, dtype)
+        state = {name: weight.to(device=device, dtype=dtype, copy=True) for name, weight in held.items()}
     return loaded(model, state).eval()
+
+
+def latent_config(module: LatentAttention) -> models.LatentConfig:
+    """What builds this module again.
+
+    Raises:
+        ValueError: it has positions, a scale or an output dropout that a `LatentConfig` does not say.
+    """
+    rotary = module.positions
+    if type(rotary) is not positions.Rotary:
+        raise ValueError(f"positions are {type(rotary).__name__}; only positions.Rotary can be written")
+    config = models.LatentConfig(
+        embed_dim=module.embed_dim,
+        num_heads=module.num_heads,
+        kv_lora_rank=module.kv_lora_rank,
+        nope_dim=module.nope_dim,
+        rope_dim=module.rope_dim,
+        value_head_dim=module.value_head_dim,
+        q_lora_rank=module.q_lora_rank,
+        bias=module.out_proj.bias is not None,
+        norm_eps=float(module.kv_norm.eps or 0.0),
+        rotary_base=rotary.base,
+        rotary_scaling=rotary.scaling,
+        rotary_interleaved=rotary.interleaved,
+        dropout=module.dropout,
+    )
+    again = models.build(config, device="meta")
+    for name in ("scale", "out_dropout"):
+        if getattr(module, name) != getattr(again, name):
+            raise ValueError(f"the module has {name}={getattr(module, name)}, which a LatentConfig does not say")
+    return config
 
 
 def _written(config: Any) -> dict[str, Any]:
