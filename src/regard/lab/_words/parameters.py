@@ -15,7 +15,7 @@ WORDS = {
     "claim": ("A widely copied note prints 4·d_model for a layer.", "一份流传很广的笔记写的是每层 4·d_model。"),
     "right": (
         "4·d_model². At d_model = 512: 1 048 576, not 2 048.",
-        "应为 4·d_model²。当 d_model = 512 时是 1 048 576，而不是 2 048。",
+        "4·d_model²。当 d_model = 512 时是 1 048 576，而不是 2 048。",
     ),
     "why": (
         "Each of the four matrices maps d_model numbers to d_model numbers, so each has d_model² entries. The square "

@@ -18,7 +18,7 @@ WORDS = {
     ),
     "right": (
         "The outputs are [0.8808, 0.1192, 0.8808, 0.1192] and its mirror image.",
-        "正确的输出是 [0.8808, 0.1192, 0.8808, 0.1192]，另一个与它左右对调。",
+        "输出是 [0.8808, 0.1192, 0.8808, 0.1192]，另一个与它左右对调。",
     ),
     "why": (
         "A softmax never gives exactly 0 to a finite score: the other token keeps 11.92 % of the weight, and its "
