@@ -14,6 +14,7 @@ from regard.cost._cache import CacheCost
 from regard.cost._cost import Cost, of
 from regard.cost._crossings import Crossings
 from regard.cost._devices import Device, device, devices, measured
+from regard.cost._kinds import LayerKind, layer_kinds
 from regard.cost._measure import measure, measure_call
 from regard.cost._roofline import AttentionCall, Roofline, roofline
 from regard.cost._sums import Activations, Flops, Part
@@ -26,10 +27,12 @@ __all__ = [
     "Crossings",
     "Device",
     "Flops",
+    "LayerKind",
     "Part",
     "Roofline",
     "device",
     "devices",
+    "layer_kinds",
     "measure",
     "measure_call",
     "measured",
