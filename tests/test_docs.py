@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from tests.shell_words import commands_of, read_command
 from typer.testing import CliRunner
 
 from regard.cli import app
@@ -21,7 +22,6 @@ from regard.cli import app
 ROOT = Path(__file__).parent.parent
 PAGES = [*sorted(ROOT.glob("README*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```python\n(?P<code>.*?)^```\n(?:\n```text\n(?P<output>.*?)^```$)?", re.MULTILINE | re.DOTALL)
-SHELL = re.compile(r"^```(?P<kind>sh|console)\n(?P<lines>.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)(?:#[^)]*)?\)")
 
 
@@ -47,20 +47,6 @@ def run_page(text: str, name: str) -> int:
 
 def _trimmed(text: str) -> list[str]:
     return [line.rstrip() for line in text.strip("\n").splitlines()]
-
-
-def commands_of(text: str, kind: str) -> list[list[str]]:
-    """The commands of a page's shell blocks as words: ```sh blocks are run, ```console blocks are only read."""
-    lines = [line for block in SHELL.finditer(text) if block["kind"] == kind for line in block["lines"].splitlines()]
-    return [words for line in lines if (words := shlex.split(line, comments=True))]
-
-
-def read_command(words: list[str]) -> None:
-    """Raise where a command of ours has no such name, option or argument; nothing runs."""
-    group = typer.main.get_command(app)
-    context = group.make_context("regard", words[1:2])
-    name, command, _ = group.resolve_command(context, words[1:])  # type: ignore[attr-defined]
-    command.make_context(name, words[2:], parent=context)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

@@ -125,7 +125,7 @@ def cost(
         times = _times(bill, on)
         if plot is not None:
             _draw(bill, plot)
-    except (ValueError, TypeError, ImportError) as error:
+    except (ValueError, TypeError) as error:
         terminal.stop(_in_options(str(error)))
     if as_json:
         typer.echo(json.dumps(bill.to_dict() | ({"times": times} if times else {}), indent=2, ensure_ascii=False))

@@ -8,28 +8,36 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+EXTRAS = {"matplotlib": "plot", "transformers": "hf", "safetensors": "hf"}  # package: the extra that brings it
+
 
 class Commands(TyperGroup):
     """Ends with 0, with 1 where a check failed, with 2 on bad input, and with 130 after Ctrl-C."""
 
     def main(self, *args: Any, standalone_mode: bool = True, **named: Any) -> Any:
+        named["standalone_mode"] = False
         if not standalone_mode:
-            return super().main(*args, standalone_mode=False, **named)
+            return super().main(*args, **named)
         try:
-            status = super().main(*args, standalone_mode=False, **named)
+            status = super().main(*args, **named)
             sys.stdout.flush()  # a full disk shows here, while it can still be said
         except (typer.Abort, KeyboardInterrupt):
             status = 130
         except OSError as error:
             status = _said(f"{error.filename or 'the output'}: {error.strerror or error}")
         except ImportError as error:
-            status = _said(str(error))
+            status = _said(_missing(error))
         except Exception as error:
             # the parser's own errors, by what they can do: their classes have moved between versions of typer
             if not hasattr(error, "format_message"):
                 raise
             status = _said(_about(error))
         sys.exit(status if isinstance(status, int) else 0)
+
+
+def _missing(error: ImportError) -> str:
+    package = (error.name or "").split(".")[0]
+    return f"this needs {package}: pip install 'regard[{EXTRAS[package]}]'" if package in EXTRAS else str(error)
 
 
 def _about(error: Any) -> str:
