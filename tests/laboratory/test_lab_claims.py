@@ -102,7 +102,7 @@ def test_x4_order_is_invisible_without_positions_and_visible_with_any():
 def test_an_experiment_leaves_the_callers_random_numbers_and_threads_alone():
     before, threads = torch.random.get_rng_state(), torch.get_num_threads()
     lab.two_relations(steps=1)
-    for name in set(lab.names()) - {"E7", "X2", "X3"}:
+    for name in ("E1", "E2", "E3", "E5", "E6", "E8", "E9", "E10", "X4"):
         lab.run(name)
     assert torch.equal(before, torch.random.get_rng_state())
     assert torch.get_num_threads() == threads
