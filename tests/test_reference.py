@@ -223,6 +223,17 @@ def test_trace_names_every_step_with_its_shape():  # FACTS M4
     assert np.array_equal(steps["output"], reference.multi_head_attention(x, x, x, weights, num_heads=8))
 
 
+def test_heads_that_do_not_divide_a_projection_are_named():
+    x, weights = np.ones((1, 3, 6)), dict.fromkeys(("q", "k", "v", "out"), np.eye(6))
+    for heads, kv_heads, message in (
+        (5, None, "query is projected to width 6, which 5"),
+        (6, 4, "key .* which 4"),
+        (0, 1, "which 0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            reference.trace(x, x, x, weights, num_heads=heads, num_kv_heads=kv_heads)
+
+
 def test_multi_head_takes_biases_widths_and_grouped_heads():
     rng = np.random.default_rng(0)
     query, key, value = (rng.standard_normal(s) for s in ((3, 5, 7), (3, 11, 9), (3, 11, 13)))

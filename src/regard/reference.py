@@ -186,9 +186,10 @@ def trace(
     for name, given in (("query", query), ("key", key), ("value", value)):
         steps[name] = _project(given, weights, name[0])
     kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-    steps["query_heads"] = _split(steps["query"], num_heads)
-    steps["key_heads"] = _split(steps["key"], kv_heads)
-    steps["value_heads"] = _split(steps["value"], kv_heads)
+    for name, count in (("query", num_heads), ("key", kv_heads), ("value", kv_heads)):
+        if count < 1 or steps[name].shape[-1] % count:
+            raise ValueError(f"{name} is projected to width {steps[name].shape[-1]}, which {count} heads do not divide")
+        steps[f"{name}_heads"] = _split(steps[name], count)
 
     q, k, v = steps["query_heads"], steps["key_heads"], steps["value_heads"]
     result = attention(q, k, v, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks, return_weights=True)

@@ -137,7 +137,7 @@ def test_two_heads_by_hand() -> None:  # FACTS E2
     assert np.allclose(queries[0], [[0, 1.45], [-0.95, -0.45]], atol=1e-15)
     assert np.allclose(queries[1], [[2.05, -0.5], [-0.27, 0.94]], atol=1e-15)
     story = walk_example("E2", Settings(), "zh")
-    assert step(story, "split").panels[3].name == "Q，第 1 头"
+    assert step(story, "split").panels[3].name == "Q，头 1"
 
 
 def test_scaling_takes_the_variance_to_one() -> None:  # FACTS E3

@@ -45,7 +45,7 @@ def test_json_holds_every_number(tmp_path: Path) -> None:
 def test_a_page_is_written_and_its_name_is_said(tmp_path: Path) -> None:
     page = tmp_path / "walk.html"
     result = run("E1", "--lang", "zh", "--html", str(page))
-    assert result.stdout == f"wrote {page}\n"
+    assert result.stdout == f"已写入 {page}\n"
     assert "两个词元，手算一遍" in page.read_text(encoding="utf-8")
     assert [path.name for path in tmp_path.iterdir()] == ["walk.html"]
 

@@ -56,8 +56,10 @@ def walk(
       regard walk E1 --lang zh
     """
     from regard._text import language
+    from regard._text import text as say
     from regard._walk import Settings
     from regard._walk import html as as_page
+    from regard._walk._words import STEPS
 
     try:
         language(lang)
@@ -81,7 +83,7 @@ def walk(
     elif html is None:
         _show(story, lang)
     if html is not None:
-        typer.echo(f"wrote {html}", err=as_json)
+        typer.echo(say(STEPS, lang, "wrote", file=html), err=as_json)
 
 
 def _told(text: str | None, settings: Settings, model: str | None, layer: int, lang: str) -> Story:

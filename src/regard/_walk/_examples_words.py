@@ -150,7 +150,7 @@ EXAMPLES: Catalogue = {
         "A single head that had to serve both relations would hold something like this mean. Its entropy is {mean} "
         "nats: never less than the mean of the two, because entropy is concave. Sharp heads, averaged, are blurred.",
         "如果用一个头同时兼顾两种关系，得到的就类似这个平均值。它的熵为 {mean} nat：由于熵是凹函数，"
-        "不会小于两个头的平均熵。清晰的权重一平均就模糊了。",
+        "它不会小于两个头的平均熵。清晰的权重一平均就模糊了。",
     ),
     "E8.panel": ("mean of the heads", "各头的平均"),
     "E9.title": ("E9 · From scratch: four tokens, three numbers each", "E9 · 从零实现：四个词元，每个三个数"),
@@ -164,7 +164,7 @@ EXAMPLES: Catalogue = {
     "E10.matrices.title": ("The four matrices", "四个矩阵"),
     "E10.matrices.says": (
         "W^Q, W^K, W^V and W^O of the walked layer, d_model = {width}: {each} numbers each, {total} in all.",
-        "所走这一层的 W^Q、W^K、W^V 和 W^O，d_model = {width}：每个 {each} 个数，共 {total} 个。",
+        "演示所用的这一层的 W^Q、W^K、W^V 和 W^O，d_model = {width}：每个 {each} 个数，共 {total} 个。",
     ),
     "E10.heads.title": ("Other numbers of heads", "换成其他头数"),
     "E10.heads.says": (

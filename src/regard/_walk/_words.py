@@ -27,8 +27,8 @@ STEPS: Catalogue = {
     "trained": (
         "The weights are trained: layer {layer}, counted from 0, of the {layers} in {model}. Largest difference "
         "between this walk (float64) and the model's own layer (float32): {difference}.",
-        "权重是训练好的：{model} 共 {layers} 层，这里是第 {layer} 层（从 0 数起）。本页（float64）与模型自身该层"
-        "（float32）的最大差异：{difference}。",
+        "权重是训练好的：{model} 共 {layers} 层，这里是第 {layer} 层（从 0 数起）。这里的结果（float64）"
+        "与模型该层自身的结果（float32）最多相差 {difference}。",
     ),
     "changed": (
         "The model was trained without {options}: this is what its layer would do with it.",
@@ -47,9 +47,9 @@ STEPS: Catalogue = {
         "深浅：格子越深，数值（不计正负）越大。",
     ),
     "by_hand": ("By hand: ", "手算一个数："),
-    "pair": ("head {head}, {query} → {key}", "第 {head} 头，{query} → {key}"),
-    "head": ("head {head}", "第 {head} 头"),
-    "of_head": ("{name}, head {head}", "{name}，第 {head} 头"),
+    "pair": ("head {head}, {query} → {key}", "头 {head}，{query} → {key}"),
+    "head": ("head {head}", "头 {head}"),
+    "of_head": ("{name}, head {head}", "{name}，头 {head}"),
     "cell_mean": (
         "each cell is the mean of up to {rows} × {columns} numbers",
         "每格是至多 {rows} × {columns} 个数的平均值",
@@ -60,11 +60,12 @@ STEPS: Catalogue = {
         "……还有 {count} 个，见网页（`--html`）和 `--json`。",
     ),
     "text": ("text", "文本"),
+    "wrote": ("wrote {file}", "已写入 {file}"),
     "strongest": ("Who looks at whom most", "谁最关注谁"),
     "nothing": ("nothing", "无"),
     "rows_and_columns": (
         "Row = who looks (query), column = who is looked at (key).",
-        "行 = 谁在看（查询），列 = 被看的词（键）。",
+        "行 = 谁在看（查询），列 = 被看的词元（键）。",
     ),
     "position": ("position", "位置"),
     "number": ("number", "编号"),
@@ -135,7 +136,7 @@ STEPS: Catalogue = {
         "There is one head, so nothing is cut: it has all the columns, d_k = {head_dim}.",
         "只有一个头，不需要拆分：它拥有全部的列，d_k = {head_dim}。",
     ),
-    "raw_scores.title": ("Scores", "打分"),
+    "raw_scores.title": ("Scores", "注意力分数"),
     "raw_scores.says": (
         "The dot product of a query with a key says how well the two match: the larger, the better.",
         "查询与键的点积表示两者有多匹配：数值越大，越匹配。",
@@ -143,9 +144,9 @@ STEPS: Catalogue = {
     "scores.title": ("Scaling", "缩放"),
     "scores.says": (
         "A sum of d_k products spreads like √d_k, and large scores would let softmax give everything to one key. "
-        "Divided by √d_k = {root}, they spread alike at any width: by a variance of 1 where queries and keys do.",
+        "Divided by √d_k = {root}, they keep the same spread at any width.",
         "d_k 个乘积之和的波动随 √d_k 增大；分数过大时，softmax 会把几乎全部权重给一个键。除以 √d_k = {root}，"
-        "波动就不再随宽度增大：查询和键各分量的方差为 1 时，分数的方差也为 1。",
+        "无论宽度多大，分数的波动都保持不变。",
     ),
     "scores.off": (
         "Scaling is switched off: the scores stay as they are. With it they would be divided by √d_k = {root}.",
@@ -179,7 +180,7 @@ STEPS: Catalogue = {
         "its row. These are the attention weights.",
         "softmax 把每一行变成总和为 1 的比例：每个分数取指数，再除以这一行的总和。这就是注意力权重。",
     ),
-    "heads.title": ("Each head's result", "每个头的结果"),
+    "heads.title": ("Each head's result", "各个头的输出"),
     "heads.says": (
         "Every token collects the values of the tokens it looks at, mixed in the shares that its weights give.",
         "每个词元按照权重的比例，把所关注词元的值混合在一起。",
