@@ -11,7 +11,7 @@ from regard._text import text
 from regard._walk._examples_words import EXAMPLES
 from regard._walk._inputs import Layer, Settings, drawn, from_text
 from regard._walk._steps import Teller, traced
-from regard._walk._story import Numbers, Panel, Step, Story, number
+from regard._walk._story import Numbers, Panel, Step, Story, number, plain
 from regard._walk._tell import mask_says
 from regard.reference import softmax
 
@@ -23,13 +23,11 @@ LONGER = "The cat sat on the old red mat."
 def variance(settings: Settings, lang: str) -> Story:
     """E3: the variance of dot products, without and with scaling."""
     say, rng = partial(text, EXAMPLES, lang), np.random.default_rng(settings.seed)
-    head_dim, tokens, pairs = 64, 7, 4000
+    head_dim, tokens = 64, 7
     q, k = rng.standard_normal((2, tokens, head_dim))
     raw, scaled = q @ k.T, q @ k.T / np.sqrt(head_dim)
     top = float(np.abs(raw).max())
     shape = f"[{tokens}, {head_dim}] · [{head_dim}, {tokens}] → [{tokens}, {tokens}]"
-    widths = (4, 16, 64, 256, 1024)
-    measured = np.array([_variances(rng, pairs, width) for width in widths]).T
     steps = (
         Step(
             "draw",
@@ -57,18 +55,23 @@ def variance(settings: Settings, lang: str) -> Story:
             (_matrix(f"S / √{head_dim}", scaled, "q", "k", top),),
             arrays={"scores": scaled},
         ),
-        Step(
-            "widths",
-            say("E3.table.title"),
-            say("E3.table.says", pairs=pairs),
-            "Var(q · k) = d_k,  Var(q · k / √d_k) = 1",
-            panels=(
-                Panel("", measured, (say("raw"), say("scaled")), tuple(f"d_k = {width}" for width in widths), "plain"),
-            ),
-            arrays={"d_k": np.array(widths), "variance_raw": measured[0], "variance_scaled": measured[1]},
-        ),
+        _at_widths(say, rng),
     )
     return _story("E3", steps, settings, lang)
+
+
+def _at_widths(say: partial[str], rng: np.random.Generator) -> Step:
+    pairs, widths = 4000, (4, 16, 64, 256, 1024)
+    measured = np.array([_variances(rng, pairs, width) for width in widths]).T
+    columns = tuple(f"d_k = {width}" for width in widths)
+    return Step(
+        "widths",
+        say("E3.table.title"),
+        say("E3.table.says", pairs=pairs),
+        "Var(q · k) = d_k,  Var(q · k / √d_k) = 1",
+        panels=(Panel("", measured, (say("raw"), say("scaled")), columns, "plain"),),
+        arrays={"d_k": np.array(widths), "variance_raw": measured[0], "variance_scaled": measured[1]},
+    )
 
 
 def _variances(rng: np.random.Generator, pairs: int, width: int) -> tuple[float, float]:
@@ -174,7 +177,7 @@ def fixed_weights(settings: Settings, lang: str) -> Story:
         Step(
             "fixed",
             say("E7.fixed.title"),
-            say("E7.fixed.says", same=number(float(np.abs(fixed[0].values - fixed[1].values).max()), 3)),
+            say("E7.fixed.says", same=plain(float(np.abs(fixed[0].values - fixed[1].values).max()))),
             "A = table",
             f"[{length}, {length}]",
             tuple(fixed),
@@ -234,52 +237,49 @@ def blur(settings: Settings, lang: str) -> Story:
 def parameters(settings: Settings, lang: str) -> Story:
     """E10: how many numbers a layer holds, counted."""
     say = partial(text, EXAMPLES, lang)
-    layer = from_text(CAT, settings)
-    width = settings.d_model
-    total = sum(matrix.size for matrix in layer.weights.values())
-    heads = [count for count in (1, 2, 4, 8, 16) if width % count == 0]
-    split = [from_text(CAT, replace(settings, heads=count)) for count in heads]
-    by_heads = np.array([[other.head_dim, sum(m.size for m in other.weights.values())] for other in split]).T
-    widths = sorted({8, 64, 512, width})
-    counts = [sum(matrix.size for matrix in drawn(other, settings.seed).values()) for other in widths]
+    width, weights = settings.d_model, from_text(CAT, settings).weights
+    total = sum(matrix.size for matrix in weights.values())
     names = {"q": "W^Q", "k": "W^K", "v": "W^V", "out": "W^O"}
+    matrices = Step(
+        "matrices",
+        say("E10.matrices.title"),
+        say("E10.matrices.says", width=width, each=weights["q"].size, total=total),
+        f"4 · {width}² = {4 * width**2}",
+        f"4 × [{width}, {width}]",
+        tuple(_matrix(shown, weights[name]) for name, shown in names.items()),
+        arrays={f"W_{name}": matrix for name, matrix in weights.items()} | {"parameters": np.array(total)},
+    )
+    return _story("E10", (matrices, _by_heads(settings, say), _by_width(settings, say)), settings, lang)
+
+
+def _by_heads(settings: Settings, say: partial[str]) -> Step:
+    heads = [count for count in (1, 2, 4, 8, 16) if settings.d_model % count == 0]
+    layers = [from_text(CAT, replace(settings, heads=count)) for count in heads]
+    counts = np.array([[layer.head_dim, sum(m.size for m in layer.weights.values())] for layer in layers]).T
     rows = (say("E10.width_of_head"), say("E10.count"))
     columns = tuple(say("E10.head_count", heads=count) for count in heads)
-    steps = (
-        Step(
-            "matrices",
-            say("E10.matrices.title"),
-            say("E10.matrices.says", width=width, each=layer.weights["q"].size, total=total),
-            f"4 · {width}² = {4 * width**2}",
-            f"4 × [{width}, {width}]",
-            tuple(_matrix(shown, layer.weights[name]) for name, shown in names.items()),
-            arrays={f"W_{name}": matrix for name, matrix in layer.weights.items()} | {"parameters": np.array(total)},
-        ),
-        Step(
-            "heads",
-            say("E10.heads.title"),
-            say("E10.heads.says"),
-            panels=(Panel("", by_heads, rows, columns, "plain"),),
-            arrays={"num_heads": np.array(heads), "head_dim": by_heads[0], "parameters": by_heads[1]},
-        ),
-        Step(
-            "widths",
-            say("E10.widths.title"),
-            say("E10.widths.says"),
-            "4 · d_model²",
-            panels=(
-                Panel(
-                    "",
-                    np.array([counts, [4 * other for other in widths]]),
-                    (say("E10.count"), say("E10.linear")),
-                    tuple(f"d_model = {other}" for other in widths),
-                    "plain",
-                ),
-            ),
-            arrays={"d_model": np.array(widths), "parameters": np.array(counts)},
-        ),
+    return Step(
+        "heads",
+        say("E10.heads.title"),
+        say("E10.heads.says"),
+        panels=(Panel("", counts, rows, columns, "plain"),),
+        arrays={"num_heads": np.array(heads), "head_dim": counts[0], "parameters": counts[1]},
     )
-    return _story("E10", steps, settings, lang)
+
+
+def _by_width(settings: Settings, say: partial[str]) -> Step:
+    widths = np.array(sorted({8, 64, 512, settings.d_model}))
+    counts = np.array([sum(matrix.size for matrix in drawn(int(width), settings.seed).values()) for width in widths])
+    columns = tuple(f"d_model = {width}" for width in widths)
+    table = Panel("", np.stack([counts, 4 * widths]), (say("E10.count"), say("E10.linear")), columns, "plain")
+    return Step(
+        "widths",
+        say("E10.widths.title"),
+        say("E10.widths.says"),
+        "4 · d_model²",
+        panels=(table,),
+        arrays={"d_model": widths, "parameters": counts},
+    )
 
 
 def _matrix(name: str, values: Numbers, row: str = "", column: str = "", top: float | None = None) -> Panel:
