@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -34,6 +35,7 @@ FIELDS = {
     "gated": "gated",
 }
 WORDS = 32_000
+ROPE = 64
 
 
 def cost(
@@ -67,14 +69,17 @@ def cost(
     vocab: Annotated[int | None, typer.Option(help="Words; 32 000 by default.")] = None,
     window: Annotated[int | None, typer.Option(help="A token sees so many before it.")] = None,
     latent: Annotated[int | None, typer.Option(help="Latent attention (MLA) with a latent of this width.")] = None,
-    rope_dim: Annotated[int, typer.Option(help="Width of the rotary key beside --latent.")] = 64,
+    rope_dim: Annotated[
+        int | None, typer.Option(help="Width of the rotary key beside --latent; 64 by default.")
+    ] = None,
     q_latent: Annotated[int | None, typer.Option(help="Width of the queries' latent beside --latent.")] = None,
     int8: Annotated[bool, typer.Option("--int8", help="The cache keeps one byte a number.")] = False,
     rolling: Annotated[bool, typer.Option("--rolling", help="The cache keeps the --window only.")] = False,
     sinks: Annotated[int, typer.Option(help="First tokens that a --rolling cache keeps too.")] = 0,
     device: Annotated[
-        str, typer.Option(help="cuda or cpu: whose kernels decide what the backward pass keeps.")
-    ] = "cuda",
+        str | None,
+        typer.Option(help="cuda or cpu: whose kernels decide what the backward pass keeps; cuda by default."),
+    ] = None,
     on: Annotated[
         str | None,
         typer.Option(help="A device whose peak gives the least time.", autocompletion=complete.one_of(DEVICES)),
@@ -107,7 +112,7 @@ def cost(
             models_only = {
                 "--layers": layers, "--d-model": d_model, "--ff-dim": ff_dim, "--gated": gated, "--vocab": vocab,
                 "--latent": latent, "--q-latent": q_latent, "--int8": int8, "--rolling": rolling, "--sinks": sinks,
-                "--source-length": source_length, "--plot": plot,
+                "--source-length": source_length, "--rope-dim": rope_dim, "--device": device, "--plot": plot,
             }  # fmt: skip
             _refuse(models_only, "is for models, not for one attention call")
             from regard._cli import roofline
@@ -120,7 +125,8 @@ def cost(
         config, notes = _config(name, given, length)
         bill = _bill(
             config, notes, name, given, _latent(config, latent, rope_dim, q_latent), length=length, batch=batch,
-            dtype=dtype or "bf16", source_length=source_length, device=device, int8=int8, rolling=rolling, sinks=sinks,
+            dtype=dtype or "bf16", source_length=source_length, device=device or "cuda", int8=int8, rolling=rolling,
+            sinks=sinks,
         )  # fmt: skip
         times = _times(bill, on)
         if plot is not None:
@@ -174,18 +180,17 @@ def _config(name: str | None, given: dict[str, Any], length: int | None) -> tupl
     return models.DecoderConfig(**usual | assumed | changes), [f"assumed: {'; '.join(notes)}"]
 
 
-def _latent(config: Any, rank: int | None, rope_dim: int, q_latent: int | None) -> zoo.LatentConfig | None:
+def _latent(config: Any, rank: int | None, rope_dim: int | None, q_latent: int | None) -> zoo.LatentConfig | None:
     from regard import models
 
     if rank is None:
-        if q_latent is not None:
-            raise ValueError("--q-latent needs --latent")
+        _refuse({"--q-latent": q_latent, "--rope-dim": rope_dim}, "needs --latent")
         return None
     heads = config.num_heads
     width = getattr(config, "head_dim", None) or config.embed_dim // heads
     return models.LatentConfig(
-        embed_dim=config.embed_dim, num_heads=heads, kv_lora_rank=rank, nope_dim=width, rope_dim=rope_dim,
-        q_lora_rank=q_latent,
+        embed_dim=config.embed_dim, num_heads=heads, kv_lora_rank=rank, nope_dim=width,
+        rope_dim=ROPE if rope_dim is None else rope_dim, q_lora_rank=q_latent,
     )  # fmt: skip
 
 
@@ -214,16 +219,16 @@ def _times(bill: Cost, on: str | None) -> dict[str, Any]:
 
 
 def _draw(bill: Cost, file: Path) -> None:
-    from matplotlib.figure import Figure
-
-    figure: Figure = bill.plot()
     if not file.parent.is_dir():
         raise ValueError(f"--plot names the folder {file.parent}, which is not there")
-    figure.savefig(file, dpi=120)
+    bill.plot().savefig(file, dpi=120)
 
 
 def _in_options(message: str) -> str:
     """A message of the library, with the names that these options have."""
     for option, field in FIELDS.items():
-        message = message.replace(f"{field}=", f"--{option.replace('_', '-')} ") if field != option else message
+        named = f"--{option.replace('_', '-')}"
+        message = re.sub(rf"\b{field}=", f"{named} ", message)
+        message = re.sub(rf"\b{field}(?= must| otherwise)", named, message)
+    message = message.replace("rolling=True", "--rolling").replace("kv_lora_rank must", "--latent must")
     return message
