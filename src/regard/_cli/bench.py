@@ -74,7 +74,8 @@ def _works(call: Call, softcap: float | None, grad: bool, wanted: str | None) ->
     import regard
 
     there = ["auto", *regard.backends.available(call.device)]
-    names = [name for name in there if name != "reference"] if wanted is None else wanted.split(",")
+    usual = [name for name in there if name != "reference"]
+    names = usual if wanted is None else [name.strip() for name in wanted.split(",")]
     for name in names:
         if name not in there:
             raise ValueError(f"--backend holds {name!r}; expected some of {', '.join(there)} on {call.device}")
@@ -116,14 +117,14 @@ def _of_torch(inputs: list[Tensor], mask: Any) -> Callable[[], Tensor]:
 
     from regard import masks
 
-    query, key, _ = inputs
+    query, key, value = inputs
     how: dict[str, Any] = {"enable_gqa": query.shape[1] != key.shape[1]}
     if mask == masks.causal() and query.shape[2] == key.shape[2]:
         how["is_causal"] = True
     elif mask is not None:
         mask.check(*query.shape[:3], key.shape[2])
         how["attn_mask"] = mask.dense(query.shape[2], key.shape[2], device=query.device)
-    return lambda: scaled_dot_product_attention(*inputs, **how)
+    return lambda: scaled_dot_product_attention(query, key, value, **how)
 
 
 def _run(forward: Callable[[], Tensor], inputs: list[Tensor], grad: bool) -> Work:
