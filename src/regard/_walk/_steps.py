@@ -44,6 +44,7 @@ def steps_of(layer: Layer, lang: str, *, masked: str = "", drawn: bool = True) -
 class Side(NamedTuple):
     """One of the two texts: who looks, or who is looked at."""
 
+    letter: str  # of its vectors
     end: str  # of the names of its arrays
     tokens: tuple[str, ...]
     before: Mapping[str, Numbers]
@@ -63,9 +64,9 @@ class Teller:
     def inputs(self) -> list[Step]:
         """Tokens, embeddings and positions of every text there is."""
         layer = self.layer
-        sides = [Side("", layer.tokens, layer.before, layer.x)]
+        sides = [Side("X", "", layer.tokens, layer.before, layer.x)]
         if layer.is_cross:
-            sides.append(Side("_keys", layer.key_tokens, layer.key_before, layer.memory))
+            sides.append(Side("M", "_keys", layer.key_tokens, layer.key_before, layer.memory))
         return [self._tokens(sides), self._embeddings(sides), self._positions(sides)]
 
     def _tokens(self, sides: list[Side]) -> Step:
@@ -83,7 +84,10 @@ class Teller:
             "embeddings",
             formula=self.say("embeddings.formula"),
             shape=", ".join(f"[{len(side.tokens)}] → {list(side.x.shape)}" for side in sides),
-            panels=[_vectors("E", side.before["embeddings"], side.tokens) for side in sides],
+            panels=[
+                _vectors(f"E ({side.letter})" if len(sides) > 1 else "E", side.before["embeddings"], side.tokens)
+                for side in sides
+            ],
             arrays={f"embeddings{side.end}": side.before["embeddings"] for side in sides},
         )
 
@@ -92,7 +96,7 @@ class Teller:
         arrays: dict[str, Numbers] = {}
         for side in sides:
             at = side.before["positions"]
-            panels += [_vectors("P", at, side.tokens), _vectors("X = E + P", side.x, side.tokens)]
+            panels += [_vectors("P", at, side.tokens), _vectors(f"{side.letter} = E + P", side.x, side.tokens)]
             arrays |= {f"positions{side.end}": at, f"x{side.end}": side.x}
         return self._step(
             "positions",
@@ -112,13 +116,14 @@ class Teller:
             says.append(self.say("projections.identity"))
         width, inner = layer.weights["q"].shape
         with_bias = " + b" if "q_bias" in layer.weights else ""
-        rows = [f"[{len(tokens)}, {width}] · [{width}, {inner}]" for tokens in dict.fromkeys(sources.values())]
+        lengths = dict.fromkeys(len(tokens) for tokens in sources.values())
+        made_from = {"Q": "X", "K": "M" if layer.is_cross else "X", "V": "M" if layer.is_cross else "X"}
         bias = layer.weights.get("q_bias")
         return self._step(
             "projections",
             says=self.between.join(says),
-            formula=",  ".join(f"{letter} = X W^{letter}{with_bias}" for letter in "QKV"),
-            shape=", ".join(rows) + f" → [{len(layer.tokens)}, {inner}]",
+            formula=",  ".join(f"{letter} = {given} W^{letter}{with_bias}" for letter, given in made_from.items()),
+            shape=", ".join(f"[{length}, {width}] · [{width}, {inner}] → [{length}, {inner}]" for length in lengths),
             panels=[_vectors(name[0].upper(), found[name], tokens) for name, tokens in sources.items()],
             arrays={name: found[name] for name in sources} | {f"W_{name}": layer.weights[name] for name in "qkv"},
             worked=[
@@ -135,12 +140,12 @@ class Teller:
             for head in range(layer.heads)
             for name, tokens in names.items()
         ]
-        L, inner = found["query"].shape
+        inner, lengths = found["query"].shape[1], dict.fromkeys(len(tokens) for tokens in names.values())
         return self._step(
             "split",
             says=self.say("split.says" if layer.heads > 1 else "split.one", heads=layer.heads, head_dim=layer.head_dim),
             formula="d_k = d_model / h" if layer.heads > 1 else "",
-            shape=f"[{L}, {inner}] → [{layer.heads}, {L}, {layer.head_dim}]",
+            shape=", ".join(f"[{T}, {inner}] → [{layer.heads}, {T}, {layer.head_dim}]" for T in lengths),
             panels=panels if layer.heads > 1 else [],
             first=len(names),
             arrays={name: found[name] for name in names},

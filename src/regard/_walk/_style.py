@@ -22,8 +22,9 @@ body { font: 16px/1.55 system-ui, "Noto Sans SC", "PingFang SC", "Microsoft YaHe
   background: var(--paper); margin: 0 auto; max-width: 76rem; padding: 1.5rem 1rem 4rem; }
 h1 { font-size: 1.7rem; margin: 0 0 .5rem; }
 header p { margin: .3rem 0; color: var(--soft); max-width: 60rem; }
-nav { display: flex; flex-wrap: wrap; gap: .4rem; margin: 1.2rem 0; position: sticky; top: 0; padding: .5rem 0;
+nav { display: flex; flex-wrap: wrap; gap: .4rem; margin: 1.2rem 0; padding: .5rem 0;
   background: var(--paper); border-bottom: 1px solid var(--line); z-index: 1; }
+@media (min-width: 50rem) { nav { position: sticky; top: 0; } }
 nav a { text-decoration: none; color: var(--ink); border: 1px solid var(--line); border-radius: 1rem; font-size: .85rem;
   padding: .1rem .7rem; background: var(--card); }
 nav b { color: var(--accent); }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -34,7 +35,7 @@ class View:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         page = Page(options.max_width, console.color_system is not None and not console.no_color, self.say)
-        yield Text(self.story.title, style="bold")
+        yield from page.title(self.story.title)
         for line in self.story.intro:
             yield from page.sentence(line)
         panels = [panel for step in self.story.steps for panel in step.panels]
@@ -48,6 +49,9 @@ class Page:
     def __init__(self, columns: int, coloured: bool, say: partial[str]) -> None:
         self.columns, self.coloured, self.say = columns, coloured, say
 
+    def title(self, words: str) -> list[Text]:
+        return self._folded(Text(visible(words), style="bold"))
+
     def legend(self) -> list[Text]:
         if not self.coloured:
             return self.sentence(self.say("shades"))
@@ -60,7 +64,7 @@ class Page:
         return self._folded(Text("").join(pieces))
 
     def step(self, index: int, step: Step) -> list[Text]:
-        lines = [Text(), self._heading(index, step)]
+        lines = [Text(), *self._heading(index, step)]
         if step.formula:
             lines += self._folded(Text(f"  {step.formula}", style="bold magenta"))
         lines += self.sentence(step.says)
@@ -99,11 +103,14 @@ class Page:
         small = [_equal([Text(panel.name, style="bold"), *self._pixels(panel, panel.values, 2)]) for panel in rest]
         return [Text(), *self._side_by_side(small)]
 
-    def _heading(self, index: int, step: Step) -> Text:
+    def _heading(self, index: int, step: Step) -> list[Text]:
+        """Title and shapes at the two ends of a rule; the shapes below it where they do not fit."""
         title = f"{index} · {step.title} "
-        room = self.columns - width(title) - width(step.shape) - 3
-        rule = "─" * max(room, 2)
-        return Text.assemble((title, "bold cyan"), (rule, "cyan"), (f" {step.shape}" if step.shape else "", "dim"))
+        shape = f" {step.shape}" if step.shape else ""
+        room = self.columns - width(title) - width(shape)
+        if shape and room < 3:
+            return [*self._heading(index, replace(step, shape="")), *self._folded(Text(step.shape, style="dim"))]
+        return self._folded(Text.assemble((title, "bold cyan"), ("─" * room, "cyan"), (shape, "dim")))
 
     def panel(self, panel: Panel) -> list[Text]:
         """The lines of one matrix, all equally wide, its name and shape above it."""

@@ -154,8 +154,8 @@ STEPS: Catalogue = {
     ),
     "mask.title": ("Mask", "掩码"),
     "mask.none": (
-        "No mask: every token may look at every token, and the scores stay as they are.",
-        "没有掩码：每个词元都可以看到所有词元，分数保持不变。",
+        "No mask: every query may look at every key, and the scores stay as they are.",
+        "没有掩码：每个查询都可以看到所有的键，分数保持不变。",
     ),
     "mask.causal": (
         "Causal: a token may look at itself and at what came before it, never ahead. Forbidden scores become -∞, and "
