@@ -77,7 +77,7 @@ def _kinds(
         layers = config.num_layers if config.decoder_layers is None else config.decoder_layers
         width = config.embed_dim // config.num_heads
         own, across = (Slots(config.num_heads, (width, width), n) for n in (length, source))
-        return {f"MHA, {_heads(config.num_heads)}, of target and source": (layers, [own, across])}
+        return {f"MHA, {_heads(config.num_heads)}, target + source": (layers, [own, across])}
     if not isinstance(config, DecoderConfig):
         return {}
     layers, heads = config.num_layers, config.num_heads

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 WIDTH = 80
 PARTS = ("", "parameters", "forward", "backward", "kept", "kept")
 UNITS = ("", "", "FLOP", "FLOP", "eager", "fused")
-CACHES = ("cache", "bytes", "in int8", "of the weights")
+CACHES = ("cache", "a layer", "in all", "in int8", "of the weights")
 
 
 def count(number: float) -> str:
@@ -119,9 +119,10 @@ def _cache(cost: Cost) -> list[str]:
     assert cost.cache is not None
     weights = cost.weight_bytes
     rows: list[Sequence[str]] = [CACHES]
-    rows += [(kind, size(a), size(b), _percent(a / weights)) for kind, (a, b) in cost.cache.kinds.items()]
-    lines = columns(rows)
     own = cost.cache
+    for kind, (plain, small) in own.kinds.items():
+        rows.append((kind, size(plain // own.layers), size(plain), size(small), _percent(plain / weights)))
+    lines = columns(rows)
     each = f"{size(own.token)} a token and layer, {size(own.layer)} a layer, {size(own.total)} in all"
     said = textwrap.wrap(f"This one ({own.kind}): {each}.", WIDTH, subsequent_indent="  ")
     return [lines[0], "-" * max(map(len, lines)), *lines[1:], *said]
