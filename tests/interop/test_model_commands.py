@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -226,15 +227,20 @@ def test_a_folder_that_is_damaged_or_another_s_is_refused(tmp_path: Path) -> Non
         interop.load(tmp_path / "nowhere")
 
 
-def test_a_write_that_fails_leaves_the_folder_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = MADE["Transformer"]()
-    interop.save(model, tmp_path)
-    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
-
-    def broken(*given: Any, **named: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(safetensors.torch, "save_file", broken)
-    with pytest.raises(OSError, match="No space"):
-        interop.save(model, tmp_path)
-    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
+def test_a_write_that_fails_leaves_the_folder_as_it_was(folder: Path, tmp_path: Path) -> None:
+    model, out = MADE["Transformer"](), tmp_path / "ours"
+    interop.save(model, out)
+    before = {file.name: file.read_bytes() for file in out.iterdir()}
+    _, hard = limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))  # a disk that is full after so many bytes
+    try:
+        with pytest.raises(OSError, match="the weights cannot be written: .*File too large"):
+            interop.save(model, out)
+        result = run("convert", str(folder), str(tmp_path / "new"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert {file.name: file.read_bytes() for file in out.iterdir()} == before
+    assert result.exit_code == 2 and "the weights cannot be written" in result.stderr
+    assert list((tmp_path / "new").iterdir()) == []
+    with pytest.raises(TypeError, match=r"stop must be token numbers \(ints\), got \['a'\]"):
+        interop.save(model, out, stop=["a"])

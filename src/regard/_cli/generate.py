@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -67,8 +66,11 @@ def generate(
     except (ValueError, TypeError, ImportError) as error:
         terminal.stop(str(error))
     except OSError as error:
-        terminal.stop(f"{error.filename or model}: {error.strerror or error}")
-    typer.echo(json.dumps({"prompt": prompt, "text": "".join(pieces)}, ensure_ascii=False) if as_json else "")
+        terminal.stop(f"{error.filename or 'standard output'}: {error.strerror or error}")
+    if as_json:
+        terminal.data({"prompt": prompt, "text": "".join(pieces)})
+    else:
+        typer.echo()
 
 
 def _refuse_others(found: Found) -> None:

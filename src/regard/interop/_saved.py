@@ -44,7 +44,10 @@ def save(model: nn.Module, folder: str | Path, *, stop: Sequence[int] = ()) -> N
     kind = type(model).__name__
     if _KINDS.get(kind) is not type(model):
         raise TypeError(f"model must be one of {', '.join(_KINDS)}, got {kind}")
+    if any(isinstance(token, bool) or not isinstance(token, int) for token in stop):
+        raise TypeError(f"stop must be token numbers (ints), got {stop!r}")
     try:
+        from safetensors import SafetensorError
         from safetensors.torch import save_file
     except ImportError:
         raise ImportError("saving a model needs safetensors: pip install 'regard[hf]'") from None
@@ -53,7 +56,10 @@ def save(model: nn.Module, folder: str | Path, *, stop: Sequence[int] = ()) -> N
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: weight.detach().contiguous() for name, weight in model.state_dict().items()}
-    _whole(folder / WHOLE, lambda path: save_file(weights, path, metadata={"format": "pt"}))
+    try:
+        _whole(folder / WHOLE, lambda path: save_file(weights, path, metadata={"format": "pt"}))
+    except SafetensorError as error:  # a full disk, in words of its own
+        raise OSError(f"the weights cannot be written: {error}") from None
     _whole(folder / "config.json", lambda path: path.write_text(json.dumps(described, indent=2) + "\n"))
 
 
