@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
@@ -18,7 +19,7 @@ from tests.shell_words import read_command
 from typer.testing import CliRunner
 
 from regard import backends, models
-from regard._cli import complete, look, parse
+from regard._cli import complete, look, parse, terminal
 from regard.cli import app
 from regard.testing import peers
 
@@ -92,6 +93,14 @@ def test_a_pipe_gets_no_colours_and_json_is_json(name: str) -> None:
             os.rename("ours", "before")
         found = run(f"{QUICK[name]} --json")
         assert found.exit_code == 0 and json.loads(found.stdout, parse_constant=_no_constant)
+
+
+def test_json_loses_nothing_in_ascii_and_has_no_nan(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii", errors="replace"))
+    terminal.data({"token": "√猫", "entropy": [0.5, float("nan")]}, indent=None)
+    sys.stdout.flush()
+    assert json.loads(written.getvalue()) == {"token": "√猫", "entropy": [0.5, None]}
 
 
 def test_no_arguments_show_the_help() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -62,7 +61,7 @@ def bench(
         terminal.stop(f"this call cannot be timed here: {(str(error).splitlines() or ['out of memory'])[0]}")
     rows = [_row(name, samples[name], samples[next(iter(samples))]) for name in samples]
     if as_json:
-        typer.echo(json.dumps({"rows": rows, "left_out": left_out}, indent=2, ensure_ascii=False))
+        terminal.data({"rows": rows, "left_out": left_out})
     else:
         _print(rows, left_out)
 

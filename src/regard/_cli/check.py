@@ -78,7 +78,7 @@ def check(
         for name, fn in {**ours, **theirs}.items():
             found.append(testing.check(fn, rules=numbers, device=where, dtype=kinds, name=name, progress=of(name)))
     if as_json:
-        typer.echo(json.dumps([json.loads(report.to_json()) for report in found], indent=2, ensure_ascii=False))
+        terminal.data([json.loads(report.to_json()) for report in found])
     else:
         _print(found, set(ours) | (set(theirs) if details else set()))
     if any(not report.ok for report in found if report.name in ours):

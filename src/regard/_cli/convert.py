@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -64,7 +63,7 @@ def convert(
     count = sum(parameter.numel() for parameter in found.model.parameters())
     if as_json:
         wrote = {"folder": str(out), "model": type(found.model).__name__, "parameters": count, "tokenizer": kept}
-        typer.echo(json.dumps(wrote, ensure_ascii=False))
+        terminal.data(wrote)
         return
     typer.echo(f"wrote {out}: {type(found.model).__name__}, {count} parameters{', tokenizer' if kept else ''}")
 

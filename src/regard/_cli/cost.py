@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -134,7 +133,7 @@ def cost(
     except (ValueError, TypeError) as error:
         terminal.stop(_in_options(str(error)))
     if as_json:
-        typer.echo(json.dumps(bill.to_dict() | ({"times": times} if times else {}), indent=2, ensure_ascii=False))
+        terminal.data(bill.to_dict() | ({"times": times} if times else {}))
         return
     from regard.cost._tables import seconds
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -60,7 +59,10 @@ def explain(
             query_offset=offset,
             backend=backend,
         )
-        typer.echo(json.dumps(show.plan(plan), indent=2, ensure_ascii=False) if as_json else str(plan))
+        if as_json:
+            terminal.data(show.plan(plan))
+        else:
+            typer.echo(str(plan))
     except (ValueError, TypeError) as error:
         terminal.stop(str(error))
     except (RuntimeError, MemoryError) as error:

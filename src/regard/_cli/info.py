@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import signal
@@ -42,7 +41,7 @@ def info(
     lines = machine()
     found = _measure(threads) if measure else {}
     if as_json:
-        typer.echo(json.dumps(dict(lines) | ({"measured": found} if measure else {}), indent=2, ensure_ascii=False))
+        terminal.data(dict(lines) | ({"measured": found} if measure else {}))
         return
     for where, rates in found.items():
         lines.append((f"measured, {where}", _rates(rates)))

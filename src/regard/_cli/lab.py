@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -75,7 +74,7 @@ def lab(
     found = _run(chosen, out, kind)
     if as_json:
         rows = [one.to_dict() for one in found]
-        typer.echo(json.dumps(rows[0] if len(rows) == 1 else rows, indent=2, ensure_ascii=False))
+        terminal.data(rows[0] if len(rows) == 1 else rows)
     else:
         console = terminal.console()
         for one in found:
@@ -142,7 +141,7 @@ def _list(lang: str, as_json: bool) -> None:
         for name, topic in experiments.TOPICS.items()
     ]
     if as_json:
-        typer.echo(json.dumps(rows, indent=2, ensure_ascii=False))
+        terminal.data(rows)
         return
     table = Table(show_header=False, box=None, pad_edge=False)
     for row in rows:

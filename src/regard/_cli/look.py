@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -69,7 +68,7 @@ def look(
     except OSError as error:
         terminal.stop(f"{error.filename or out}: {error.strerror or error}")
     if as_json:
-        typer.echo(json.dumps(recording.to_dicts(), indent=2, ensure_ascii=False))
+        terminal.data(recording.to_dicts())
         return
     terminal.console().print(recording.summary())
     typer.echo(f"wrote {out}.regard and {out}.html")

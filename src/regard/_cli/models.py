@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from typing import Annotated, Any
 
 import typer
@@ -22,7 +21,7 @@ def models(as_json: Annotated[bool, typer.Option("--json", help="Print it as JSO
 
     rows = [_row(zoo, name) for name in zoo.names()]
     if as_json:
-        typer.echo(json.dumps(rows, indent=2, ensure_ascii=False))
+        terminal.data(rows)
     else:
         _print(rows)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -34,7 +33,7 @@ def show(
     if timed:
         times = _timed(call, threads, found["forward"].seconds + found["backward"].seconds)
     if as_json:
-        typer.echo(json.dumps(_data(call, device, found, times), indent=2, ensure_ascii=False))
+        terminal.data(_data(call, device, found, times))
     else:
         _print(call, device, found, times)
 

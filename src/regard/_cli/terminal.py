@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import math
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
@@ -20,6 +22,21 @@ def stop(message: str) -> NoReturn:
     """End the command: one line on stderr, status 2."""
     typer.echo(f"regard: {' '.join(message.split())}", err=True)
     raise typer.Exit(2)
+
+
+def data(found: Any, *, indent: int | None = 2) -> None:
+    """Print what a command found as JSON, for other programs: nothing is lost where the output has ASCII only, and a
+    number that is missing (NaN) is null, which JSON has."""
+    utf8 = (sys.stdout.encoding or "ascii").lower().replace("-", "") == "utf8"
+    typer.echo(json.dumps(_finite(found), indent=indent, ensure_ascii=not utf8, allow_nan=False))
+
+
+def _finite(found: Any) -> Any:
+    if isinstance(found, dict):
+        return {name: _finite(value) for name, value in found.items()}
+    if isinstance(found, (list, tuple)):
+        return [_finite(value) for value in found]
+    return None if isinstance(found, float) and not math.isfinite(found) else found
 
 
 def console(width: int = WIDTH) -> Console:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -79,7 +78,7 @@ def walk(
     except OSError as error:
         terminal.stop(f"{error.filename or html}: {error.strerror or error}")
     if as_json:
-        typer.echo(json.dumps(story.data(), ensure_ascii=False, allow_nan=False))
+        terminal.data(story.data(), indent=None)
     elif html is None:
         _show(story, lang)
     if html is not None:
