@@ -10,6 +10,7 @@ import zlib
 from dataclasses import replace
 from functools import partial
 from html.parser import HTMLParser
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -30,10 +31,11 @@ NASTY = (
 )  # fmt: skip
 
 
-def printed(story: Story, lang: str = "en", columns: int = 80, colours: bool = False) -> str:
+def printed(
+    story: Story, lang: str = "en", columns: int = 80, colours: Literal["standard", "256"] | None = None
+) -> str:
     out = io.StringIO()
-    system = "truecolor" if colours else None
-    console = Console(file=out, width=columns, force_terminal=colours, color_system=system)
+    console = Console(file=out, width=columns, force_terminal=colours is not None, color_system=colours)
     console.print(View(story, lang))
     return out.getvalue()
 
@@ -102,8 +104,8 @@ def test_small_matrices_are_numbers_and_large_ones_heatmaps_with_their_shape() -
 def test_colours_follow_sign_and_size_and_are_absent_in_a_pipe() -> None:
     story = walk_text(CAT, Settings(causal=True))
     assert "\x1b[" not in printed(story)
-    coloured = printed(story, colours=True)
-    assert coloured.count("\x1b[") > 500
+    assert printed(story, colours="256").count("\x1b[") > 500
+    assert "[48;" not in printed(story, colours="standard")  # sixteen are too few: headings alone have some
     assert strengths(np.array([[-4.0, 2.0, 0.0, -np.inf]]), "signed").tolist() == [[-1.0, 0.5, 0.0, 0.0]]
     assert strengths(np.array([[-4.0, 2.0]]), "signed", 8.0).tolist() == [[-0.5, 0.25]]
     assert strengths(np.array([[0.25, 1.0]]), "weights").tolist() == [[0.5, 1.0]]

@@ -34,7 +34,9 @@ class View:
         self.say = partial(text, STEPS, lang)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        page = Page(options.max_width, console.color_system is not None and not console.no_color, self.say)
+        # sixteen colours are too few to tell numbers apart: there, as in a pipe, shades do it
+        coloured = console.color_system in ("256", "truecolor") and not console.no_color
+        page = Page(options.max_width, coloured, self.say)
         yield from page.title(self.story.title)
         for line in self.story.intro:
             yield from page.sentence(line)
@@ -139,7 +141,8 @@ class Page:
 
     def _cell(self, value: float, colour: float, kind: str, digits: int, cell: int) -> tuple[str, Style]:
         word, nothing = shown(value, kind, digits)
-        return f" {right(word, cell)}", Style(dim=True) if nothing else _filled(_mixed(colour, kind))
+        style = Style(dim=True) if nothing else _filled(_mixed(colour, kind)) if self.coloured else Style()
+        return f" {right(word, cell)}", style
 
     def _heatmap(self, panel: Panel) -> list[Text]:
         side = _label_width(panel.rows) if len(panel.rows) <= MOST_ROWS else 0
