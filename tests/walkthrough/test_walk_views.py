@@ -97,7 +97,7 @@ def test_small_matrices_are_numbers_and_large_ones_heatmaps_with_their_shape() -
     assert "E  [7, 63]" in plain_text and "█" in plain_text
     assert "each cell is the mean" not in plain_text  # 63 columns have room at one character each
     wide = printed(walk_text(CAT, Settings(heads=1, d_model=111)))
-    assert "each cell is the mean of up to 1 × 2 numbers" in wide
+    assert re.search(r"\d to \d\.\d\d; each cell is the mean of up to 1 × 2 numbers", wide)
     assert re.search(r"The +-?\d\.\d\d", printed(walk_text(CAT, Settings())))
 
 

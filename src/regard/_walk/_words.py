@@ -51,8 +51,8 @@ STEPS: Catalogue = {
     "head": ("head {head}", "头 {head}"),
     "of_head": ("{name}, head {head}", "{name}，头 {head}"),
     "cell_mean": (
-        "each cell is the mean of up to {rows} × {columns} numbers",
-        "每格是至多 {rows} × {columns} 个数的平均值",
+        "; each cell is the mean of up to {rows} × {columns} numbers",
+        "；每格是至多 {rows} × {columns} 个数的平均值",
     ),
     "range": ("{low} to {high}", "{low} 到 {high}"),
     "more": (
