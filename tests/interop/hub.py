@@ -67,8 +67,8 @@ def gemma2(**more: Any) -> Any:
 
 def gpt_oss(**more: Any) -> Any:
     # torch's grouped products of experts have no float64
-    sizes = {**GROUPED, "num_local_experts": 3, "num_experts_per_tok": 2, "experts_implementation": "eager"}
-    return _made(transformers.GptOssForCausalLM, transformers.GptOssConfig(**sizes, sliding_window=7, **more))
+    sizes = {**GROUPED, "num_local_experts": 3, "num_experts_per_tok": 2, "experts_implementation": "eager", **more}
+    return _made(transformers.GptOssForCausalLM, transformers.GptOssConfig(**sizes, sliding_window=7))
 
 
 def t5(**more: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -196,6 +197,20 @@ def test_gradients_of_every_weight_in_training(family: str, side: str) -> None:
                 group.append(turned(of, name, grad))
     assert len(groups[0]) >= len(ours) > 20
     check_as_good_as(*groups, times=3)
+
+
+@pytest.mark.parametrize("family", MAKERS)
+@torch.no_grad()
+def test_half_precision_is_as_far_from_float64_as_theirs(family: str) -> None:
+    model = MAKERS[family](**DRY.get(family, {}))
+    given, args, mine, real = calls(family, "right")
+    exact = exactly(model, given)[0][real]
+    found = from_hf(model, dtype=torch.bfloat16)
+    ours = found(*(x.bfloat16() if x.is_floating_point() else x for x in args), **mine)
+    halves = {name: part.bfloat16() if part.is_floating_point() else part for name, part in given.items()}
+    peer = copy.deepcopy(model).bfloat16()(**halves)[0]
+    assert ours.dtype == torch.bfloat16
+    check_as_good_as([ours[real]], [peer[real]], [exact], times=2)
 
 
 @pytest.mark.parametrize("family", MAKERS)

@@ -87,6 +87,29 @@ def test_names_of_older_files_are_understood(tmp_path: Path) -> None:
     assert (found.rotary_base, found.rotary_scaling) == (5000.0, regard.positions.Linear(3.0))
 
 
+def test_fields_of_files_that_people_have_are_understood(tmp_path: Path) -> None:
+    pooler = {f"pooler_{name}": 3 for name in ("fc_size", "num_attention_heads", "num_fc_layers", "size_per_head")}
+    real = {
+        "bert": {
+            "directionality": "bidi",
+            **pooler,
+            "pooler_type": "first_token_transform",
+            "gradient_checkpointing": 0,
+        },
+        "gpt2": {"_num_labels": 1, "n_ctx": 63, "task_specific_params": {"text-generation": {"do_sample": True}}},
+        "llama": {"is_llama_config": True, "rope_interleaved": False, "transformers.js_config": {"dtype": "q4"}},
+    }
+    for family, fields in real.items():
+        folder = saved(MAKERS[family](), tmp_path / family)
+        assert same(from_hf(edited(folder, fields)), from_hf(MAKERS[family]()))
+    with pytest.raises(ValueError, match="rope_interleaved"):
+        from_hf(edited(folder, {"rope_interleaved": True}))
+    edited(folder, {"rope_interleaved": False, "made_by": "somebody"})
+    with pytest.raises(ValueError, match=r"not known here.*: made_by.*ignore="):
+        from_hf(folder)
+    assert same(from_hf(folder, ignore="made_*"), from_hf(llama()))
+
+
 def test_weights_that_are_missing_extra_or_misshapen_are_refused_by_name(tmp_path: Path) -> None:
     folder = saved(gpt2(), tmp_path / "gpt2")
     key = "transformer.h.1.mlp.c_fc.weight"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -64,6 +65,23 @@ def test_values_and_gradients_are_those_of_the_models_own_implementation(name: s
     assert float(exact.abs().max()) > 0.1
     check_as_good_as([ours], [theirs], [exact], times=2)
     check_as_good_as(our_grads, their_grads, exact_grads, times=3)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@torch.no_grad()
+def test_half_precision_is_as_far_from_float64_as_the_models_own_implementation(name: str) -> None:
+    # where experts are chosen, a rounding can choose another: here all of them are used
+    model = MODELS[name](**({"num_experts_per_tok": 3} if name == "gpt_oss" else {}))
+    peer = PEER.get(name, "sdpa")
+    model.set_attn_implementation(peer)
+    exact, half = exactly(model, inputs(name))[0], copy.deepcopy(model).bfloat16()
+    given = {key: part.bfloat16() if part.is_floating_point() else part for key, part in inputs(name).items()}
+    found = []
+    for how in ("regard", peer):
+        half.set_attn_implementation(how)
+        found.append(half(**given)[0])
+    assert found[0].dtype == torch.bfloat16
+    check_as_good_as(found[:1], found[1:], [exact], times=2)
 
 
 STATIC, SLIDING = {"cache_implementation": "static"}, {"cache_implementation": "sliding_window"}

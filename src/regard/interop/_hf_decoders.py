@@ -53,6 +53,7 @@ def llama_config(source: Source) -> DecoderConfig:
     fields = source.fields
     fields.only("pretraining_tp", 1)
     fields.only("layer_types", None)
+    fields.only("rope_interleaved", False)
     heads = fields.size("num_attention_heads", 32)
     kv_heads, head_dim = fields.size_or_none("num_key_value_heads"), fields.size_or_none("head_dim")
     bias = fields.flag("attention_bias", False)
@@ -81,7 +82,7 @@ def llama_config(source: Source) -> DecoderConfig:
         init_std=fields.number("initializer_range", 0.02),
         scaled_residual=False,
     )
-    fields.close()
+    fields.close("is_llama_config")
     return config
 
 

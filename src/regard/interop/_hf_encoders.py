@@ -38,7 +38,9 @@ def bert_config(source: Source) -> EncoderConfig:
         classes=_classes(fields) if classified else None,
         init_std=fields.number("initializer_range", 0.02),
     )
-    fields.close()
+    # of the code that the first models were trained with; Hugging Face's reads none of them
+    older = ("fc_size", "num_attention_heads", "num_fc_layers", "size_per_head", "type")
+    fields.close("directionality", *(f"pooler_{name}" for name in older))
     return config
 
 

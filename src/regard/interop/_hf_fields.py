@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fnmatch
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from regard.positions import DynamicNTK, Linear, Llama3, Scaling, YaRN
@@ -10,14 +12,14 @@ from regard.positions import DynamicNTK, Linear, Llama3, Scaling, YaRN
 # Fields that say nothing about what a forward pass computes.
 _BESIDE = frozenset([
     "_attn_implementation", "_attn_implementation_autoset", "_attn_implementation_internal", "_commit_hash",
-    "_model_name_or_path", "_name_or_path", "architectures", "attn_implementation", "auto_map", "bos_token_id",
-    "chunk_size_feed_forward", "cls_token_id", "decoder_start_token_id", "dtype", "eos_token_id",
+    "_model_name_or_path", "_name_or_path", "_num_labels", "architectures", "attn_implementation", "auto_map",
+    "bos_token_id", "chunk_size_feed_forward", "cls_token_id", "decoder_start_token_id", "dtype", "eos_token_id",
     "experts_implementation", "finetuning_task", "gradient_checkpointing", "id2label", "initializer_factor",
     "initializer_range", "is_encoder_decoder", "label2id", "language", "mask_token_id",
     "model_type", "name_or_path", "num_labels",
     "output_attentions", "output_hidden_states", "pad_token_id", "prefix", "problem_type", "return_dict",
     "sep_token_id", "task_specific_params", "tokenizer_class", "torch_dtype", "torchscript",
-    "transformers_version", "unk_token_id", "use_bfloat16", "use_cache", "use_return_dict",
+    "transformers.js_config", "transformers_version", "unk_token_id", "use_bfloat16", "use_cache", "use_return_dict",
 ])  # fmt: skip
 # Of generate, which older files keep beside the model's own.
 _OF_GENERATION = frozenset([
@@ -41,8 +43,8 @@ _ACTIVATIONS = {
 class Fields:
     """The fields of a configuration, each taken once; `close` refuses those that nobody took."""
 
-    def __init__(self, given: dict[str, Any]) -> None:
-        self.given = given
+    def __init__(self, given: dict[str, Any], ignore: Sequence[str] = ()) -> None:
+        self.given, self._ignore = given, ignore
         self._taken: set[str] = set()
 
     def take(self, name: str, default: Any = None) -> Any:
@@ -118,9 +120,11 @@ class Fields:
         self.only("per_layer_config", None)
         known = self._taken | _BESIDE | _OF_GENERATION | set(beside)
         unknown = sorted(name for name, value in self.given.items() if name not in known and value is not None)
+        unknown = [name for name in unknown if not any(fnmatch.fnmatchcase(name, each) for each in self._ignore)]
         if unknown:
             raise ValueError(
-                f"config has fields that are not known here, and may change what is computed: {listed(unknown)}"
+                f"config has fields that are not known here, and may change what is computed: {listed(unknown)}. What "
+                "does not can be left out with ignore=[…]"
             )
 
 

@@ -48,7 +48,8 @@ def from_hf(
         model: a model (or DeepSeek-V3's attention module) of transformers, or a folder with `config.json` and
             safetensors files.
         layer: of deepseek_v3, whose attention is wanted.
-        ignore: a pattern (`cls.seq_relationship.*`) of weights that are left out on purpose, or several.
+        ignore: a pattern (`cls.seq_relationship.*`) of weights, or of unknown config fields, that are left out on
+            purpose; or several.
         device, dtype: of the result; those of the weights by default.
 
     Raises:
@@ -146,7 +147,7 @@ def _converted(
     dtype: torch.dtype | None,
 ) -> nn.Module:
     weights = _canonical(family, weights, ignore)
-    config = family.configure(Source(Fields(given), architecture, frozenset(weights.stored)))
+    config = family.configure(Source(Fields(given, ignore), architecture, frozenset(weights.stored)))
     check_amounts(config, [weights.shape(name) for name in weights.stored])
     names = family.names(config)
     weights = _without_copies(family, weights, set(names.values()))
