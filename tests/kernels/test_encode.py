@@ -83,13 +83,14 @@ def test_bands_whose_numbers_may_not_be_read_are_encoded_by_device_operations(
     assert torch.equal(seen[:, 0], torch.from_numpy(dense[:, 0]))
 
 
-def test_plain_tiles_straddle_neither_buckets_nor_cells() -> None:
+def test_plain_tiles_straddle_at_most_one_edge_of_buckets_and_no_cells() -> None:
     tiling = Tiling(Q, K, grid=(7, 11), limit=(3, 100), distance=True)
     kinds = kinds_of(encode(call_of(None, 9), tiling))[0]
     for block, tile in zip(*np.nonzero(kinds == 0), strict=True):
         rows, cols = np.arange(block * Q, block * Q + Q), np.arange(tile * K, tile * K + K)
         away = np.abs(rows[:, None] + 9 - cols)
-        assert len(np.unique(np.frexp(away.astype(float))[1])) == 1
+        buckets = np.frexp(away.astype(float))[1]
+        assert buckets.max() <= buckets.min() + 1
         inside = rows.clip(3, 99) - 3
         assert len(np.unique(((inside + 1) * 7 - 1) // 97)) == 1
         assert len(np.unique(((cols + 1) * 11 - 1) // S)) == 1

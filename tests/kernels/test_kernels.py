@@ -76,6 +76,13 @@ def test_limited_queries_count_alone_in_key_mass_and_map() -> None:
     assert found_and_wrong(query, key, want, mask=masks.causal())[1] == []
 
 
+@pytest.mark.parametrize("offset", [300, -300], ids=["keys before", "keys after"])
+@pytest.mark.parametrize("map", [(1, 1), (2, 3), None])
+def test_tiles_that_cross_one_edge_between_buckets_of_distance(offset: int, map: tuple[int, int] | None) -> None:
+    query, key = tensors(L=70, S=400)
+    assert found_and_wrong(query, key, Want(map=map, top_k=0), query_offset=offset)[1] == []
+
+
 def test_strided_inputs_are_read_in_place() -> None:
     query, key = tensors(L=37, S=63, D=22)
     query, key = query[..., ::2], key.transpose(2, 3).contiguous().transpose(2, 3)[..., :11]

@@ -10,7 +10,11 @@ from mask_oracle import join, sizes
 
 from regard import masks
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    # torch says so of the mode that makes waiting an error
+    pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype"),
+]
 
 
 def on_gpu(mask):

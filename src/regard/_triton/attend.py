@@ -45,7 +45,13 @@ def tiles_of(spec: CallSpec) -> dict[str, int]:
     widest = max(spec.head_dim, spec.value_dim)
     if widest > 128:
         return {"BM": 64, "BN": 64, "num_warps": 4, "num_stages": 2}
-    return {"BM": 64 if widest > 64 or spec.queries <= 64 else 128, "BN": 64, "num_warps": 4, "num_stages": 3}
+    if spec.queries <= 64:
+        return {"BM": 64, "BN": 64, "num_warps": 4, "num_stages": 3}
+    if widest <= 64:
+        return {"BM": 128, "BN": 64, "num_warps": 4, "num_stages": 3}
+    if inputs.has_copy_engine(torch.device(spec.device)):  # such devices have the shared memory
+        return {"BM": 128, "BN": 128, "num_warps": 8, "num_stages": 3}
+    return {"BM": 64, "BN": 64, "num_warps": 4, "num_stages": 3}
 
 
 def attend(call: Call, rows: bool) -> Attended:

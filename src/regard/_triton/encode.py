@@ -1,7 +1,7 @@
 """A mask as the kernels read it: which key tiles each block of rows must visit, and a test for the pairs in them.
 
 The tiles of a block come as runs [start, stop) of neighbours, of three kinds: plain ones; those that straddle cells of
-the map or buckets of distance; those with forbidden pairs, which are tested. Other tiles are never visited. The test
+the map or more than two buckets of distance; those with forbidden pairs, which are tested. Other tiles are never visited. The test
 is one of
 
   ANY        nothing but the end of the keys
@@ -185,7 +185,9 @@ def _straddling(
         below = offset + first_row - (keys - 1)
         above = offset + first_row + tiling.block_q - 1 - (keys - tiling.block_k)
         near = np.maximum(np.maximum(below, -above), 0)
-        found |= np.frexp(near.astype(np.float64))[1] != np.frexp(np.maximum(above, -below).astype(np.float64))[1]
+        far = np.maximum(above, -below)
+        # the exponent is the bucket; a single edge between two is no obstacle
+        found |= np.frexp(far.astype(np.float64))[1] > np.frexp(near.astype(np.float64))[1] + 1
     if tiling.grid[0] > 0:
         start, stop = tiling.limit
         if stop <= start:

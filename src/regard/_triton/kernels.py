@@ -8,9 +8,9 @@ with forbidden pairs. Tiles lie as [keys, rows]. So a thread's numbers belong to
 groups of lanes of a warp, joined once at the end. Sums that several programs share are added to float64 numbers in a
 way that does not depend on the order of the programs.
 
-A tile is plain when all is permitted, all its distances share a bucket and all its pairs a cell of the map: then sums
-over the whole tile are enough for both. The others are seen again by ``observe_edges``, which looks at single pairs:
-in one kernel the registers would not suffice.
+A tile is plain when all is permitted, all its pairs share a cell of the map and its distances lie in one bucket or in
+two neighbours: then one or two sums over the tile are enough for both. The others, along the diagonal and between cells,
+are seen again by ``observe_edges``, which looks at single pairs: in one kernel the registers would not suffice.
 """
 
 from __future__ import annotations
@@ -18,7 +18,21 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from regard._triton.tiles import LN2, NEVER, add_exactly, load_block, load_lse, locate_pairs, log_weights
+from regard._triton.tiles import (
+    BUCKETS,
+    COPIES,
+    LN2,
+    NEVER,
+    add_exactly,
+    load_block,
+    load_lse,
+    locate_pairs,
+    log_weights,
+)
+
+
+# where a tile lies: in one cell of the map and one bucket of distance; across one edge between two buckets; elsewhere
+ELSEWHERE, INSIDE, ACROSS = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 
 @triton.jit
@@ -184,6 +198,7 @@ def observe_rows(
     q = load_block(Q, b, h, i0, (q_stride_b, q_stride_h, q_stride_l), L, BM, HEAD, D, COPIED, True)
     lse = load_lse(LSE + bh.to(tl.int64) * L, rows, L)
     sums = SUMS + bh.to(tl.int64) * sums_stride
+    distance_at += block % COPIES * BUCKETS
     map_row = map_at
     one_row = True
     if MAP:
@@ -200,32 +215,35 @@ def observe_rows(
         for run in range(runs):
             start = tl.load(table + 2 * run)
             stop = tl.load(table + 2 * run + 1)
-            # what plain tiles gave since the bucket of distance, or the cell of the map, began
+            # what tiles gave since the bucket of distance, or the cell of the map, began
             pooled = tl.zeros([BN], tl.float32)
-            plain = 0.0
+            place = start * 0
             bucket = start * 0
             cell = start * 0
             change = start * BN
-            for tile in range(start, stop):
+            # Programs begin at different keys: in step with each other they would all add to the same sums.
+            shift = block % tl.maximum(stop - start, 1)
+            for step in range(start + shift, stop + shift):
+                tile = tl.where(step < stop, step, step - stop + start)
                 j0 = tile * BN
                 if (MAP or DISTANCE) and kind == 0:
-                    if j0 >= change:
-                        if plain > 0:
+                    if (j0 >= change) | (tile == start):
+                        if place == INSIDE:
                             _add_pooled(
                                 sums, map_row + cell, distance_at + bucket, pooled, magic, BN, WARPS, MAP, DISTANCE
                             )
                         change = j0 + (1 << 30)
-                        fits = one_row
+                        edges = start * 0
                         if MAP:
                             cell = _cell(j0, S, map_cols, WIDE)
                             change = _cell_start(cell + 1, S, map_cols, WIDE) - BN + 1
-                            fits = fits & (j0 < change)
+                            edges = tl.where(one_row & (j0 < change), 0, 2)
                         if DISTANCE:
                             bucket, far = _reach(offset, i0, j0, BM, BN)
                             change = tl.minimum(change, _same_bucket_until(offset, i0, j0, bucket, BM, BN))
-                            fits = fits & (bucket == far)
-                        plain = tl.where(fits, 1.0, 0.0)
-                        change = tl.where(fits, change, j0 + 1)
+                            edges += far - bucket
+                        place = tl.where(edges == 0, INSIDE, tl.where(edges == 1, ACROSS, ELSEWHERE))
+                        change = tl.where(edges == 0, change, j0 + 1)
                         pooled = tl.zeros([BN], tl.float32)
                 keys_at = j0 + tl.arange(0, BN)
                 cols = keys_at[:, None]
@@ -248,13 +266,20 @@ def observe_rows(
                     mass = tl.sum(p, 1)
                     if (MAP or DISTANCE) and kind == 0:
                         # not a product: 0·NaN is NaN
-                        pooled += tl.where(plain > 0, mass, 0.0)
+                        pooled += tl.where(place == INSIDE, mass, 0.0)
+                    if DISTANCE and kind == 0:
+                        if place == ACROSS:
+                            near = tl.sum(tl.where(tl.abs(offset + rows - cols) < (1 << bucket), p, 0.0), 1)
+                            _add_total(sums, distance_at + bucket, near, magic, BN, WARPS)
+                            _add_total(sums, distance_at + bucket + 1, mass - near, magic, BN, WARPS)
+                            if MAP:
+                                _add_total(sums, map_row + cell, mass, magic, BN, WARPS)
                     if LIMIT:
                         mass = tl.sum(tl.where((rows >= limit_start) & (rows < limit_stop), p, 0.0), 1)
                     if MASS:
                         add_exactly(sums, keys_at, mass, magic, keys_at < S)
             if (MAP or DISTANCE) and kind == 0:
-                if plain > 0:
+                if place == INSIDE:
                     _add_pooled(sums, map_row + cell, distance_at + bucket, pooled, magic, BN, WARPS, MAP, DISTANCE)
 
     rows = i0 + tl.arange(0, BM)
@@ -302,6 +327,7 @@ def observe_edges(
     q = load_block(Q, b, h, i0, (q_stride_b, q_stride_h, q_stride_l), L, BM, HEAD, D, COPIED, True)
     lse = load_lse(LSE + bh.to(tl.int64) * L, rows, L)
     sums = SUMS + bh.to(tl.int64) * sums_stride
+    distance_at += block % COPIES * BUCKETS
     height = limit_stop - limit_start
     first_cell = 0
     last_cell = 0

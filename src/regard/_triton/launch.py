@@ -27,6 +27,9 @@ _MOST_BY_GROUPS = 32
 _LISTS = 4
 # how the choice among found keys, and the search where too many were found, are compiled
 _CHOICE = {"num_warps": 1, "num_stages": 1}
+_CHOICE_ROWS = 1
+# of the sums over distances, see tiles
+_COPIES = 16
 _SEARCH = {"BM": 16, "num_warps": 4, "num_stages": 1}
 
 
@@ -89,7 +92,7 @@ def _make_recipe(spec: CallSpec, want: Want) -> Recipe:
         "TOP": want.top_k if by_groups else 0,
         "GROUPS": 64 if by_groups and want.top_k > 16 else 32,
     }
-    sums = spec.keys * want.key_mass + grid[0] * grid[1] + BUCKETS * want.distance
+    sums = spec.keys * want.key_mass + grid[0] * grid[1] + _COPIES * BUCKETS * want.distance
     tiles = _tiles(spec)
     # one more loop over tiles doubles the time of compilation where logits take long to compute
     distinct = spec.bias is None and spec.softcap is None
@@ -105,12 +108,14 @@ def _make_recipe(spec: CallSpec, want: Want) -> Recipe:
 
 def _tiles(spec: CallSpec) -> dict[str, int]:
     deep = spec.dtype != torch.float32 and spec.head_dim <= 128
-    return {"BM": 64, "BN": 64, "num_warps": 4, "num_stages": 3 if deep else 2}
+    # so that three or four programs share a multiprocessor; what does not fit the registers then is rarely used
+    registers = 168 if spec.head_dim > 64 else 128
+    return {"BM": 64, "BN": 64, "num_warps": 4, "num_stages": 3 if deep else 2, "maxnreg": registers}
 
 
 def _find_tiles(spec: CallSpec) -> dict[str, int]:
     half = spec.dtype != torch.float32
-    return {"BM": 128 if half and spec.queries > 64 else 64, "BN": 64, "num_warps": 4, "num_stages": 3 if half else 2}
+    return {"BM": 64, "BN": 64, "num_warps": 4, "num_stages": 3 if half else 2}
 
 
 def observe(call: Call, lse: Tensor, want: Want) -> dict[str, Tensor]:
@@ -221,7 +226,6 @@ def _top(given: Inputs, piece: Piece, want: Want, recipe: Recipe, found: dict[st
     runs = encode(given.call, Tiling(tiles["BM"], tiles["BN"])).runs
     heads, rows = spec.batch * spec.heads, len(piece.rows)
     lists = heads * spec.queries * _LISTS
-    peaked = spec.head_dim > 64
     plain, strides = _sources(given, piece, lse), _strides(given, piece)
     sizes = (int(runs.groups > 1), spec.queries, spec.keys, piece.rows.start, runs.blocks, *given.scales)
     chosen = found["top_weights"], found["top_keys"]
@@ -231,17 +235,17 @@ def _top(given: Inputs, piece: Piece, want: Want, recipe: Recipe, found: dict[st
             found["count"] = lse.new_empty(lists, dtype=torch.int32)
             found["stretches"] = lse.new_empty(lists * room, dtype=torch.int32)
             found["words"] = lse.new_empty(lists * room, dtype=torch.int64)
-            found["peaks"] = lse.new_empty(lists * room) if peaked else lse
-        noted = tuple(found[name] for name in ("threshold", "count", "stretches", "words", "peaks"))
+        noted = tuple(found[name] for name in ("count", "stretches", "words"))
         sources = _sources(given, piece, lse, tiles)
-        args = (*sources, runs.table, runs.counts, *noted, *strides, *sizes)
-        shape = given.shape(**tiles, **piece.test, RAW=given.rises(), COPIED=given.copied, ROOM=room, PEAKED=peaked)
+        args = (*sources, runs.table, runs.counts, found["threshold"], *noted, *strides, *sizes)
+        direct = spec.device == "cuda"
+        shape = given.shape(**tiles, **piece.test, RAW=given.rises(), COPIED=given.copied, ROOM=room, DIRECT=direct)
         run(top.find, (-(-rows // tiles["BM"]), heads), args, shape)
         if piece.rows.stop == spec.queries:
             args = (*plain[:4], *noted, *chosen, *strides[:10], spec.queries, spec.keys, *given.scales)
-            # one row for each program, whose rows wait for each other; the interpreter runs programs in turn
-            block = 1 if spec.device == "cuda" else 64
-            shape = given.shape(**_CHOICE, BM=block, ROOM=room, TOP=want.top_k, PEAKED=peaked)
+            # few rows for each program, which wait for each other; the interpreter runs programs in turn
+            block = _CHOICE_ROWS if direct else 64
+            shape = given.shape(**_CHOICE, BM=block, ROOM=room, TOP=want.top_k, KEPT=max(16, power(want.top_k)))
             del shape["PRECISION"]
             run(top.choose, (-(-spec.queries // block), heads), args, shape)
     elif "count" not in found:

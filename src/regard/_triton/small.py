@@ -6,7 +6,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from regard._triton.tiles import BUCKETS, load_block, load_lse, locate_pairs, log_weights
+from regard._triton.tiles import BUCKETS, COPIES, load_block, load_lse, locate_pairs, log_weights
 
 
 @triton.jit(do_not_specialize=["total", "rows", "cols", "queries", "keys", "mass", "cells", "sums_stride"])
@@ -14,7 +14,7 @@ def finish_sums(
     SUMS, MASS, MAP, DISTANCE, total, rows, cols, queries, keys, mass, cells, sums_stride,
     SIZE: tl.constexpr,
 ):  # fmt: skip
-    """Sums lie as [key mass | map | distances] for each head; a cell of the map becomes a mean over its pairs."""
+    """Sums lie as [key mass | map | copies of distances] for each head; a cell becomes a mean over its pairs."""
     at = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
     head = tl.program_id(1).to(tl.int64)
     inside = at < total
@@ -27,7 +27,11 @@ def finish_sums(
     in_map = (at >= mass) & (at < mass + cells)
     tl.store(MAP + head * cells + cell, x / tl.maximum(pairs, 1).to(tl.float32), mask=in_map)
     bucket = at - mass - cells
-    tl.store(DISTANCE + head * BUCKETS + bucket, x, mask=(bucket >= 0) & inside)
+    in_distance = (bucket >= 0) & (bucket < BUCKETS) & inside
+    whole = tl.zeros([SIZE], tl.float64)
+    for copy in tl.static_range(COPIES):
+        whole += tl.load(SUMS + head * sums_stride + at + copy * BUCKETS, mask=in_distance, other=0)
+    tl.store(DISTANCE + head * BUCKETS + bucket, whole.to(tl.float32), mask=in_distance)
 
 
 @triton.jit(do_not_specialize=["L", "S", "first_row", "row_start", "row_stop", "key_start", "key_stop", "height"])

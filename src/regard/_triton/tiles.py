@@ -17,6 +17,8 @@ LN2 = tl.constexpr(0.6931471805599453)
 # Far below any z of a permitted pair, and finite: 0·NEVER is 0.
 NEVER = tl.constexpr(-1e30)
 BUCKETS = tl.constexpr(32)
+# Distances are summed in several places, joined at the end: one place would be waited for by all programs of a head.
+COPIES = tl.constexpr(16)
 
 ANY = tl.constexpr(0)  # every pair is permitted
 INTERVALS = tl.constexpr(1)  # each row permits a few intervals of keys
@@ -124,3 +126,22 @@ def add_exactly(sums, at, x, magic, mask):
     ``magic`` is so large that the last digit of a float64 of its size is that unit.
     """
     tl.atomic_add(sums + at, (x.to(tl.float64) + magic) - magic, mask=mask, sem="relaxed")
+
+
+@triton.jit
+def store_in_place(at, x, mask, WIDTH: tl.constexpr, DIRECT: tl.constexpr):
+    """Store whole numbers of WIDTH bits from the threads that hold them; ``tl.store`` would first exchange them, for
+    neighbouring addresses, which takes longer where only few are stored. DIRECT: not on the interpreter."""
+    if DIRECT:
+        if WIDTH == 64:
+            tl.inline_asm_elementwise(
+                "{ .reg .pred p; setp.ne.b32 p, $3, 0; @p st.global.b64 [$1], $2; mov.u32 $0, 0; }",
+                "=r,l,l,r", [at.to(tl.int64), x, mask.to(tl.int32)], dtype=tl.int32, is_pure=False, pack=1,
+            )  # fmt: skip
+        else:
+            tl.inline_asm_elementwise(
+                "{ .reg .pred p; setp.ne.b32 p, $3, 0; @p st.global.b32 [$1], $2; mov.u32 $0, 0; }",
+                "=r,l,r,r", [at.to(tl.int64), x, mask.to(tl.int32)], dtype=tl.int32, is_pure=False, pack=1,
+            )  # fmt: skip
+    else:
+        tl.store(at, x, mask=mask)

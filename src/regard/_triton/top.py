@@ -3,8 +3,7 @@
 
   find    from a threshold that at least k keys reach, note the stretches of four tiles in which a row has such keys,
           one bit for each
-  choose  keep the k largest; where several keys of a list lie in one stretch, compute the row's weights again
-          (at small head sizes always: there that takes less time than to note the weights)
+  choose  compute the weights of the noted keys again, and keep the k largest
   search  rows with more stretches than their lists hold: a running choice over all keys. Rare on real data; programs
           whose rows all fit end at once, so nothing needs to be known on the host
 
@@ -19,7 +18,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from regard._triton.tiles import LOG2E, NEVER, load_block, load_lse, locate_pairs, log_weights, permitted, tanh
+from regard._triton.tiles import (
+    LOG2E,
+    NEVER,
+    load_block,
+    load_lse,
+    locate_pairs,
+    log_weights,
+    permitted,
+    store_in_place,
+    tanh,
+)
 
 _SIZES = ["L", "S", "first_row", "blocks"]
 LAST_KEY = tl.constexpr(0x7FFFFFFF)
@@ -35,7 +44,7 @@ def _rank(p, keys):
 
 @triton.jit(do_not_specialize=_SIZES)
 def find(
-    Q, K, LSE, BIAS, PAIRS, PAIRS_HI, RUNS, COUNTS, THRESHOLD, COUNT, STRETCHES, WORDS, PEAKS,
+    Q, K, LSE, BIAS, PAIRS, PAIRS_HI, RUNS, COUNTS, THRESHOLD, COUNT, STRETCHES, WORDS,
     q_stride_b, q_stride_h, q_stride_l, k_stride_b, k_stride_h, k_stride_s,
     bias_stride_b, bias_stride_h, bias_stride_q, bias_stride_k,
     pairs_stride_b, pairs_stride_h, pairs_stride_q, pairs_stride_k, runs_group,
@@ -43,10 +52,9 @@ def find(
     H: tl.constexpr, GROUP: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr, COPIED: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr,
     PREDICATE: tl.constexpr, SLOTS: tl.constexpr, SOFTCAP: tl.constexpr, BIASED: tl.constexpr, ROOM: tl.constexpr,
-    RAW: tl.constexpr, PEAKED: tl.constexpr, PRECISION: tl.constexpr,
+    RAW: tl.constexpr, DIRECT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """STRETCHES, WORDS, PEAKS: [row, list, ROOM], an index, 64 bits, and the largest z of the list's keys there.
-    COUNT, [row, list], may exceed ROOM."""
+    """STRETCHES, WORDS: [row, list, ROOM], an index and 64 bits. COUNT, [row, list], may exceed ROOM."""
     block = tl.num_programs(0) - 1 - tl.program_id(0) + first_row // BM
     bh = tl.program_id(1)
     b = bh // H
@@ -67,7 +75,6 @@ def find(
     lists = (bh.to(tl.int64) * L + rows) * LISTS + tl.arange(0, LISTS)[None, :]
     count = tl.zeros([BM, LISTS], tl.int32)
     words = tl.zeros([BM, LISTS], tl.int64)
-    peaks = tl.full([BM, LISTS], NEVER, tl.float32)
     key = tl.arange(0, BN)
     bit = (1 << (2 * (key // 8) + key % 2))[None, :]
     for kind in tl.static_range(2):
@@ -95,83 +102,79 @@ def find(
                 reach = tl.where(z < threshold, 0, bit)
                 word = tl.sum(tl.sum(tl.reshape(reach, [BM, BN // 8, LISTS, 2]), 1), 2)
                 words |= word.to(tl.int64) << (tile % 4 * 16)
-                if PEAKED:
-                    peaks = tl.maximum(peaks, tl.max(tl.max(tl.reshape(z, [BM, BN // 8, LISTS, 2]), 1), 2))
                 if (tile % 4 == 3) | (tile + 1 == stop):
                     noted = (words != 0) & (count < ROOM)
-                    tl.store(WORDS + lists * ROOM + count, words, mask=noted)
-                    tl.store(STRETCHES + lists * ROOM + count, count * 0 + tile // 4, mask=noted)
-                    if PEAKED:
-                        if RAW:
-                            peaks = peaks * scale - lse
-                        tl.store(PEAKS + lists * ROOM + count, peaks, mask=noted)
+                    store_in_place(WORDS + lists * ROOM + count, words, noted, 64, DIRECT)
+                    store_in_place(STRETCHES + lists * ROOM + count, count * 0 + tile // 4, noted, 32, DIRECT)
                     count += (words != 0).to(tl.int32)
                     words = tl.zeros([BM, LISTS], tl.int64)
-                    peaks = tl.full([BM, LISTS], NEVER, tl.float32)
     tl.store(COUNT + lists, count, mask=rows < L)
 
 
 @triton.jit(do_not_specialize=["L", "S"])
 def choose(
-    Q, K, LSE, BIAS, THRESHOLD, COUNT, STRETCHES, WORDS, PEAKS, TOP_WEIGHTS, TOP_KEYS,
+    Q, K, LSE, BIAS, COUNT, STRETCHES, WORDS, TOP_WEIGHTS, TOP_KEYS,
     q_stride_b, q_stride_h, q_stride_l, k_stride_b, k_stride_h, k_stride_s,
     bias_stride_b, bias_stride_h, bias_stride_q, bias_stride_k, L, S, scale, cap,
     H: tl.constexpr, GROUP: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr, BM: tl.constexpr,
-    SOFTCAP: tl.constexpr, BIASED: tl.constexpr, ROOM: tl.constexpr, TOP: tl.constexpr,
-    PEAKED: tl.constexpr,
+    SOFTCAP: tl.constexpr, BIASED: tl.constexpr, ROOM: tl.constexpr, TOP: tl.constexpr, KEPT: tl.constexpr,
 ):  # fmt: skip
-    """All noted keys are permitted: the mask is not needed again. A row's entries are looked at together."""
+    """All noted keys are permitted: the mask is not needed again. KEPT entries of a row are looked at together, from
+    each of them one key at a time: nearly always there are no more."""
     bh = tl.program_id(1)
     b = bh // H
     h = bh % H
     at = tl.program_id(0) * BM + tl.arange(0, BM)
-    rows = at[:, None]
     row = bh.to(tl.int64) * L + at
-    place = tl.arange(0, LISTS * ROOM)[None, :]
+    # the entries of the four lists in one line: where each list begins there, and where the last ends
+    list0 = tl.load(COUNT + row * LISTS, mask=at < L, other=0)
+    list1 = tl.load(COUNT + row * LISTS + 1, mask=at < L, other=0)
+    list2 = tl.load(COUNT + row * LISTS + 2, mask=at < L, other=0)
+    list3 = tl.load(COUNT + row * LISTS + 3, mask=at < L, other=0)
+    most = tl.maximum(tl.maximum(list0, list1), tl.maximum(list2, list3))
+    mine = (most <= ROOM) & (at < L)  # the others are left to the search
+    begin1 = list0[:, None]
+    begin2 = begin1 + list1[:, None]
+    begin3 = begin2 + list2[:, None]
+    end = tl.where(mine[:, None], begin3 + list3[:, None], 0)
     lse = load_lse(LSE + row, at * 0, 1)
     lse = tl.where(at < L, lse, -NEVER)[:, None]
-    threshold = tl.load(THRESHOLD + row, mask=at < L, other=float("inf"))[:, None]
-    noted = tl.load(COUNT + row[:, None] * LISTS + place // ROOM, mask=rows < L, other=0)
-    mine = tl.max(noted, 1) <= ROOM  # the others are left to the search
-    have = (place % ROOM < noted) & mine[:, None]
-    entry = row[:, None] * (LISTS * ROOM) + place
-    word = tl.load(WORDS + entry, mask=have, other=0)
-    first = tl.load(STRETCHES + entry, mask=have, other=0) * 256 + 2 * (place // ROOM)
-    peak = tl.load(PEAKS + entry, mask=have & PEAKED, other=float("-inf"))
-    # a single key has the largest z; unless that is NaN, which no maximum shows
-    single = ((word & (word - 1)) == 0) & (peak >= threshold)
-    # all weights of a row are computed in one way, so that equal keys have equal weights
-    known = tl.max((have & (single == 0)).to(tl.int32), 1) == 0
-    ready = have & known[:, None]
-    rank = tl.where(ready, _rank(tl.exp2(peak), first + _key_of_bit(word)), -1 - place)  # all different
-    word = tl.where(ready, 0, word)
     d = tl.arange(0, D)
     q = load_block(
         Q, b, h, tl.program_id(0) * BM, (q_stride_b, q_stride_h, q_stride_l), L, BM, HEAD, D, False, True
-    ).to(tl.float32)
+    ).to(tl.float32)[:, None, :]
     k_at = K + b.to(tl.int64) * k_stride_b + (h // GROUP) * k_stride_h
-    bias_at = BIAS + b.to(tl.int64) * bias_stride_b + h * bias_stride_h + at.to(tl.int64) * bias_stride_q
-    left = tl.max((word != 0).to(tl.int32))
-    while left > 0:
-        # the first entry of each row with keys left, and its lowest key
-        this = tl.min(tl.where(word != 0, place, LISTS * ROOM), 1)
-        here = place == this[:, None]
-        some = this < LISTS * ROOM
-        low = word & -word
-        key = tl.sum(tl.where(here, first + _key_of_bit(low), 0), 1)
-        word = tl.where(here, word ^ low, word)
-        inside = some[:, None] & (d < HEAD)[None, :]
-        k = tl.load(k_at + key.to(tl.int64)[:, None] * k_stride_s + d[None, :], mask=inside, other=0.0)
-        z = tl.sum(q * k.to(tl.float32), 1) * scale
-        if SOFTCAP:
-            z = tanh(z) * cap
-        if BIASED:
-            z += tl.load(bias_at + key.to(tl.int64) * bias_stride_k, mask=some, other=0.0).to(tl.float32) * LOG2E
-        new = tl.where(some, _rank(tl.exp2(z - tl.reshape(lse, [BM])), key), -1 - LISTS * ROOM)[:, None]
-        worst = tl.min(rank, 1)[:, None]
-        rank = tl.where((rank == worst) & (new > worst), new, rank)
-        left = tl.max((word != 0).to(tl.int32))
-    _store(rank, row, mine & (at < L), TOP_WEIGHTS, TOP_KEYS, TOP, LISTS * ROOM)
+    bias_at = BIAS + b.to(tl.int64) * bias_stride_b + h * bias_stride_h + at.to(tl.int64)[:, None] * bias_stride_q
+    slot = tl.arange(0, KEPT)[None, :]
+    kept = tl.zeros([BM, KEPT], tl.int64) - 1 - slot
+    fresh = True
+    for first in range(0, tl.max(tl.max(end, 1), 0), KEPT):
+        place = slot + first
+        which = (place >= begin1).to(tl.int32) + (place >= begin2).to(tl.int32) + (place >= begin3).to(tl.int32)
+        begin = tl.where(which == 0, 0, tl.where(which == 1, begin1, tl.where(which == 2, begin2, begin3)))
+        entry = (row[:, None] * LISTS + which) * ROOM + place - begin
+        word = tl.load(WORDS + entry, mask=place < end, other=0)
+        stretch = tl.load(STRETCHES + entry, mask=place < end, other=0)
+        while tl.max(tl.max((word != 0).to(tl.int32), 1), 0) > 0:
+            low = word & -word
+            some = word != 0
+            key = stretch * 256 + 2 * which + _key_of_bit(low)
+            word = word ^ low
+            inside = some[:, :, None] & (d < HEAD)[None, None, :]
+            k = tl.load(k_at + key.to(tl.int64)[:, :, None] * k_stride_s + d[None, None, :], mask=inside, other=0.0)
+            z = tl.sum(q * k.to(tl.float32), 2) * scale
+            if SOFTCAP:
+                z = tanh(z) * cap
+            if BIASED:
+                z += tl.load(bias_at + key.to(tl.int64) * bias_stride_k, mask=some, other=0.0).to(tl.float32) * LOG2E
+            new = tl.where(some, _rank(tl.exp2(z - lse), key), -1 - slot)
+            if fresh:
+                kept = tl.sort(new)
+            elif tl.max((tl.max(new, 1) > tl.min(kept, 1)).to(tl.int32), 0) > 0:
+                # of two lists, one ascending and one descending, the larger of each pair are the largest of both
+                kept = tl.sort(tl.maximum(kept, tl.sort(new, descending=True)))
+            fresh = False
+    _store(kept, row, mine, TOP_WEIGHTS, TOP_KEYS, TOP, KEPT)
 
 
 @triton.jit
@@ -184,8 +187,8 @@ def _key_of_bit(low):
 
 @triton.jit
 def _store(kept, row, mine, TOP_WEIGHTS, TOP_KEYS, TOP: tl.constexpr, KEPT: tl.constexpr):
-    kept = tl.sort(kept, descending=True)
-    place = tl.arange(0, KEPT)
+    """``kept``: in ascending order."""
+    place = KEPT - 1 - tl.arange(0, KEPT)
     real = kept >= 0
     weight = (kept >> 32).to(tl.int32).to(tl.float32, bitcast=True)
     key = -(kept & 0xFFFFFFFF) + LAST_KEY
@@ -253,4 +256,4 @@ def search(
                         rank = tl.where(rank == best[:, None], -1 - KEPT, rank)
                         best = tl.max(rank, 1)
                         worst = tl.min(kept, 1)
-        _store(kept, row, mine & (at < L), TOP_WEIGHTS, TOP_KEYS, TOP, KEPT)
+        _store(tl.sort(kept), row, mine & (at < L), TOP_WEIGHTS, TOP_KEYS, TOP, KEPT)

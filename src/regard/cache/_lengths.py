@@ -33,7 +33,10 @@ class Lengths:
         """[batch], int64."""
         if self._tensor is None:
             with torch.inference_mode(False):
-                self._tensor = torch.tensor(self.counts, dtype=torch.int64, device=self.device)
+                # from pinned memory the device copies without the host waiting for it
+                pinned = self.device.type == "cuda"
+                counts = torch.tensor(self.counts, dtype=torch.int64, pin_memory=pinned)
+                self._tensor = counts.to(self.device, non_blocking=pinned)
         return self._tensor
 
     def plus(self, more: int | Sequence[int] | Lengths) -> Lengths:
