@@ -198,6 +198,17 @@ def test_several_start_tokens_and_whisper() -> None:
     check_same(ours.generate(sound, start=[3, 5, 7], stop=2, max_new_tokens=15, use_cache=False), found)
 
 
+def test_whisper_says_at_once_where_its_positions_end() -> None:
+    model, sound = small.whisper(), torch.randn(1, 7, 30).double()
+    most = model.config.max_tokens - 1  # after two start tokens; the last one written is not read again
+    plain_logits = model.logits
+    model.logits = lambda states: plain_logits(states).index_fill(-1, torch.tensor([STOP]), -float("inf"))
+    [[found]] = model.generate(sound, start=[3, 5], stop=STOP, max_new_tokens=most)
+    assert len(found.tokens) == most
+    with pytest.raises(ValueError, match=f"beyond the model's {most + 1} positions; at most {most} can follow"):
+        model.generate(sound, start=[3, 5], stop=STOP, max_new_tokens=most + 1)
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [

@@ -72,6 +72,12 @@ def _check(
         raise TypeError(f"stop must be one token number, got {stop!r}")
     check_vocabulary("start", prefix, words)
     check_vocabulary("stop", token_numbers("stop", stop), words)
+    longest = getattr(model.config, "max_tokens", None)  # Whisper's positions are learned
+    if longest is not None and len(prefix) + max_new_tokens - 1 > longest:
+        raise ValueError(
+            f"max_new_tokens={max_new_tokens} after {len(prefix)} start tokens goes beyond the model's {longest} "
+            f"positions; at most {longest + 1 - len(prefix)} can follow"
+        )
     if isinstance(length_penalty, bool) or not isinstance(length_penalty, Real):
         raise TypeError(f"length_penalty must be a number, got {length_penalty!r} ({type(length_penalty).__name__})")
     if not 0.0 <= length_penalty < math.inf:
