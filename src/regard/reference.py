@@ -144,6 +144,7 @@ class Trace(dict[str, Array]):
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of every step, by its name."""
         return {name: array.shape for name, array in self.items()}
 
     def __str__(self) -> str:

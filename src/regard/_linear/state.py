@@ -31,10 +31,12 @@ class LinearState:
 
     @property
     def nbytes(self) -> int:
+        """Memory that the sums take, whatever the length."""
         return sum(t.numel() * t.element_size() for t in (self.sums, self.norms) if t is not None)
 
     @property
     def batch(self) -> int | None:
+        """How many items it holds."""
         return None if self.sums is None else self.sums.shape[0]
 
     def fork(self) -> LinearState:

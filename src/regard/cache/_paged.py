@@ -49,6 +49,7 @@ class BlockPool:
 
     @property
     def bytes(self) -> int:
+        """Memory that the pool takes, used or not."""
         return _storage.size_of(self._key, self._value)
 
     def __repr__(self) -> str:
@@ -120,6 +121,7 @@ class PagedCache(TokenCache):
         return [list(blocks) for blocks in self._blocks]
 
     def truncate(self, length: int | Sequence[int]) -> None:
+        """As if the tokens after the first `length` had never come; blocks that are empty go back to the pool."""
         wanted = shortened(self._held.counts, length)
         for item, count in enumerate(wanted):
             kept = -(-count // self.pool.block_size)
@@ -128,6 +130,7 @@ class PagedCache(TokenCache):
         self._held = self._view = Lengths(wanted, self._held.device)
 
     def reorder(self, index: Any) -> None:
+        """Item i becomes what item `index[i]` was; blocks are shared, not copied."""
         order = counts_of("index", index)
         batch = len(self._blocks)
         if any(i >= batch for i in order):
@@ -141,6 +144,7 @@ class PagedCache(TokenCache):
         self._draw_table()
 
     def fork(self) -> Self:
+        """A cache that holds the same and goes its own way; blocks are shared until one of them writes."""
         other = type(self)(self.pool)
         other._take_over(self._made, [list(blocks) for blocks in self._blocks], self._held)
         for blocks in other._blocks:

@@ -33,6 +33,7 @@ class _Slots(TokenCache):
         return _storage.size_of(self._key, self._value)
 
     def reorder(self, index: Any) -> None:
+        """Item i becomes what item `index[i]` was: one step of a beam search."""
         order = counts_of("index", index)
         batch = len(self._held.counts)
         if any(i >= batch for i in order):
@@ -117,6 +118,7 @@ class KVCache(_Slots):
         self.capacity = int(capacity)
 
     def truncate(self, length: int | Sequence[int]) -> None:
+        """As if the tokens after the first `length` had never come."""
         self._held = self._view = Lengths(shortened(self._held.counts, length), self._held.device)
 
     def _check_room(self, made: Made, added: Sequence[int]) -> None:
@@ -176,6 +178,7 @@ class RollingCache(_Slots):
         return self._held.plus(self._gone) if self._gone.longest else self._held
 
     def truncate(self, length: int | Sequence[int]) -> None:
+        """As if the tokens after the first `length` had never come."""
         wanted = shortened(self._seen.counts, length)
         kept = [new - gone for new, gone in zip(wanted, self._gone.counts, strict=True)]
         for new, gone in zip(kept, self._gone.counts, strict=True):
@@ -188,6 +191,7 @@ class RollingCache(_Slots):
         self._shown = (self._key, self._value)
 
     def reorder(self, index: Any) -> None:
+        """Item i becomes what item `index[i]` was: one step of a beam search."""
         gone = self._gone
         super().reorder(index)
         self._gone = gone.pick(counts_of("index", index))

@@ -28,6 +28,8 @@ class Recording:
         recording.save("run.regard"); recording = regard.Recording.load("run.regard")
         recording.to_html("run.html")
         pandas.DataFrame(recording.to_dicts())
+
+    Calls that could not be observed are in ``missed``, with the reason.
     """
 
     def __init__(self, title: str = "attention") -> None:
@@ -102,10 +104,12 @@ class Recording:
         return sum(call.bytes for call in self.calls)
 
     def query_tokens(self, call: Recorded, item: int = 0) -> list[str]:
+        """The text of a call's queries, for one item of the batch; a position where it is not known."""
         first = int(call.positions[item if len(call.positions) > 1 else 0])
         return _names(self._text(call, item, of_keys=False), range(first, first + call.queries))
 
     def key_tokens(self, call: Recorded, item: int = 0) -> list[str]:
+        """The text of a call's keys, likewise: the source's in cross attention."""
         return _names(self._text(call, item, of_keys=True), range(call.keys))
 
     def described(self, call: Recorded) -> list[dict[str, Any]]:

@@ -72,18 +72,22 @@ class Recorded:
 
     @property
     def path(self) -> str:
+        """The module's, such as `encoder.layer.3.attention.self`."""
         return str(self.site)
 
     @property
     def batch(self) -> int:
+        """Items."""
         return self.parts["lse"].shape[0]
 
     @property
     def queries(self) -> int:
+        """How many tokens looked."""
         return self.parts["lse"].shape[2]
 
     @property
     def bytes(self) -> int:
+        """Memory that its statistics take."""
         return sum(part.nbytes for part in (*self.parts.values(), self.permitted, self.positions))
 
     def __getattr__(self, name: str) -> Tensor:
@@ -137,6 +141,7 @@ class Head:
 
     @property
     def permitted(self) -> Tensor:
+        """How many keys each query may see, [L]."""
         return self.call.counts()[self.item, self._at]
 
     @property

@@ -39,14 +39,17 @@ class Report:
 
     @property
     def failures(self) -> list[Row]:
+        """The rows that failed."""
         return [row for row in self.rows if row.outcome == "fail"]
 
     @property
     def counts(self) -> dict[str, int]:
+        """How many rows passed, failed, were refused or did not apply."""
         found = Counter(row.outcome for row in self.rows)
         return {outcome: found.get(outcome, 0) for outcome in ("pass", "fail", "refused", "n.a.")}
 
     def of(self, rule: int) -> list[Row]:
+        """The rows of one rule."""
         return [row for row in self.rows if row.rule == rule]
 
     def outcome(self, rule: int) -> str:
@@ -72,6 +75,7 @@ class Report:
         return "\n".join([self.name, *lines, "", counts])
 
     def to_json(self) -> str:
+        """Every row, as JSON."""
         body = {"name": self.name, "ok": self.ok, "counts": self.counts, "rows": [asdict(row) for row in self.rows]}
         return json.dumps(body, indent=2, ensure_ascii=False)
 
