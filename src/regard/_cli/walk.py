@@ -91,7 +91,8 @@ def _told(text: str | None, settings: Settings, model: str | None, layer: int, l
     given = "E6" if text is None else text.strip()
     is_example = re.fullmatch(r"[Ee]\d{1,4}", given) is not None
     if model is None:
-        return walk_example(given.upper(), settings, lang) if is_example else walk_text(given, settings, lang)
+        with terminal.saying("computing every step"):
+            return walk_example(given.upper(), settings, lang) if is_example else walk_text(given, settings, lang)
     if is_example and given.upper() != "E6":
         raise ValueError(f"--model reads a text, and {given.upper()} has its own numbers; give a text")
     if settings.cross is not None:

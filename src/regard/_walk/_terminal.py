@@ -124,8 +124,11 @@ class Page:
     def is_large(self, panel: Panel) -> bool:
         """Whether it has more numbers than can be printed here."""
         rows, columns = panel.values.shape
-        wide = _label_width(panel.rows) + columns * (_cell_width(panel) + 1)
-        return panel.kind != "plain" and (rows > MOST_ROWS or wide > self.columns)
+        if panel.kind == "plain":
+            return False
+        if rows > MOST_ROWS or 2 * columns > self.columns:  # known without writing out millions of numbers
+            return True
+        return bool(_label_width(panel.rows) + columns * (_cell_width(panel) + 1) > self.columns)
 
     def _cells(self, panel: Panel) -> list[Text]:
         side, cell, digits = _label_width(panel.rows), _cell_width(panel), decimals(panel.values, panel.kind)
