@@ -165,6 +165,7 @@ def test_the_inverted_mask_shows_the_future_and_leaves_the_last_token_nothing() 
 def test_the_sentence_is_walked_whole_with_every_option() -> None:  # FACTS E6
     settings = Settings(heads=4, d_model=12, causal=True, seed=2)
     assert walk_example("E6", settings).steps[-1].arrays.keys() == {"output", "W_out"}
+    assert step(walk_example("E6", Settings(cross="Die Katze")), "weights").arrays["weights"].shape == (2, 7, 2)
     assert np.array_equal(
         step(walk_example("E6", settings), "output").arrays["output"],
         step(walk_text(CAT, settings), "output").arrays["output"],
@@ -224,8 +225,8 @@ def test_what_an_example_does_not_have_is_refused() -> None:
     for options in ({"heads": 1}, {"causal": True}, {"window": 0}, {"scale": False}, {"seed": 1}, {"cross": "x"}):
         with pytest.raises(ValueError, match="does not apply to E1"):
             walk_example("E1", Settings(**options))
-    with pytest.raises(ValueError, match="--cross does not apply to E6"):
-        walk_example("E6", Settings(cross="x"))
+    with pytest.raises(ValueError, match="--cross does not apply to E5"):
+        walk_example("E5", Settings(cross="x"))
     with pytest.raises(ValueError, match="no example E11; expected one of E1"):
         walk_example("E11", Settings())
     assert asdict(Settings())["heads"] == 2

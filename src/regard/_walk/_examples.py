@@ -115,7 +115,7 @@ BY_NAME: dict[str, Example] = {
     "E3": Example(experiments.variance, _SEED),
     "E4": Example(experiments.saturation, _SEED),
     "E5": Example(experiments.inverted_mask, _SEED | {"heads", "d_model"}),
-    "E6": Example(_e6, _EVERY - {"cross"}),
+    "E6": Example(_e6, _EVERY),
     "E7": Example(experiments.fixed_weights, _SEED),
     "E8": Example(experiments.blur, _SEED),
     "E9": Example(_e9, _SEED),
