@@ -43,9 +43,10 @@ def _row(zoo: Any, name: str) -> dict[str, Any]:
 def _print(rows: list[dict[str, Any]]) -> None:
     from rich.table import Table
 
-    table = Table(show_edge=False, pad_edge=False)
-    for column in ("name", "model"):
-        table.add_column(column, no_wrap=True)
+    # without lines between columns no number is cut in 80 characters; the longest name goes on in a second line there
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("name", overflow="fold")
+    table.add_column("model", no_wrap=True)
     for column in ("parameters", "in 16 bits", "layers", "width", "heads"):
         table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
