@@ -26,7 +26,7 @@ import regard
 from _harness import RESULTS, Row, Work, at_most, interleave, main
 from regard import models
 
-PROMPT, NEW = 64, 48
+PROMPT, NEW = 64, 32
 
 # SmolLM2-135M's sizes: the smallest Llama that people use
 SMOL: dict[str, int] = {"vocab_size": 49_152, "embed_dim": 576, "num_layers": 30, "num_heads": 9, "ff_dim": 1536}
