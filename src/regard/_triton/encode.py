@@ -1,8 +1,8 @@
 """A mask as the kernels read it: which key tiles each block of rows must visit, and a test for the pairs in them.
 
 The tiles of a block come as runs [start, stop) of neighbours, of three kinds: plain ones; those that straddle cells of
-the map or more than two buckets of distance; those with forbidden pairs, which are tested. Other tiles are never visited. The test
-is one of
+the map or more than two buckets of distance; those with forbidden pairs, which are tested. Other tiles are never
+visited. The test is one of
 
   ANY        nothing but the end of the keys
   INTERVALS  up to four intervals of keys for each row

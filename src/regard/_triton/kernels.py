@@ -9,8 +9,8 @@ groups of lanes of a warp, joined once at the end. Sums that several programs sh
 way that does not depend on the order of the programs.
 
 A tile is plain when all is permitted, all its pairs share a cell of the map and its distances lie in one bucket or in
-two neighbours: then one or two sums over the tile are enough for both. The others, along the diagonal and between cells,
-are seen again by ``observe_edges``, which looks at single pairs: in one kernel the registers would not suffice.
+two neighbours: then one or two sums over the tile are enough for both. The others, along the diagonal and between
+cells, are seen again by ``observe_edges``, which looks at single pairs: in one kernel the registers would not suffice.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from regard._triton.tiles import (
     locate_pairs,
     log_weights,
 )
-
 
 # where a tile lies: in one cell of the map and one bucket of distance; across one edge between two buckets; elsewhere
 ELSEWHERE, INSIDE, ACROSS = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
