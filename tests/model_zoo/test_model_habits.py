@@ -329,6 +329,7 @@ def test_the_label_smoothed_loss_is_its_formula() -> None:
     [
         (lambda: small.gpt()(torch.rand(2, 3)), "tokens must hold token numbers"),
         (lambda: small.gpt()([[1, 2]]), "tokens must be an integer tensor"),
+        (lambda: small.gpt()(small.tokens(2, 3).byte()), "token numbers .int64 or int32., got torch.uint8"),
         (lambda: small.gpt()(small.tokens(2, 3)[0]), r"tokens must be \[batch, token\], got shape \[3\]"),
         (lambda: small.gpt()(small.tokens(2, 65)), "positions 0 … 64 were asked for"),
         (lambda: small.gpt()(torch.tensor([[5, 37]])), "tokens holds 37; this model has 0 … 36"),

@@ -105,8 +105,8 @@ def embed(name: str, table: nn.Embedding, tokens: Tensor) -> Tensor:
 def check_tokens(name: str, tokens: Any) -> None:
     if not isinstance(tokens, Tensor):
         raise TypeError(f"{name} must be an integer tensor [batch, token], got {type(tokens).__name__}")
-    if tokens.is_floating_point() or tokens.dtype == torch.bool:
-        raise TypeError(f"{name} must hold token numbers (integers), got {tokens.dtype}")
+    if tokens.dtype not in (torch.int64, torch.int32):
+        raise TypeError(f"{name} must hold token numbers (int64 or int32), got {tokens.dtype}")
     if tokens.dim() != 2:
         raise ValueError(f"{name} must be [batch, token], got shape {list(tokens.shape)}")
 
