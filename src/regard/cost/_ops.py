@@ -135,7 +135,7 @@ def _fused_bytes(call: Heads, numbers: Numbers) -> int:
     out = rows * call.heads * call.value_dim
     half_in_float32 = numbers.size == 2 and not numbers.cuda
     # kernels lay their output out as the query is, or token by token; what is put together of tiles, head by head
-    copied = call.rotary and not call.windowed if numbers.cuda else call.rotary or call.windowed or half_in_float32
+    copied = call.rotary if numbers.cuda else call.rotary or call.windowed or half_in_float32
     shared = call.key_dim == call.value_dim and not copied
     return (
         inputs * numbers.size
