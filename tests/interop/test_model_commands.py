@@ -200,6 +200,8 @@ def test_a_folder_that_is_damaged_or_another_s_is_refused(tmp_path: Path) -> Non
     for changes, complaint in (
         ({"format": "other"}, "was not written by regard"),
         ({"kind": "Oracle"}, "was not written by regard"),
+        ({"kind": ["Decoder"]}, "was not written by regard"),
+        ({"config": {**good["config"], "norm": ["rms"]}}, "kind Decoder: norm must be one of layer, rms, got"),
         ({"version": 2}, "version 2; this regard reads version 1"),
         ({"config": [1]}, "config is a list"),
         ({"config": {**good["config"], "odd": 1}}, "odd"),

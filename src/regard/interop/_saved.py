@@ -76,15 +76,15 @@ def load(
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder; expected one that regard.interop.save wrote")
     described = read_json(folder / "config.json")
-    if described.get("format") != FORMAT or described.get("kind") not in _KINDS:
+    kind = described.get("kind")
+    if described.get("format") != FORMAT or not isinstance(kind, str) or kind not in _KINDS:
         raise ValueError(f"{folder} was not written by regard.interop.save; from_hf reads Hugging Face's folders")
     if described.get("version") != VERSION:
         raise ValueError(f"{folder} has version {described.get('version')!r}; this regard reads version {VERSION}")
-    kind = described["kind"]
     try:
         config = _CONFIGS[kind](**_read(described.get("config")))
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{folder / 'config.json'} does not describe a {kind}: {error}") from None
+        raise ValueError(f"{folder / 'config.json'} does not describe a model of kind {kind}: {error}") from None
     with Tensors(folder) as stored:
         there = {name: stored.shape(name) for name in stored}
         check_amounts(config, list(there.values()))

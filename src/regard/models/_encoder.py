@@ -58,6 +58,8 @@ class EncoderConfig:
     def __post_init__(self) -> None:
         _parts.check_sizes(self, "embed_dim", "num_layers", "num_heads", "ff_dim", "vocab_size", "max_tokens")
         _parts.check_sizes(self, "image_size", "patch_size", "channels", "classes")
+        if self.token_types != 0:
+            _parts.check_sizes(self, "token_types")
         _parts.check_choice(self, "norm", ("post", "pre"))
         _parts.check_choice(self, "activation", _parts.ACTIVATIONS)
         _parts.check_choice(self, "init", ("normal", "xavier"))

@@ -157,8 +157,9 @@ def check_sizes(config: Any, *names: str) -> None:
 
 
 def check_choice(config: Any, name: str, choices: Iterable[str]) -> None:
-    if getattr(config, name) not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(choices)}, got {getattr(config, name)!r}")
+    value = getattr(config, name)
+    if not isinstance(value, str) or value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
 
 
 def check_fraction(config: Any, *names: str) -> None:
