@@ -11,8 +11,8 @@ from regard.cache import BlockPool, KVCache, LatentCache, PagedCache, RollingCac
 from regard.nn import MultiHeadAttention
 
 CAUSAL = masks.causal()
-# both longer than a piece, so that a step's own constant room is in both
-SHORT, LONG = 1500, 5300
+# both longer than a piece, and with a whole one in which the shorter item ends: a step's own constant room is in both
+SHORT, LONG = 2100, 5300
 KINDS = {
     "kv": lambda: KVCache(LONG + 9),
     "kv int8": lambda: KVCache(LONG + 9, int8=True),
@@ -99,7 +99,7 @@ def test_the_measure_finds_a_cache_that_copies():
     for tokens in (SHORT, LONG):
         cache = prefilled(lambda: Copying(LONG + 9), tokens, False)
         made.append(made_by_a_step(lambda cache=cache: mha(x, mask=CAUSAL, cache=cache)))
-    assert made[1] > 3 * made[0]
+    assert made[1] > 2 * made[0]
 
 
 def test_update_gives_views_of_memory_set_aside_at_once():

@@ -305,7 +305,8 @@ class TokenCache(ABC):
             return keys, values if value_dim is None else values[..., :value_dim]
 
         offset = first_row(fresh, start)
-        return _pieces.attend(query, read, self._view, offset, mask=mask, bias=bias, **how)
+        newest = fresh.tokens == 1 and fresh.counts is None
+        return _pieces.attend(query, read, self._view, offset, mask=mask, bias=bias, newest=newest, **how)
 
     def _try(
         self,

@@ -6,6 +6,7 @@ Each piece is a call of its own, whose result merges with the others' by log-sum
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -37,10 +38,15 @@ def attend(
     softcap: float | None,
     sinks: Tensor | None,
     backend: str,
+    newest: bool = False,
 ) -> Tensor:
-    """`regard.attention` over keys 0 … `held` of each item; `read(a, b)` gives keys and values a … b − 1."""
+    """`regard.attention` over keys 0 … `held` of each item; `read(a, b)` gives keys and values a … b − 1. `newest`:
+    the one row of each item is that of its last key."""
     batch, heads, rows, _ = query.shape
     keys, dtype = held.longest, query.dtype
+    if newest and bias is None and (mask is None or mask == masks.causal()):
+        # The newest token sees all that is held: how much that is says enough, wherever the token stands.
+        mask, offset = None, 0
     work = accumulation(dtype)
     # half precision is computed in float32 on a CPU anyway: a piece's result is not rounded before it is merged
     wide = work if query.device.type == "cpu" else dtype
@@ -123,8 +129,17 @@ def _of_piece(
         part = masks.keep(tile)
     if min(held.counts) >= stop:
         return part
-    filled = masks.padding((held.tensor - start).clamp(0, stop - start))
+    if device.type == "cpu":
+        filled = _padding(tuple(min(max(count - start, 0), stop - start) for count in held.counts))
+    else:
+        filled = masks.padding((held.tensor - start).clamp(0, stop - start))
     return filled if part is None else part & filled
+
+
+@lru_cache(64)
+def _padding(lengths: tuple[int, ...]) -> Mask:
+    """One mask for all layers of a model: what is worked out about it for the first serves the others."""
+    return masks.padding(lengths)
 
 
 def _bias_of_piece(bias: Any, start: int, stop: int, dtype: torch.dtype) -> Any:
