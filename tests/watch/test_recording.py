@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
+from rich.console import Console
 from tests.watch.models import ByHand, Stack
 from torch import Tensor, nn
 
@@ -85,6 +87,19 @@ def test_the_summary_prints_its_thresholds_and_survives_any_token() -> None:
     assert "\x1b" not in text
     assert "layers.1" in text
     assert recording.summary().thresholds == THRESHOLDS
+
+
+@pytest.mark.parametrize("columns", [56, 80, 109, 110, 120, 163])
+def test_the_summary_loses_no_word_at_any_width(columns: int) -> None:
+    model = Planted(causal=True)
+    with regard.watch(model, tokens=[f"word{i}" for i in range(63)]) as recording:
+        model(torch.zeros(1))
+    text = io.StringIO()
+    Console(file=text, width=columns).print(recording.summary())
+    assert max(map(len, text.getvalue().splitlines())) <= columns
+    (row,) = recording.summary().rows
+    words = [*THRESHOLDS.split(), "distance", "(self)", *(f"{name}:" for name in row["heads"])]
+    assert len(row["heads"]) == 4 and set(words) <= set(text.getvalue().split())
 
 
 def test_what_was_not_recorded_is_absent_from_the_summary_and_not_zero() -> None:

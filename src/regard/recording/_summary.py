@@ -12,14 +12,17 @@ import torch
 from regard.recording._labels import THRESHOLDS
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.console import Console, ConsoleOptions, RenderResult
     from torch import Tensor
 
     from regard.recording import Recording
     from regard.recording._calls import Recorded
 
 _LABELS = ("first-token", "previous-token", "local", "broad")
+_LONG = ("module", "most attended", "heads")
 _PATH = 22  # letters of a module's path in one line
+_WIDE = 110  # columns of a terminal in which all of it fits side by side
+_NUMBERS = 40  # columns that the numbers take before it, where it does not
 
 
 class Summary:
@@ -31,33 +34,24 @@ class Summary:
         self.rows = [_row(recording, layer) for layer in range(len(recording.sites)) if recording.at(layer)]
         self.thresholds = THRESHOLDS
 
-    def __rich__(self) -> Table:
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         from rich import box
-        from rich.markup import escape
         from rich.table import Table
+        from rich.text import Text
 
-        caption = "\n".join([self.thresholds, *self.notes])
-        table = Table(title=escape(self.title), caption=escape(caption), caption_justify="left", box=box.SIMPLE_HEAD)
-        table.add_column("layer", justify="right")
-        table.add_column("module", overflow="fold", min_width=_PATH)
-        for name in ("calls", "entropy", "first key", "≈ distance"):
-            table.add_column(name, justify="right")
-        table.add_column("most attended", overflow="fold", ratio=1)
-        table.add_column("heads", overflow="fold", ratio=1)
+        # Rich cuts off what does not fit. Where there is little room, what is long stands in one column, line by line.
+        is_wide = options.max_width >= _WIDE
+        table = Table(title=Text(self.title), box=box.SIMPLE_HEAD if is_wide else None, pad_edge=False)
+        table.add_column("layer", justify="right", no_wrap=True)
+        for name in ("calls", "entropy", "first\nkey", "≈\ndistance"):
+            table.add_column(name, justify="right", no_wrap=True)
+        for name in _LONG if is_wide else (", ".join(_LONG),):
+            table.add_column(name, overflow="fold")
         for row in self.rows:
-            tokens = ", ".join(f"{show(token)} {share:.0%}" for token, share in row["most_attended"])
-            heads = "; ".join(f"{name}: {', '.join(map(str, row['heads'][name]))}" for name in row["heads"])
-            table.add_row(
-                str(row["layer"]),
-                escape(folded(f"{row['path']} ({row['kind']})")),
-                str(row["calls"]),
-                _number(row["entropy"], "{:.2f}"),
-                _number(row["first"], "{:.0%}"),
-                _number(row["distance"], "{:.1f}"),
-                escape(tokens),
-                escape(heads),
-            )
-        return table
+            long = _long(row, _PATH if is_wide else options.max_width - _NUMBERS)
+            table.add_row(*_short(row), *map(Text, long if is_wide else ["\n".join(filter(None, long))]))
+        yield table
+        yield Text("\n".join([self.thresholds, *self.notes]), style="dim italic")
 
     def __str__(self) -> str:
         from rich.console import Console
@@ -82,6 +76,18 @@ def folded(path: str, width: int = _PATH) -> str:
             lines.append("")
         lines[-1] += part if lines[-1] else part.lstrip()
     return "\n".join(lines)
+
+
+def _short(row: dict[str, Any]) -> list[str]:
+    numbers = {"entropy": "{:.2f}", "first": "{:.0%}", "distance": "{:.1f}"}
+    return [str(row["layer"]), str(row["calls"]), *(_number(row[name], how) for name, how in numbers.items())]
+
+
+def _long(row: dict[str, Any], width: int) -> list[str]:
+    """The module, the tokens that receive most, and the heads that have a name."""
+    tokens = ", ".join(f"{show(token)} {share:.0%}" for token, share in row["most_attended"])
+    heads = "; ".join(f"{name}: {', '.join(map(str, row['heads'][name]))}" for name in row["heads"])
+    return [folded(f"{row['path']} ({row['kind']})", width), tokens, heads]
 
 
 def _row(recording: Recording, layer: int) -> dict[str, Any]:
