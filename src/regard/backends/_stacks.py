@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -29,7 +30,9 @@ if TYPE_CHECKING:
 # a kernel works on many rows at a time; smaller blocks are left to the steps
 LEAST, MOST = 16, 256
 # numbers of keys gathered for one kernel call
-GATHERED = 1 << 19
+GATHERED = 1 << 20
+# bytes of places that are kept for the next call
+KEPT = 1 << 24
 _TABLES = ("blocks", "random_blocks")
 
 
@@ -43,14 +46,38 @@ class Stack(NamedTuple):
     causal: bool
 
 
-class Stacks(NamedTuple):
+class Places(NamedTuple):
+    """Where a part of a stack is in tensors [batch, head, block, size, ...]: three indices that broadcast together, and
+    the numbers of its row blocks and of its key blocks when all blocks are counted through."""
+
+    item: Tensor
+    rows: Tensor
+    cols: Tensor
+    row_numbers: Tensor
+    col_numbers: Tensor
+
+
+@dataclass(frozen=True)
+class Stacks:
     block: int
     stacks: list[Stack]
     rest: list[Step]
+    _places: dict[tuple[int, ...], list[list[Places]]] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
         return sum(stack.rows.nbytes + stack.cols.nbytes for stack in self.stacks)
+
+    def parts(self, spec: CallSpec) -> Iterator[tuple[Stack, list[Places]]]:
+        """Each stack with its parts; worked out once for calls of the same sizes, unless that would be much memory."""
+        key = (spec.batch, spec.heads, spec.kv_heads, max(spec.head_dim, spec.value_dim))
+        found = self._places.get(key)
+        if found is None:
+            found = [list(_parts_of(stack, spec)) for stack in self.stacks]
+            if sum(part.col_numbers.nbytes for parts in found for part in parts) <= KEPT:
+                self._places.clear()
+                self._places[key] = found
+        return zip(self.stacks, found, strict=True)
 
 
 def stacks_of(call: Call) -> Stacks | None:
@@ -170,15 +197,7 @@ def piece_of(stack: Stack) -> Step:
     return Step(None, 0, rows, (Run(0, width, False),), "triangle", lo, hi)
 
 
-class Places(NamedTuple):
-    """Where a part of a stack is in tensors [batch, head, block, size, dim]: three indices that broadcast together."""
-
-    item: Tensor
-    rows: Tensor
-    cols: Tensor
-
-
-def parts_of(stack: Stack, spec: CallSpec) -> Iterator[Places]:
+def _parts_of(stack: Stack, spec: CallSpec) -> Iterator[Places]:
     """Some pieces at a time, so that what is gathered stays small."""
     items = spec.batch if stack.item is None else 1
     width = max(stack.cols.shape[1] * spec.kv_heads, stack.rows.shape[1] * spec.heads)
@@ -191,7 +210,13 @@ def parts_of(stack: Stack, spec: CallSpec) -> Iterator[Places]:
             rows, cols = rows.repeat(items, 1), cols.repeat(items, 1)
         else:
             item = torch.from_numpy(stack.item[part])
-        yield Places(item[:, None, None], rows[:, None, :], cols[:, None, :])
+        item, rows, cols = item[:, None, None], rows[:, None, :], cols[:, None, :]
+        row_numbers = _numbers(item, rows, spec.heads, spec.queries // stack.block)
+        yield Places(item, rows, cols, row_numbers, _numbers(item, cols, spec.kv_heads, spec.keys // stack.block))
+
+
+def _numbers(item: Tensor, places: Tensor, heads: int, blocks: int) -> Tensor:
+    return ((item * heads + torch.arange(heads)[None, :, None]) * blocks + places).flatten()
 
 
 def in_blocks(tensor: Tensor, block: int) -> Tensor:
@@ -215,33 +240,30 @@ class Room:
         return kept[:numbers].view(rows, like.shape[1])
 
 
-def take(blocks: Tensor, item: Tensor, places: Tensor, room: Room | None = None, name: str = "") -> Tensor:
-    """[n, head, places · size, ...]: the blocks of each piece side by side, in the room under that name if given."""
+def take(blocks: Tensor, at: Places, of: str, room: Room | None = None) -> Tensor:
+    """[n, head, places · size, ...]: the blocks of each piece side by side. ``of``: "row" or a name of what keys have,
+    whose memory in the room is used again."""
+    places, numbers = (at.rows, at.row_numbers) if of == "row" else (at.cols, at.col_numbers)
     if not blocks.is_contiguous():
-        return blocks[item, torch.arange(blocks.shape[1])[None, :, None], places].flatten(2, 3)
+        return blocks[at.item, torch.arange(blocks.shape[1])[None, :, None], places].flatten(2, 3)
     # whole blocks as rows: one copy each
-    flat, numbers = blocks.view(-1, blocks[0, 0, 0].numel()), _numbers(blocks, item, places)
-    space = None if room is None else room.of(name, len(numbers), flat)
+    flat = blocks.view(-1, math.prod(blocks.shape[3:]))
+    space = None if room is None else room.of(of, len(numbers), flat)
     rows = flat.index_select(0, numbers) if space is None else torch.index_select(flat, 0, numbers, out=space)
-    return rows.view(len(item), blocks.shape[1], -1, *blocks.shape[4:])
+    return rows.view(len(at.item), blocks.shape[1], -1, *blocks.shape[4:])
 
 
-def put(blocks: Tensor, item: Tensor, places: Tensor, part: Tensor, *, add: bool = False) -> None:
+def put(blocks: Tensor, at: Places, of: str, part: Tensor, *, add: bool = False) -> None:
     """The inverse of ``take``: write, or add (a key block may be in many pieces)."""
+    places, numbers = (at.rows, at.row_numbers) if of == "row" else (at.cols, at.col_numbers)
     if blocks.is_contiguous():
-        flat = blocks.view(-1, blocks[0, 0, 0].numel())
+        flat = blocks.view(-1, math.prod(blocks.shape[3:]))
         rows = part.to(blocks.dtype).reshape(-1, flat.shape[1])
         change = flat.index_add_ if add else flat.index_copy_
-        change(0, _numbers(blocks, item, places), rows)
+        change(0, numbers, rows)
         return
     heads = torch.arange(blocks.shape[1])[None, :, None]
-    blocks.index_put_((item, heads, places), torch.unflatten(part, 2, (-1, blocks.shape[3])), accumulate=add)
-
-
-def _numbers(blocks: Tensor, item: Tensor, places: Tensor) -> Tensor:
-    """Where the blocks of [batch, head, block, ...] are when all are counted through: [n · head · places]."""
-    heads = torch.arange(blocks.shape[1])[None, :, None]
-    return ((item * blocks.shape[1] + heads) * blocks.shape[2] + places).flatten()
+    blocks.index_put_((at.item, heads, places), torch.unflatten(part, 2, (-1, blocks.shape[3])), accumulate=add)
 
 
 def by_heads(call: Call) -> Call | None:

@@ -11,7 +11,7 @@ from regard.backends._autograd import FusedBackend
 from regard.backends._base import accumulation
 from regard.backends._bias import bias_over, items_of
 from regard.backends._schedule import Run, Step, steps_of
-from regard.backends._stacks import Room, Stacks, by_heads, in_blocks, parts_of, piece_of, put, stacks_of, take
+from regard.backends._stacks import Room, Stacks, by_heads, in_blocks, piece_of, put, stacks_of, take
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -78,17 +78,17 @@ class TiledBackend(FusedBackend):
         outs, lses = in_blocks(out, stacks.block), in_blocks(lse, stacks.block)
         tensors = [in_blocks(t, stacks.block).contiguous() for t in (call.query, call.key, call.value)]
         room = Room()
-        for stack in stacks.stacks:
+        for stack, parts in stacks.parts(call.spec):
             piece = piece_of(stack)
-            for item, rows, cols in parts_of(stack, call.spec):
-                keys, values = take(tensors[1], item, cols, room, "key"), take(tensors[2], item, cols, room, "value")
-                part, part_lse = self.step_forward(call, piece, take(tensors[0], item, rows), keys, values)
+            for at in parts:
+                keys, values = take(tensors[1], at, "key", room), take(tensors[2], at, "value", room)
+                part, part_lse = self.step_forward(call, piece, take(tensors[0], at, "row"), keys, values)
                 if stack.causal:
-                    before, before_lse = take(outs, item, rows), take(lses, item, rows)
+                    before, before_lse = take(outs, at, "row"), take(lses, at, "row")
                     merge(before, before_lse, part, part_lse)
                     part, part_lse = before, before_lse
-                put(outs, item, rows, part)
-                put(lses, item, rows, part_lse)
+                put(outs, at, "row", part)
+                put(lses, at, "row", part_lse)
         for step in stacks.rest:
             self._forward_step(call, step, out, lse)
         return out, lse
@@ -170,15 +170,14 @@ class TiledBackend(FusedBackend):
         key, value = (in_blocks(t, stacks.block).contiguous() for t in of_keys)
         totals = [in_blocks(t, stacks.block) for t in grads]
         room = Room()
-        for stack in stacks.stacks:
+        for stack, parts in stacks.parts(call.spec):
             piece = piece_of(stack)
-            for item, rows, cols in parts_of(stack, call.spec):
-                keys, values = take(key, item, cols, room, "key"), take(value, item, cols, room, "value")
-                given = (take(query, item, rows), keys, values)
-                part_d, part_out, part_lse = (take(t, item, rows) for t in (d_out, outs, lses))
-                parts = self.step_backward(call, piece, given, part_d, part_out, part_lse, None)
-                for total, at, part in zip(totals, (rows, cols, cols), parts, strict=True):
-                    put(total, item, at, part, add=True)
+            for at in parts:
+                given = (take(query, at, "row"), take(key, at, "key", room), take(value, at, "value", room))
+                part_d, part_out, part_lse = (take(t, at, "row") for t in (d_out, outs, lses))
+                found = self.step_backward(call, piece, given, part_d, part_out, part_lse, None)
+                for total, of, part in zip(totals, ("row", "key", "value"), found, strict=True):
+                    put(total, at, of, part, add=True)
 
 
 def rows_of(step: Step) -> tuple[slice, slice, slice]:
