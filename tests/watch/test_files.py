@@ -16,7 +16,8 @@ import torch
 from tests.watch.models import ByHand, Stack
 
 import regard
-from regard.recording import Recording, _files, _safetensors
+from regard._write import write_atomically
+from regard.recording import Recording, _safetensors
 
 
 @pytest.fixture
@@ -158,7 +159,7 @@ def changed(recording: Recording, path: Path, change: Any) -> None:
     tensors, metadata = _safetensors.read(path)
     header = json.loads(metadata["regard"])
     change(header, tensors)
-    _files.write_atomically(path, _safetensors.pieces(tensors, {"regard": json.dumps(header)}))
+    write_atomically(path, _safetensors.pieces(tensors, {"regard": json.dumps(header)}))
 
 
 def set_call(**fields: Any) -> Any:

@@ -109,7 +109,7 @@ def _told(text: str | None, settings: Settings, model: str | None, layer: int, l
 
 
 def _write(path: Path, page: str) -> None:
-    from regard.recording._files import write_atomically
+    from regard._write import write_atomically
 
     write_atomically(path, [page.encode("utf-8")])
 

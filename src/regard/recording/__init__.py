@@ -178,7 +178,7 @@ class Recording:
     def to_html(self, path: str | Path | None = None) -> str:
         """A page that needs nothing but a browser; written to ``path`` when given."""
         from regard._page import page
-        from regard.recording._files import write_atomically
+        from regard._write import write_atomically
 
         text = page(self.cpu())
         if path is not None:

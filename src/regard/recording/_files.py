@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import tempfile
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from regard._write import write_atomically
 from regard.recording import _safetensors
 from regard.recording._calls import AXES, KINDS, PHASES, Recorded, Site
 
@@ -64,26 +61,6 @@ def load(path: Path) -> Recording:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise ValueError(f"{path} is not a recording that can be read: {error}") from None
-
-
-def write_atomically(path: Path, content: Iterable[bytes | memoryview]) -> None:
-    """Write beside the file, flush to the disk, then take its place: whatever happens, a whole file stands there."""
-    handle, name = tempfile.mkstemp(prefix=f".{path.name[:100]}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            for piece in content:
-                file.write(piece)
-            file.flush()
-            os.fsync(file.fileno())
-        # mkstemp makes files that only their owner may read
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(name, 0o666 & ~umask)
-        os.replace(name, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
-        raise
 
 
 def _rebuilt(header: Any, tensors: dict[str, Tensor]) -> Recording:
