@@ -142,11 +142,19 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the figures there too")
     given = parser.parse_args()
     figures: dict[str, Any] = {}
+    about = {
+        "machine": {"gpu": torch.cuda.get_device_name()},
+        "versions": {"torch": torch.__version__, "triton": triton_version, "cudnn": torch.backends.cudnn.version()},
+        "date": datetime.date.today().isoformat(),
+        "command": "python benchmarks/observe_gpu.py --json FILE",
+    }
 
     def tell(name: str, found: dict[str, Any]) -> None:
         figures[name] = found
         parts = (f"{key} {value:.2f}" if isinstance(value, float) else f"{key} {value}" for key, value in found.items())
         print(name, *parts, sep="  ", flush=True)
+        if given.json:  # at once: a run that is cut short keeps what it has measured
+            given.json.write_text(json.dumps({**about, "figures": figures}, indent=1, ensure_ascii=False) + "\n")
 
     for length in (16_384,) if given.quick else (4096, 16_384, 65_536):
         for heads, dim in ((16, 128), (32, 64)):
@@ -162,14 +170,6 @@ def main() -> None:
         del tensors
         tell("behaviour", behaviour())
         tell("first call", {"seconds": first_call()})
-    if given.json:
-        about = {
-            "machine": {"gpu": torch.cuda.get_device_name()},
-            "versions": {"torch": torch.__version__, "triton": triton_version, "cudnn": torch.backends.cudnn.version()},
-            "date": datetime.date.today().isoformat(),
-            "command": "python benchmarks/observe_gpu.py --json FILE",
-        }
-        given.json.write_text(json.dumps({**about, "figures": figures}, indent=1, ensure_ascii=False) + "\n")
 
 
 if __name__ == "__main__":
