@@ -43,8 +43,9 @@ def bench(
 ) -> None:
     """Time a call on each backend, in turn, and print how each compares with PyTorch's function.
 
-    The inputs are random. Every round times each of them once, in an order that rotates; a ratio is the median over
-    the rounds, and PyTorch's function against itself shows how far this machine is from quiet.
+    The inputs are random. Every round times each of them once, in an order
+    that rotates; a ratio is the median over the rounds, and PyTorch's function
+    against itself shows how far this machine is from quiet.
 
     Examples:
       regard bench 1,8,1024,64 --mask 'causal()'
