@@ -37,7 +37,7 @@ def plan_table(plan: Plan) -> str:
     )
     tail = [(f"not {name}", "; ".join(plan.refusals.get(name, ["can run, not chosen"]))) for name in others]
     lines = [f"{label:<14} {text}" for label, text in [*head, *tail]]
-    return "\n".join(textwrap.fill(line, 100, subsequent_indent=" " * 15) for line in lines)
+    return "\n".join(textwrap.fill(line, 80, subsequent_indent=" " * 15) for line in lines)
 
 
 def si(number: float, unit: str) -> str:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
 import signal
 import subprocess
 import sys
+import textwrap
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
@@ -46,8 +48,9 @@ def info(
     for where, rates in found.items():
         lines.append((f"measured, {where}", _rates(rates)))
     width = max(len(name) for name, _ in lines)
+    room = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize  # in a pipe, a line is a line
     for name, what in lines:
-        typer.echo(f"{name:<{width}}  {what}")
+        typer.echo(textwrap.fill(f"{name:<{width}}  {what}", room, subsequent_indent=" " * (width + 2)))
 
 
 def machine() -> list[tuple[str, str]]:

@@ -102,7 +102,7 @@ class LinearPlan(Plan):
                 if name != self.backend
             ),
         ]
-        wrapped = (textwrap.fill(f"{label:<14} {text}", 100, subsequent_indent=" " * 15) for label, text in lines)
+        wrapped = (textwrap.fill(f"{label:<14} {text}", 80, subsequent_indent=" " * 15) for label, text in lines)
         return "\n".join(wrapped)
 
 
