@@ -64,11 +64,12 @@ def test_options_describe_a_model_and_what_was_assumed_is_said() -> None:
 def test_options_change_a_named_configuration() -> None:
     found = json.loads(run("cost", "llama-3-8b", "--layers", "3", "--vocab", "111", "--gated", "--json").stdout)
     assert found["parameters"] == cost.of(models.config("llama-3-8b", num_layers=3, vocab_size=111)).parameters
-    assert found["name"] == "llama-3-8b with layers 3, vocab 111, gated True"
+    assert found["name"] == "llama-3-8b with layers 3, vocab 111, gated"
 
 
 def test_caches_by_option() -> None:
-    latent = json.loads(run("cost", *CUSTOM, "--head-dim", "96", "--latent", "512", "--int8", "--json").stdout)
+    sizes = ["--layers", "3", "--d-model", "768", "--heads", "6"]
+    latent = json.loads(run("cost", *sizes, "--head-dim", "96", "--latent", "512", "--int8", "--json").stdout)
     assert latent["cache"]["kind"] == "MLA, latent 512 + 64, int8"
     assert latent["cache"]["token"] == 576 + 4 * 18 and latent["latent"]["nope_dim"] == 96
     rolling = json.loads(run("cost", "gpt2", "--window", "100", "--rolling", "--sinks", "4", "--json").stdout)
@@ -108,7 +109,12 @@ def test_an_attention_call_here_stands_beside_its_measured_time(monkeypatch: pyt
     least = cost.roofline(cost.AttentionCall(length=111, heads=6, head_dim=16), CPU)
     assert found["forward"]["seconds"] == least.seconds and found["forward"]["ratio"] == 0.5 / least.seconds
     text = run(*words).stdout
-    assert "measured  ratio" in text and "500 ms" in text and "a CPU, 3 threads (made up, 2026-11-15)" in text
+    assert (
+        "predicted" in text
+        and "measured  ratio" in text
+        and "500 ms" in text
+        and "a CPU, 3 threads (made up, 2026-11-15)" in text
+    )
 
 
 def test_this_machine_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,34 +142,40 @@ def test_this_machine_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
         ([], "give the name of a configuration (regard models lists them), or --layers, --d-model, --heads too"),
         (["--layers", "3"], "or --d-model, --heads too"),
         (["gpt5"], "name must be one of bert-base"),
-        (["gpt2", "--dtype", "int4"], "dtype must be one of"),
-        (["gpt2", "--length", "0"], "length must be at least 1"),
+        (["gpt2", "--dtype", "int4"], "--dtype must be one of"),
+        (["gpt2", "--length", "0"], "--length must be at least 1"),
         (["gpt2", "--length", "many"], "--length"),
-        (["gpt2", "--batch", "-3"], "batch must be at least 1"),
+        (["gpt2", "--batch", "-3"], "--batch must be at least 1"),
         (["gpt2", "--heads", "7"], "--heads 7 must divide --d-model 768; give --head-dim otherwise"),
         (["gpt2", "--kv-heads", "24"], "--kv-heads 24 must divide --heads 12"),
         (["gpt2", "--layers", "0"], "--layers must be at least 1"),
-        (["bert-base", "--kv-heads", "3"], "EncoderConfig has no num_kv_heads"),
-        (["gpt2", "--rolling"], "rolling needs a decoder with a window"),
+        (["bert-base", "--kv-heads", "3"], "--kv-heads does not apply to bert-base"),
+        (["gpt2", "--rolling"], "--rolling is a cache of a decoder's --window; give one"),
         (["gpt2", "--q-latent", "3"], "--q-latent needs --latent"),
         (["gpt2", "--rope-dim", "3"], "--rope-dim needs --latent"),
-        (["gpt2", "--sinks", "3"], "give --rolling"),
+        (["gpt2", "--sinks", "3"], "--sinks 3 stay in a rolling cache; give --rolling"),
         ([*CALL, "--device", "cpu"], "--device is for models"),
         (["gpt2", "--latent", "0"], "--latent must be at least 1"),
         (["bert-base", "--latent", "8"], "latent takes the place of a decoder's attention"),
-        (["gpt2", "--device", "tpu"], "device must be one of cuda, cpu"),
-        (["gpt2", "--on", "abacus"], "name must be one of h100"),
-        (["gpt2", "--on", "v100"], "v100 has no figure for bfloat16"),
+        (["gpt2", "--device", "tpu"], "--device must be one of cuda, cpu"),
+        (["gpt2", "--on", "abacus"], "--on is 'abacus'; expected one of h100"),
+        ([*CALL, "--on", "abacus"], "--on is 'abacus'; expected one of h100"),
+        (["gpt2", "--dtype", ""], "--dtype must be one of"),
+        (["gpt2", "--latent", "8", "--kv-heads", "3"], "--kv-heads does not go with --latent"),
+        (["gpt2", "--latent", "8", "--rope-dim", "7"], "--rope-dim must be even, got 7"),
+        (["bert-base", "--int8"], "--int8 is of a cache, and an encoder keeps none"),
+        (["gpt2", "--plot", "x"], "--plot is 'x'; expected a name that ends with .png, .svg, .pdf"),
+        ([*CALL, "--threads", "99999"], "--threads must be at most"),
         (["gpt2", "--measure"], "--measure is for one call: regard cost attention"),
         (["gpt2", "--causal"], "--causal is for one call"),
         (["vit-base", "--plot", "x.png"], "images have one length"),
         (["gpt2", "--plot", "nowhere/x.png"], "--plot names the folder nowhere, which is not there"),
-        (["gpt2", "--plot", "x.abc"], "abc"),
+        (["gpt2", "--plot", "x.abc"], "--plot is 'x.abc'; expected a name that ends with .png"),
         (["attention"], "an attention call needs --length, --heads, --head-dim"),
         ([*CALL, "--vocab", "3"], "--vocab is for models"),
         ([*CALL, "--on", "h200", "--measure"], "--measure is"),
         ([*CALL, "--threads", "0"], "--threads must be"),
-        ([*CALL, "--kv-heads", "4", "--on", "h200"], "divide"),
+        ([*CALL, "--kv-heads", "4", "--on", "h200"], "--kv-heads 4 must divide --heads 2"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_short_line_and_status_2(words: list[str], said: str) -> None:
@@ -205,6 +217,7 @@ def test_info_says_why_a_backend_cannot_run() -> None:
     assert found["flex on cpu"].startswith("cannot run: ") and "CUDA" in found["triton on cpu"]
     assert "bfloat16 on cpu" in found and "cuda" in " ".join(found)
     assert run("info", "--threads", "3").stderr == "regard: --threads is for --measure; give both\n"
+    assert run("info", "--measure", "--threads", "99999").stderr.startswith("regard: --threads must be at most ")
 
 
 @pytest.mark.parametrize(

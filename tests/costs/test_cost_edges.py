@@ -117,6 +117,7 @@ def test_a_part_is_had_by_name() -> None:
         ("vit-base", {"length": 63}, "has 197 tokens: leave it out"),
         ("gpt2", {"rolling": True}, "rolling needs a decoder with a window"),
         ("bert-base", {"rolling": True}, "rolling needs a decoder with a window"),
+        ("bert-base", {"int8": True}, "int8 is of a cache, and an encoder keeps none"),
         ("gpt2", {"sinks": 3}, "sinks=3 stay in a rolling cache"),
         ("gpt2", {"sinks": -1}, "sinks must be at least 0"),
         ("gpt2", {"latent": 512}, "latent must be a regard.models.LatentConfig, got int"),
@@ -126,6 +127,7 @@ def test_a_part_is_had_by_name() -> None:
         (models.config("bert-base", num_heads=7), {}, "num_heads=7 must divide embed_dim=768$"),
         (models.config("gpt2", num_kv_heads=24), {}, "num_kv_heads=24 must divide num_heads=12"),
         (models.config("gpt2", num_kv_heads=5), {}, "num_kv_heads=5 must divide num_heads=12"),
+        (models.LatentConfig(**MLA | {"rope_dim": 7}), {}, "rope_dim must be even, got 7"),
         (models.config("llama-2-7b", head_dim=33), {}, "heads must have an even width, got 33"),
     ],
 )

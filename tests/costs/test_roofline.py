@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -38,8 +39,8 @@ def test_on_a_gpu_what_takes_longest_decides() -> None:
 
 
 def test_an_unknown_rate_of_exponentials_is_left_out() -> None:
-    found = cost.roofline(cost.AttentionCall(**CALL, dtype="bf16"), cost.device("mi300x"))
-    assert found.softmax == 0.0 and found.bound == "memory"
+    found = cost.roofline(cost.AttentionCall(**CALL, dtype="bf16"), dataclasses.replace(GPU, exponentials=None))
+    assert found.softmax == 0.0 and found.bound == "matrix products"
 
 
 def test_a_window_costs_what_it_keeps() -> None:
@@ -74,8 +75,8 @@ def test_a_call_that_makes_no_sense_is_refused(given: dict[str, Any], message: s
 
 
 def test_a_device_without_the_dtype_is_refused() -> None:
-    with pytest.raises(ValueError, match="v100 has no figure for bfloat16; it has float64, float32, float16"):
-        cost.roofline(cost.AttentionCall(**CALL, dtype="bf16"), cost.device("v100"))
+    with pytest.raises(ValueError, match="a GPU has no figure for float32; it has bfloat16"):
+        cost.roofline(cost.AttentionCall(**CALL), GPU)
     with pytest.raises(ValueError, match="name must be one of h100"):
         cost.device("abacus")
 

@@ -20,7 +20,8 @@ NAMES = (
     "llama-2-7b", "llama-3-8b", "transformer-base", "transformer-big", "whisper-tiny", "deepseek-v3-attention",
 )  # fmt: skip
 DTYPES = ("float32", "bfloat16", "float16", "float64", "fp32", "bf16", "fp16", "fp64")
-DEVICES = ("h100", "h200", "a100", "v100", "l4", "rtx4090", "mi300x")
+DEVICES = ("h100", "h200", "a100", "rtx4090")
+PICTURES = (".png", ".svg", ".pdf")
 # what an option of ours is called in a configuration
 FIELDS = {
     "layers": "num_layers",
@@ -32,6 +33,22 @@ FIELDS = {
     "vocab": "vocab_size",
     "window": "window",
     "gated": "gated",
+}
+# the same for the arguments of `cost.of` and `cost.AttentionCall`
+ARGUMENTS = {
+    "length": "length",
+    "batch": "batch",
+    "dtype": "dtype",
+    "device": "device",
+    "source-length": "source_length",
+    "sinks": "sinks",
+    "threads": "threads",
+    "int8": "int8",
+    "heads": "heads",
+    "kv-heads": "kv_heads",
+    "latent": "kv_lora_rank",
+    "q-latent": "q_lora_rank",
+    "rope-dim": "rope_dim",
 }
 WORDS = 32_000
 ROPE = 64
@@ -121,15 +138,21 @@ def cost(
             return
         calls_only = {"--causal": causal, "--measure": measure, "--threads": threads}
         _refuse(calls_only, "is for one call: regard cost attention --length … --heads … --head-dim …")
+        if plot is not None:
+            _check_plot(plot)
+        if latent is not None:
+            _refuse({"--kv-heads": kv_heads}, "does not go with --latent: all heads read one latent; leave it out")
         config, notes = _config(name, given, length)
+        if rolling and getattr(config, "window", None) is None:
+            raise ValueError("--rolling is a cache of a decoder's --window; give one, such as --window 256")
         bill = _bill(
             config, notes, name, given, _latent(config, latent, rope_dim, q_latent), length=length, batch=batch,
-            dtype=dtype or "bf16", source_length=source_length, device=device or "cuda", int8=int8, rolling=rolling,
-            sinks=sinks,
+            dtype="bf16" if dtype is None else dtype, source_length=source_length,
+            device="cuda" if device is None else device, int8=int8, rolling=rolling, sinks=sinks,
         )  # fmt: skip
         times = _times(bill, on)
         if plot is not None:
-            _draw(bill, plot)
+            bill.plot().savefig(plot, dpi=120)
     except (ValueError, TypeError) as error:
         terminal.stop(_in_options(str(error)))
     if as_json:
@@ -157,6 +180,10 @@ def _config(name: str | None, given: dict[str, Any], length: int | None) -> tupl
 
     changes = {FIELDS[option]: value for option, value in given.items()}
     if name is not None:
+        known = {field.name for field in dataclasses.fields(models.config(name))}
+        for option in given:
+            if FIELDS[option] not in known:
+                raise ValueError(f"--{option.replace('_', '-')} does not apply to {name}, which has no such thing")
         return models.config(name, **changes), []
     missing = [option for option in ("layers", "d_model", "heads") if option not in given]
     if missing:
@@ -198,7 +225,9 @@ def _bill(config: Any, notes: list[str], name: str | None, given: dict[str, Any]
 
     found = bills.of(config, latent=latent, **how)
     title = name or f"a decoder of {config.num_layers} layers"
-    changed = ", ".join(f"{option.replace('_', '-')} {value}" for option, value in given.items())
+    changed = ", ".join(
+        option if value is True else f"{option.replace('_', '-')} {value}" for option, value in given.items()
+    )
     title += f" with {changed}" if name is not None and given else ""
     return dataclasses.replace(found, name=title, notes=(*notes, *found.notes))
 
@@ -207,20 +236,19 @@ def _times(bill: Cost, on: str | None) -> dict[str, Any]:
     """Seconds at a device's peak, for the pairs that the mask keeps."""
     if on is None:
         return {}
-    from regard import cost as bills
+    from regard._cli.roofline import named
 
-    device = bills.device(on)
-    if bill.dtype not in device.flops:
-        raise ValueError(f"{on} has no figure for {bill.dtype}; it has {', '.join(device.flops)}")
-    rate, flops = device.flops[bill.dtype], bill.kept_flops
+    device = named(on)
+    rate, flops = device.rate(bill.dtype), bill.kept_flops
     seconds = {name: getattr(flops, name) / rate for name in ("forward", "backward", "recomputed")}
     return {"device": device.to_dict(), **seconds}
 
 
-def _draw(bill: Cost, file: Path) -> None:
+def _check_plot(file: Path) -> None:
     if not file.parent.is_dir():
         raise ValueError(f"--plot names the folder {file.parent}, which is not there")
-    bill.plot().savefig(file, dpi=120)
+    if file.suffix.lower() not in PICTURES:
+        raise ValueError(f"--plot is {str(file)!r}; expected a name that ends with {', '.join(PICTURES)}")
 
 
 def _in_options(message: str) -> str:
@@ -229,5 +257,7 @@ def _in_options(message: str) -> str:
         named = f"--{option.replace('_', '-')}"
         message = re.sub(rf"\b{field}=", f"{named} ", message)
         message = re.sub(rf"\b{field}(?= must| otherwise)", named, message)
-    message = message.replace("rolling=True", "--rolling").replace("kv_lora_rank must", "--latent must")
-    return message
+    for option, argument in ARGUMENTS.items():
+        message = re.sub(rf"(?<!-)\b{argument}=(?=\d)", f"--{option} ", message)
+        message = re.sub(rf"(?<!-)\b{argument}(?= must| is )", f"--{option}", message)
+    return message.replace("rolling=True", "--rolling")

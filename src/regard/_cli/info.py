@@ -40,8 +40,11 @@ def info(
     """
     if threads is not None and not measure:
         terminal.stop("--threads is for --measure; give both")
+    try:
+        found = _measure(threads) if measure else {}
+    except ValueError as error:
+        terminal.stop(f"--{error}")
     lines = machine()
-    found = _measure(threads) if measure else {}
     if as_json:
         terminal.data(dict(lines) | ({"measured": found} if measure else {}))
         return

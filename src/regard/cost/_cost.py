@@ -144,7 +144,7 @@ def of(
     _given.check_count("batch", batch)
     _given.check_heads(found)
     _given.check_latent(found, latent)
-    _given.check_cache(found, rolling, sinks)
+    _given.check_cache(found, int8, rolling, sinks)
     size = _given.SIZES[kind]
     run = Run(batch, *_given.lengths_of(found, length, source_length), Numbers(size, device == "cuda"), latent)
     blocks = blocks_of(found, run)

@@ -41,15 +41,21 @@ class Device:
     date: str
     threads: int | None = None
 
+    def rate(self, dtype: str) -> float:
+        """FLOP/s of matrix products in a dtype; ValueError where the device has no figure for it."""
+        if dtype not in self.flops:
+            raise ValueError(f"{self.name} has no figure for {dtype}; it has {', '.join(self.flops)}")
+        return self.flops[dtype]
+
     def to_dict(self) -> dict[str, Any]:
         """As what JSON holds."""
         return asdict(self) | {"flops": dict(self.flops)}
 
 
-def _gpu(name: str, rates: tuple[float, ...], bandwidth: float, exponentials: float | None, source: str) -> Device:
-    """Rates in TFLOP/s of float64, float32, bfloat16 and float16, dense; 0 for what it has not."""
-    flops = {dtype: rate * 1e12 for dtype, rate in zip(EVERY, rates, strict=True) if rate}
-    return Device(name, flops, bandwidth * 1e12, exponentials and exponentials * 1e12, True, source, PUBLISHED)
+def _gpu(name: str, rates: tuple[float, ...], bandwidth: float, exponentials: float, source: str) -> Device:
+    """Rates in TFLOP/s of float64, float32, bfloat16 and float16, dense."""
+    flops = {dtype: rate * 1e12 for dtype, rate in zip(EVERY, rates, strict=True)}
+    return Device(name, flops, bandwidth * 1e12, exponentials * 1e12, True, source, PUBLISHED)
 
 
 # Peaks without sparsity; float32 without TF32, as torch computes it unless told otherwise. Exponentials: 16 a clock and
@@ -60,10 +66,7 @@ _NAMED = {
         _gpu("h100", (67, 67, 989, 989), 3.35, 132 * 16 * 1.83e-3, "NVIDIA H100 datasheet, SXM"),
         _gpu("h200", (67, 67, 989, 989), 4.8, 132 * 16 * 1.83e-3, "NVIDIA H200 datasheet, SXM"),
         _gpu("a100", (19.5, 19.5, 312, 312), 2.039, 108 * 16 * 1.41e-3, "NVIDIA A100 datasheet, 80 GB SXM"),
-        _gpu("v100", (7.8, 15.7, 0, 125), 0.9, 80 * 16 * 1.53e-3, "NVIDIA V100 datasheet, SXM2"),
-        _gpu("l4", (0.49, 30.3, 121, 121), 0.3, 58 * 16 * 2.04e-3, "NVIDIA L4 datasheet"),
         _gpu("rtx4090", (1.29, 82.6, 165.2, 165.2), 1.008, 128 * 16 * 2.52e-3, "NVIDIA Ada architecture whitepaper"),
-        _gpu("mi300x", (163.4, 163.4, 1307.4, 1307.4), 5.3, None, "AMD Instinct MI300X datasheet"),
     )
 }
 

@@ -76,6 +76,8 @@ def check_heads(config: Any) -> None:
         raise ValueError(f"num_heads={heads} must divide embed_dim={dim}{more}")
     if kv_heads is not None and heads % kv_heads:
         raise ValueError(f"num_kv_heads={kv_heads} must divide num_heads={heads}")
+    if isinstance(config, LatentConfig) and config.rope_dim % 2:
+        raise ValueError(f"rotary positions turn pairs: rope_dim must be even, got {config.rope_dim}")
     if isinstance(config, DecoderConfig) and config.positions == "rotary":
         width = dim // heads if width is None else width
         if width % 2:
@@ -89,14 +91,17 @@ def check_latent(config: Any, latent: object) -> None:
         raise TypeError(f"latent must be a regard.models.LatentConfig, got {type(latent).__name__}")
     if not isinstance(config, DecoderConfig):
         raise ValueError(f"latent takes the place of a decoder's attention, and this is a {type(config).__name__}")
+    check_heads(latent)
     if latent.embed_dim != config.embed_dim:
         raise ValueError(f"latent has embed_dim={latent.embed_dim}, and the configuration has {config.embed_dim}")
     if config.window is not None:
         raise ValueError(f"latent attention has no window, and the configuration has window={config.window}")
 
 
-def check_cache(config: Any, rolling: bool, sinks: int) -> None:
+def check_cache(config: Any, int8: bool, rolling: bool, sinks: int) -> None:
     check_count("sinks", sinks, 0)
+    if int8 and isinstance(config, EncoderConfig):
+        raise ValueError("int8 is of a cache, and an encoder keeps none; leave it out")
     windowed = isinstance(config, DecoderConfig) and config.window is not None
     if rolling and not windowed:
         raise ValueError("rolling needs a decoder with a window, such as models.config('gpt2', window=256)")

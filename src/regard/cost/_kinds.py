@@ -15,7 +15,8 @@ class LayerKind:
         flops: of matrix products and convolutions, forward, one item.
         scores: numbers that the plain computation holds between queries and keys; 0 where there are none.
         steps: operations that must wait for each other, whatever the machine.
-        path: layers, or steps of one, between two tokens that are farthest apart; None where they never meet.
+        path: layers, or steps of one, until an output depends on both of two tokens that are farthest apart; None
+            where none ever does.
     """
 
     flops: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -86,6 +87,9 @@ def using_threads(threads: int | None) -> Iterator[int]:
     before = torch.get_num_threads()
     if threads is not None:
         _given.check_count("threads", threads)
+        most = os.cpu_count() or threads
+        if threads > most:  # nothing becomes faster, and some thousands of them end the process
+            raise ValueError(f"threads must be at most {most}, the processors there are, got {threads}")
         torch.set_num_threads(threads)
     try:
         yield torch.get_num_threads()

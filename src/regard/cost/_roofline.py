@@ -102,9 +102,7 @@ def roofline(call: AttentionCall, device: Device, *, backward: bool = False) -> 
         device: of `cost.device`, `cost.measured` or `cost.measure`.
         backward: the backward pass alone, in place of the forward pass.
     """
-    if call.dtype not in device.flops:
-        raise ValueError(f"{device.name} has no figure for {call.dtype}; it has {', '.join(device.flops)}")
-    products = call.flops(backward=backward) / device.flops[call.dtype]
+    products = call.flops(backward=backward) / device.rate(call.dtype)
     softmax = 0.0 if device.exponentials is None else call.pairs / device.exponentials
     memory = call.bytes(backward=backward) / device.bandwidth
     named = {"matrix products": products, "softmax": softmax, "memory": memory}
