@@ -78,10 +78,10 @@ def test_caches_by_option() -> None:
 
 
 def test_a_plot_is_written(tmp_path: Path) -> None:
-    for name in ("bill.png", "bill.svg"):
-        result = run("cost", "gpt2", "--plot", str(tmp_path / name))
-        assert result.exit_code == 0, result.output
-        assert f"wrote {tmp_path / name}" in result.stdout and (tmp_path / name).stat().st_size > 10_000
+    file = tmp_path / "bill.svg"  # the manual's test writes a png
+    result = run("cost", "gpt2", "--plot", str(file))
+    assert result.exit_code == 0, result.output
+    assert f"wrote {file}" in result.stdout and file.stat().st_size > 10_000
 
 
 def test_the_least_time_of_a_model_is_its_flops_over_the_peak() -> None:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import base64
 import importlib.util
+import itertools
 import json
+import re
 import subprocess
 import sys
 
 import pytest
 from quick import quick
+from rich.console import Console
 from typer.testing import CliRunner
 
 from regard import _text, lab
 from regard._cli import lab as command
+from regard._cli import terminal
 from regard.cli import app
 from regard.lab import _folder
 
@@ -58,9 +63,26 @@ def test_tables_line_up_in_chinese(name):
     assert "看什么" in printed
 
 
+@pytest.mark.parametrize("columns", [40, 80])
+@pytest.mark.parametrize("name", ["E4", "E5", "X3"])
+def test_chinese_is_broken_between_characters_and_no_line_begins_with_a_closing_sign(name, columns, monkeypatch):
+    monkeypatch.setattr(terminal, "console", lambda: Console(width=columns))
+    monkeypatch.setattr(lab, "run", quick)
+    lines = [line.rstrip() for line in run(name, "--lang", "zh").stdout.splitlines()]
+    assert max(map(_text.width, lines)) <= columns
+    assert not any(line.split("│")[0].rstrip().endswith("…") for line in lines if "│" in line)  # no cell is cut
+    prose = lines[lines.index(next(line for line in lines if line.startswith("看什么"))) :]
+    assert not any(line[0] in "，。；：、）”" for line in prose if line)
+    # every line but the last of a paragraph has no room for what follows it
+    for line, following in itertools.pairwise(prose):
+        if line and following and not re.match(r"[A-Za-z(\[]", following):
+            assert _text.width(line) > columns - 12, line
+
+
 def test_json_of_one_is_an_object_and_of_several_a_list():
     one = json.loads(run("E3", "--json").stdout)
     assert one["numbers"]["raw"] == 63.867000579833984
+    assert json.loads(run("E3", "--json", "--lang", "zh").stdout)["title"] == lab.words("E3")["title"][1]
     assert [row["experiment"] for row in json.loads(run("X4", "E1", "x4", "--json").stdout)] == ["X4", "E1"]
 
 
@@ -69,21 +91,24 @@ def test_out_writes_the_figure_and_the_numbers(tmp_path):
     assert result.exit_code == 0, result.stderr
     assert sorted(file.name for file in (tmp_path / "new" / "folder").iterdir()) == ["E3.json", "E3.svg"]
     assert json.loads((tmp_path / "new" / "folder" / "E3.json").read_text())["numbers"]["raw"] == 63.867000579833984
-    assert "E3.svg" in result.stderr
+    assert "E3.json, E3.svg" in result.stderr
 
 
 def test_all_writes_everything_and_an_index(tmp_path, monkeypatch):
     monkeypatch.setattr(lab, "run", quick)
-    monkeypatch.setattr(_folder, "draw", lambda found, file: file.touch())  # all figures are drawn in another test
+    # the figures themselves are drawn in another test
+    monkeypatch.setattr(_folder, "draw", lambda found, file: file.write_bytes(b"a figure"))
     result = run("all", "--out", str(tmp_path), "--lang", "zh")
     assert result.exit_code == 0, result.stderr
     names = {f"{name}.{end}" for name in lab.names() for end in ("png", "json")}
     assert {file.name for file in tmp_path.iterdir()} == names | {"index.html"}
     page = (tmp_path / "index.html").read_text()
-    assert '<html lang="zh">' in page
+    assert '<html lang="zh-CN">' in page and "default-src &#x27;none&#x27;" in page
+    figure = base64.b64encode(b"a figure").decode()
+    assert page.count(f'src="data:image/png;base64,{figure}"') == len(lab.names())  # nothing is fetched
     for name in lab.names():
-        assert f'src="{name}.png"' in page and lab.words(name)["title"][1].split("“")[0].strip() in page
-    assert "http" not in page and "<script" not in page
+        assert f'href="{name}.json"' in page and lab.words(name)["title"][1].split("“")[0].strip() in page
+    assert "://" not in page and "<script" not in page
 
 
 @pytest.mark.parametrize(
@@ -95,6 +120,7 @@ def test_all_writes_everything_and_an_index(tmp_path, monkeypatch):
         (["E3", "--format", "gif"], "--format is 'gif'; expected png or svg"),
         (["E3", "--lang", "fr"], "--lang is 'fr'; expected en (English) or zh (Chinese)"),
         (["--out", "folder"], "--out was given and no experiment"),
+        (["E3", "--format", "svg"], "--format svg is of the figures that --out writes; give --out too"),
     ],
 )
 def test_bad_words_end_with_status_2_and_one_line(words, said, tmp_path, monkeypatch):

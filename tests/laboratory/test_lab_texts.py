@@ -107,7 +107,7 @@ def test_names_and_topics_are_found_in_any_spelling_and_others_are_refused():
     assert lab.find("two-relations") == lab.find("TWO_RELATIONS") == "X2"
     with pytest.raises(ValueError, match=r"'varience' is no experiment; did you mean variance\? There are E1, E2"):
         lab.find("varience")
-    with pytest.raises(ValueError, match=r"^'q' is no experiment; There are E1"):
+    with pytest.raises(ValueError, match=r"^'q' is no experiment; there are E1"):
         lab.find("q")
     with pytest.raises(AttributeError, match="no attribute 'entropie'"):
         _ = lab.entropie

@@ -68,6 +68,26 @@ def test_a_trained_layer_gives_what_the_model_computes(options: tuple[str, ...])
     assert shapes["weights"] == [12, 9, 9] and shapes["output"] == [9, 384]
 
 
+def test_one_head_of_the_first_layer_looks_at_the_token_before_as_the_manual_says() -> None:
+    data = json.loads(run(CAT, "--model", "minilm", "--json").stdout)
+    (weights,) = [step["arrays"]["weights"]["values"] for step in data["steps"] if step["name"] == "weights"]
+    assert np.diagonal(weights[2], offset=-1).min() > 0.9
+
+
+def test_heads_are_counted_from_0_in_the_lab_too() -> None:
+    walked = run("E6").stdout
+    (row,) = [line for line in walked.splitlines() if line.startswith("sat   →")]
+    assert row.split() == ["sat", "→", "mat", "64%", "→", "sat", "31%"]
+    printed = CliRunner().invoke(app, ["lab", "E6"]).stdout
+    assert "head 0 ┃ entropy ┃   head 1" in printed and "sat │ mat 0.64 │    1.27 │ sat 0.31" in printed
+
+
+def test_nothing_moves_on_stderr_where_nobody_sits_even_with_colours_forced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    result = run("E1")
+    assert result.stderr == "" and "\x1b[" in result.stdout
+
+
 def test_the_trained_layer_is_the_one_that_hugging_face_runs() -> None:
     import torch
     import transformers
@@ -109,6 +129,8 @@ def test_the_trained_layer_is_the_one_that_hugging_face_runs() -> None:
         ((CAT, "--model", "minilm", "--window", "-2"), "--window is -2"),
         (("E1", "--model", "minilm"), "--model reads a text"),
         (("", "--model", "minilm"), "the text is empty"),
+        (("caf\udce9", "--model", "minilm"), "the text has bytes that are no UTF-8"),
+        ((CAT, "--html", "."), "it is a folder"),
         (("word " * 513,), "has 513 tokens; expected at most 512"),
         ((CAT, "--model", "nowhere"), "nowhere"),
         ((CAT, "--html", "no/such/folder/x.html"), "no/such/folder"),

@@ -12,6 +12,7 @@ from regard._cli import complete, terminal
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
 
     from regard.lab import Result
 
@@ -42,9 +43,13 @@ def lab(
         typer.Option(help="A folder for figures and JSON, made if needed. Needs matplotlib.", file_okay=False),
     ] = None,
     kind: Annotated[
-        str,
-        typer.Option("--format", help="Of the figures: png or svg.", autocompletion=complete.one_of(("png", "svg"))),
-    ] = "png",
+        str | None,
+        typer.Option(
+            "--format",
+            help="Of the figures that --out writes: png or svg; png.",
+            autocompletion=complete.one_of(("png", "svg")),
+        ),
+    ] = None,
     lang: Annotated[
         str,
         typer.Option(help="en or zh: the language of tables and texts.", autocompletion=complete.one_of(("en", "zh"))),
@@ -65,15 +70,15 @@ def lab(
     try:
         lang = _text.language(lang)
         chosen = _chosen(names or [])
-        _check_out(out, kind, chosen)
+        ending = _check_out(out, kind, chosen)
     except (ValueError, ImportError) as error:
         terminal.stop(str(error))
     if not chosen:
         _list(lang, as_json)
         return
-    found = _run(chosen, out, kind)
+    found = _run(chosen, out, ending, lang)
     if as_json:
-        rows = [one.to_dict() for one in found]
+        rows = [one.to_dict(lang) for one in found]
         terminal.data(rows[0] if len(rows) == 1 else rows)
     else:
         console = terminal.console()
@@ -83,8 +88,9 @@ def lab(
         if len(found) > 1:
             from regard.lab._folder import write_index
 
-            write_index(found, out, kind, lang)
-        files = [f"{one.name}.{kind}" for one in found] + (["index.html"] if len(found) > 1 else [])
+            write_index(found, out, ending, lang)
+        files = [f"{one.name}.{end}" for one in found for end in ("json", ending)]
+        files += ["index.html"] if len(found) > 1 else []
         typer.echo(_text.text(WORDS, lang, "wrote", what=f"{out}: {', '.join(files)}"), err=True)
 
 
@@ -98,40 +104,46 @@ def _chosen(given: list[str]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _check_out(out: Path | None, kind: str, chosen: list[str]) -> None:
-    """What would fail after minutes of work is said before it."""
+def _check_out(out: Path | None, kind: str | None, chosen: list[str]) -> str:
+    """How the figures' names end. What would fail after minutes of work is said before it."""
     from regard.lab._folder import FORMATS
 
-    if kind not in FORMATS:
+    if kind is not None and kind not in FORMATS:
         raise ValueError(f"--format is {kind!r}; expected png or svg")
     if out is None:
-        return
+        if kind is not None:
+            raise ValueError(f"--format {kind} is of the figures that --out writes; give --out too")
+        return ""
     if not chosen:
         raise ValueError("--out was given and no experiment; name one, or all")
     if importlib.util.find_spec("matplotlib") is None:
         raise ImportError("figures need matplotlib: pip install 'regard[plot]'")
     out.mkdir(parents=True, exist_ok=True)
+    return kind or FORMATS[0]
 
 
-def _run(chosen: list[str], out: Path | None, kind: str) -> list[Result]:
+def _run(chosen: list[str], out: Path | None, kind: str, lang: str) -> list[Result]:
+    from regard import _text
     from regard import lab as experiments
 
     found = []
     with terminal.progress() as bars:
         task = bars.add_task("", total=len(chosen))
         for name in chosen:
-            bars.update(task, description=f"{name} {experiments.TOPICS[name].replace('_', ' ')}")
+            title = _text.text(experiments.words(name), lang, "title")
+            bars.update(task, description=f"{name} {title}")
             found.append(experiments.run(name))
             if out is not None:
                 from regard.lab._folder import write
 
-                write(found[-1], out, kind)
+                write(found[-1], out, kind, lang)
             bars.advance(task)
     return found
 
 
 def _list(lang: str, as_json: bool) -> None:
     from rich.table import Table
+    from rich.text import Text
 
     from regard import _text
     from regard import lab as experiments
@@ -148,26 +160,38 @@ def _list(lang: str, as_json: bool) -> None:
         table.add_row(f"[bold]{row['name']}[/bold]", f"[dim]{row['topic']}[/dim]", row["title"])
     console = terminal.console()
     console.print(table)
-    console.print(f"\n{_text.text(WORDS, lang, 'run')}", highlight=False)
+    console.print()
+    _say(console, Text(_text.text(WORDS, lang, "run")))
 
 
 def _print(console: Console, found: Result, lang: str) -> None:
     from rich.markup import escape
     from rich.table import Table
+    from rich.text import Text
 
     from regard._text import text
 
-    console.print(f"\n[bold]{found.name}  {escape(found.say('title', lang))}[/bold]", highlight=False)
-    console.print(found.say("question", lang), markup=False, highlight=False)
+    console.print()
+    _say(console, Text(f"{found.name}  {found.say('title', lang)}", style="bold"))
+    _say(console, Text(found.say("question", lang)))
     for shown in found.tables(lang):
         table = Table(show_edge=False, pad_edge=False, show_header=any(shown.columns))
         for at, column in enumerate(shown.columns):
-            table.add_column(escape(column), justify="left" if at == 0 or not any(shown.columns) else "right")
+            justify: Any = "left" if at == 0 or not any(shown.columns) else "right"
+            table.add_column(escape(column), justify=justify, overflow="fold")
         for row in shown.rows:
             table.add_row(*map(escape, row))
-        console.print(f"\n[bold]{escape(shown.title)}[/bold]", highlight=False)
+        console.print()
+        _say(console, Text(shown.title, style="bold"))
         console.print(table)
     for key in ("look", "claim", "right", "why"):
         if key in found.words():
-            said = escape(found.say(key, lang))
-            console.print(f"\n[bold]{text(WORDS, lang, key)}[/bold]  {said}", highlight=False)
+            console.print()
+            _say(console, Text.assemble((text(WORDS, lang, key), "bold"), f"  {found.say(key, lang)}"))
+
+
+def _say(console: Console, line: Text) -> None:
+    from regard._text import folded
+
+    for piece in folded(line, console.width):
+        console.print(piece, highlight=False)

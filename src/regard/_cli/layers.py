@@ -104,6 +104,10 @@ def _tokens(folder: Path, text: str, most: int) -> tuple[list[int], tuple[str, .
         from tokenizers import Tokenizer
     except ImportError:
         raise ImportError("reading a tokenizer needs tokenizers: pip install tokenizers") from None
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("the text has bytes that are no UTF-8; the model's tokenizer reads none of those") from None
     file = folder / "tokenizer.json"
     if not file.is_file():
         raise ValueError(f"{folder} has no tokenizer.json")

@@ -49,9 +49,11 @@ def console(width: int = WIDTH) -> Console:
 def saying(what: str) -> contextlib.AbstractContextManager[object]:
     """A line that says what takes its time, for someone who sits there."""
     from rich.console import Console
+    from rich.markup import escape
 
-    console = Console(file=sys.stderr)  # this stream, also while another takes its place
-    return console.status(f"{what} …") if console.is_terminal else contextlib.nullcontext()
+    # a terminal itself, not one that FORCE_COLOR makes of a file; and this stream, also while another takes its place
+    console = Console(file=sys.stderr)
+    return console.status(f"{escape(what)} …") if sys.stderr.isatty() else contextlib.nullcontext()
 
 
 @contextlib.contextmanager

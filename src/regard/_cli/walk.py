@@ -86,12 +86,14 @@ def walk(
 
 
 def _told(text: str | None, settings: Settings, model: str | None, layer: int, lang: str) -> Story:
+    from regard._text import text as say
     from regard._walk import walk_example, walk_layer, walk_text
+    from regard._walk._words import STEPS
 
     given = "E6" if text is None else text.strip()
     is_example = re.fullmatch(r"[Ee]\d{1,4}", given) is not None
     if model is None:
-        with terminal.saying("computing every step"):
+        with terminal.saying(say(STEPS, lang, "computing")):
             return walk_example(given.upper(), settings, lang) if is_example else walk_text(given, settings, lang)
     if is_example and given.upper() != "E6":
         raise ValueError(f"--model reads a text, and {given.upper()} has its own numbers; give a text")
@@ -103,7 +105,7 @@ def _told(text: str | None, settings: Settings, model: str | None, layer: int, l
         raise ValueError("the text is empty; expected some words, such as 'The cat sat on the mat.'")
     from regard._cli.layers import trained
 
-    with terminal.saying(f"loading {model}"):
+    with terminal.saying(say(STEPS, lang, "loading", model=model)):
         found = trained(model, read, layer, settings)
     return walk_layer(*found, settings, lang)
 

@@ -10,11 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from string import Formatter
+from typing import TYPE_CHECKING
 
 from rich.cells import cell_len, set_cell_size
 
+if TYPE_CHECKING:
+    from rich.text import Text
+
 __all__ = [
-    "LANGUAGES", "Catalogue", "breaks", "centred", "language", "left", "problems", "right", "text", "visible", "width",
+    "LANGUAGES", "Catalogue", "breaks", "centred", "folded", "language", "left", "problems", "right", "text", "visible",
+    "width",
 ]  # fmt: skip
 
 LANGUAGES = ("en", "zh")
@@ -98,6 +103,14 @@ def breaks(line: str, columns: int) -> list[int]:
             found.append(start)
             room = columns - width(line[start : at + 1])
     return found
+
+
+def folded(line: Text, columns: int) -> list[Text]:
+    """A styled line in pieces of at most so many columns: broken by us, as rich breaks Chinese only at spaces."""
+    pieces = list(line.divide(breaks(line.plain, columns)))
+    for piece in pieces:
+        piece.rstrip()
+    return pieces
 
 
 def _may_break(line: str, at: int) -> bool:

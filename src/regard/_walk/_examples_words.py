@@ -9,6 +9,10 @@ EXAMPLES: Catalogue = {
         "The whole experiment, with its figure: `regard lab {name}`.",
         "完整的实验和图：`regard lab {name}`。",
     ),
+    "other_draw": (
+        "Its draws are other ones (torch's, and NumPy's here), so the last digits differ.",
+        "那里用 torch 抽样，这里用 NumPy，所以末位数字会有差别。",
+    ),
     "seed": ("Random numbers are drawn from seed {seed}.", "随机数由种子 {seed} 生成。"),
     "input": ("The numbers of the example: one row for each token.", "例子给出的数：每个词元一行。"),
     "raw": ("unscaled", "未缩放"),
@@ -29,9 +33,11 @@ EXAMPLES: Catalogue = {
     "E2.intro": (
         "Two tokens, two heads with d_k = 2. The example gives W^Q of both heads and W^O; keys and values are made "
         "with the same matrices here (W^K = W^V = W^Q), so that every number can be checked by hand. The Q of both "
-        "heads that the copied notes print are wrong; step 3 has them right.",
+        "heads that the copied notes print are wrong; step 3 has them right. (Heads are counted from 0: head 0 has the "
+        "example's first matrix.)",
         "两个词元，两个头，d_k = 2。例子给出了两个头的 W^Q 以及 W^O；键和值在这里用同样的矩阵"
-        "（W^K = W^V = W^Q），这样每个数都能手算核对。流传的笔记里两个头的 Q 都算错了；第 3 步是正确结果。",
+        "（W^K = W^V = W^Q），这样每个数都能手算核对。流传的笔记里两个头的 Q 都算错了；第 3 步是正确结果。"
+        "（这里的头从 0 数起：头 0 用的是例子中的第一个矩阵。）",
     ),
     "E3.title": ("E3 · Why the scores are divided by √d_k: their variance", "E3 · 为什么要除以 √d_k：分数的方差"),
     "E3.draw.title": ("Random queries and keys", "随机的查询和键"),

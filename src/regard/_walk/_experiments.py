@@ -295,5 +295,7 @@ def _weights(name: str, values: Numbers, layer: Layer) -> Panel:
 
 def _story(name: str, steps: tuple[Step, ...], settings: Settings, lang: str, *intro: str) -> Story:
     say = partial(text, EXAMPLES, lang)
-    lines = (*intro, say("seed", seed=settings.seed), say("lab", name=name))
-    return Story(say(f"{name}.title"), lines, steps, {})
+    lines = [*intro, say("seed", seed=settings.seed), say("lab", name=name)]
+    if name in ("E3", "E4"):
+        lines.append(say("other_draw"))
+    return Story(say(f"{name}.title"), tuple(lines), steps, {})

@@ -10,7 +10,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.style import Style
 from rich.text import Text
 
-from regard._text import breaks, left, right, text, visible, width
+from regard._text import folded, left, right, text, visible, width
 from regard._walk._colours import smaller, strengths
 from regard._walk._story import Numbers, Panel, Step, Story, decimals, number, plain, shown
 from regard._walk._words import STEPS
@@ -92,11 +92,7 @@ class Page:
         return self._folded(Text.assemble(*((piece, "bold") if at % 2 else piece for at, piece in pieces)))
 
     def _folded(self, line: Text) -> list[Text]:
-        """Broken by us and not by rich, which breaks Chinese only where there are spaces."""
-        pieces = list(line.divide(breaks(line.plain, self.columns)))
-        for piece in pieces:
-            piece.rstrip()
-        return pieces
+        return folded(line, self.columns)
 
     def _more(self, rest: tuple[Panel, ...], weights: bool) -> list[Text]:
         """Of weights the rest as small pictures; of everything else, where it can be seen."""

@@ -36,15 +36,15 @@ STEPS: Catalogue = {
     ),
     "legend": (
         "Colours: {negative} negative, {positive} positive, {weight} a share of attention (0 to 1). "
-        "A stronger colour is a larger number.",
-        "颜色：{negative} 负数，{positive} 正数，{weight} 注意力权重（0 到 1）。颜色越深，数值越大。",
+        "A stronger colour is a larger number, whatever its sign.",
+        "颜色：{negative} 负数，{positive} 正数，{weight} 注意力权重（0 到 1）。颜色越浓，数值（不计正负）越大。",
     ),
     "negative": ("blue", "蓝色"),
     "positive": ("orange", "橙色"),
     "weight": ("green", "绿色"),
     "shades": (
-        "Shades: a darker cell is a larger number (without its sign).",
-        "深浅：格子越深，数值（不计正负）越大。",
+        "Shades ░▒▓█: the fuller a cell, the larger its number (without its sign).",
+        "深浅 ░▒▓█：格子填得越满，数值（不计正负）越大。",
     ),
     "by_hand": ("By hand: ", "手算一个数："),
     "pair": ("head {head}, {query} → {key}", "头 {head}，{query} → {key}"),
@@ -59,6 +59,8 @@ STEPS: Catalogue = {
         "… and {count} more, in the page (`--html`) and in `--json`.",
         "……还有 {count} 个，见网页（`--html`）和 `--json`。",
     ),
+    "computing": ("computing every step", "正在计算每一步"),
+    "loading": ("loading {model}", "正在加载 {model}"),
     "text": ("text", "文本"),
     "wrote": ("wrote {file}", "已写入 {file}"),
     "strongest": ("Who looks at whom most", "谁最关注谁"),

@@ -68,12 +68,9 @@ def find(given: str) -> str:
     if wanted in known:
         return known[wanted]
     near = difflib.get_close_matches(wanted, known, n=3, cutoff=0.6)
-    hint = (
-        f"did you mean {' or '.join(known[one] if one == known[one].lower() else one for one in near)}? "
-        if near
-        else ""
-    )
-    raise ValueError(f"{given!r} is no experiment; {hint}There are {', '.join(TOPICS)}")
+    names = " or ".join(known[one] if one == known[one].lower() else one for one in near)
+    hint = f"did you mean {names}? There are" if near else "there are"
+    raise ValueError(f"{given!r} is no experiment; {hint} {', '.join(TOPICS)}")
 
 
 def run(name: str) -> Result:

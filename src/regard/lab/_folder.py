@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import json
-from html import escape
 from typing import TYPE_CHECKING
 
+from regard._page._document import as_text, document
 from regard._text import Catalogue, text
+from regard._write import write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -14,7 +16,8 @@ if TYPE_CHECKING:
 
     from regard.lab._result import Result, Table
 
-FORMATS = ("png", "svg")
+TYPES = {"png": "image/png", "svg": "image/svg+xml"}
+FORMATS = tuple(TYPES)
 WORDS: Catalogue = {
     "title": ("The attention lab", "注意力实验室"),
     "note": ("What a widely copied note gets wrong", "流传笔记中的错误"),
@@ -22,7 +25,8 @@ WORDS: Catalogue = {
 }
 STYLE = """
 :root { color-scheme: light dark; }
-body { font: 1rem/1.6 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
+body { font: 1rem/1.6 system-ui, "Noto Sans SC", "PingFang SC", "Microsoft YaHei", sans-serif;
+  max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
 img { max-width: 100%; background: white; border-radius: 4px; }
 table { border-collapse: collapse; margin: 1rem 0; display: block; overflow-x: auto; }
 caption { text-align: left; font-weight: 600; }
@@ -32,11 +36,11 @@ aside { border-left: 4px solid #D55E00; padding-left: 1rem; }
 """
 
 
-def write(found: Result, folder: Path, kind: str = "png") -> None:
+def write(found: Result, folder: Path, kind: str = "png", lang: str = "en") -> None:
     """`E3.json` and `E3.png`, the same bytes every time."""
     folder.mkdir(parents=True, exist_ok=True)
-    numbers = json.dumps(found.to_dict(), indent=2, ensure_ascii=False)
-    (folder / f"{found.name}.json").write_text(numbers + "\n", encoding="utf-8")
+    numbers = json.dumps(found.to_dict(lang), indent=2, ensure_ascii=False)
+    write_atomically(folder / f"{found.name}.json", [numbers.encode(), b"\n"])
     draw(found, folder / f"{found.name}.{kind}")
 
 
@@ -50,19 +54,18 @@ def draw(found: Result, file: Path) -> None:
 
 
 def write_index(found: Iterable[Result], folder: Path, kind: str = "png", lang: str = "en") -> Path:
-    """One page with all figures, tables and texts, beside the files it shows."""
+    """One page with all figures, tables and texts: the figures are inside, so that it can be sent on alone."""
     title = text(WORDS, lang, "title")
-    parts = [_section(one, kind, lang) for one in found]
-    head = f'<meta charset="utf-8"><title>{title}</title><meta name="viewport" content="width=device-width">'
-    page = f'<!doctype html><html lang="{lang}"><head>{head}<style>{STYLE}</style></head><body><h1>{title}</h1>'
+    parts = [f"<h1>{as_text(title)}</h1>", *(_section(one, folder, kind, lang) for one in found)]
+    page = document(title, STYLE, parts, {"en": "en", "zh": "zh-CN"}[lang])
     file = folder / "index.html"
-    file.write_text(page + "\n".join(parts) + "</body></html>\n", encoding="utf-8")
+    write_atomically(file, [page.encode()])
     return file
 
 
-def _section(found: Result, kind: str, lang: str) -> str:
+def _section(found: Result, folder: Path, kind: str, lang: str) -> str:
     def say(key: str) -> str:
-        return escape(found.say(key, lang))
+        return as_text(found.say(key, lang))
 
     note = ""
     if "claim" in found.words():
@@ -70,14 +73,16 @@ def _section(found: Result, kind: str, lang: str) -> str:
         note = f"<aside><p><b>{text(WORDS, lang, 'note')}</b></p>{said}</aside>"
     tables = "".join(_table(table) for table in found.tables(lang))
     name = found.name
+    picture = base64.b64encode((folder / f"{name}.{kind}").read_bytes()).decode()
+    inside = f"data:{TYPES[kind]};base64,{picture}"
     return (
         f'<section id="{name}"><h2>{name} {say("title")}</h2><p>{say("question")}</p>'
-        f'<img src="{name}.{kind}" alt="{say("title")}">{tables}<p>{say("look")}</p>{note}'
+        f'<img src="{inside}" alt="{say("title")}">{tables}<p>{say("look")}</p>{note}'
         f'<p><a href="{name}.json">{text(WORDS, lang, "numbers")}</a></p></section>'
     )
 
 
 def _table(table: Table) -> str:
-    head = "".join(f"<th>{escape(cell)}</th>" for cell in table.columns) if any(table.columns) else ""
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows)
-    return f"<table><caption>{escape(table.title)}</caption><tr>{head}</tr>{body}</table>"
+    head = "".join(f"<th>{as_text(cell)}</th>" for cell in table.columns) if any(table.columns) else ""
+    body = "".join("<tr>" + "".join(f"<td>{as_text(cell)}</td>" for cell in row) + "</tr>" for row in table.rows)
+    return f"<table><caption>{as_text(table.title)}</caption><tr>{head}</tr>{body}</table>"

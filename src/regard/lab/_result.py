@@ -43,11 +43,12 @@ class Result:
     name: ClassVar[str]  # "E3"
     topic: ClassVar[str]  # "variance": the function, and the file its words are in
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self, lang: str = "en") -> dict[str, Any]:
+        """All numbers as what JSON holds, and the title in a language."""
         numbers = dataclasses.asdict(self)  # type: ignore[call-overload]
         return {
             "experiment": self.name,
-            "title": self.say("title"),
+            "title": self.say("title", lang),
             "torch": torch.__version__,
             "numbers": numbers,
         }

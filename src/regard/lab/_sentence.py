@@ -33,7 +33,7 @@ class Sentence(Result):
     causal_weights: tuple[Matrix, ...]
 
     def tables(self, lang: str = "en") -> list[Table]:
-        heads = [self.say("head", lang, number=at + 1) for at in range(len(self.weights))]
+        heads = [self.say("head", lang, number=at) for at in range(len(self.weights))]
         columns = ("", *(name for head in heads for name in (head, self.say("entropy", lang))))
         lines = []
         for at, token in enumerate(self.tokens):
@@ -59,7 +59,7 @@ class Sentence(Result):
         for axes_row, weights, how in zip(
             grid, (self.weights, self.causal_weights), ("all tokens", "causal"), strict=True
         ):
-            for head, (axes, values) in enumerate(zip(axes_row, weights, strict=True), start=1):
+            for head, (axes, values) in enumerate(zip(axes_row, weights, strict=True)):
                 _draw.heatmap(axes, values, f"head {head}, {how}", columns=self.tokens, names=self.tokens)
         for axes in grid[:, 0]:
             axes.set_ylabel("query")

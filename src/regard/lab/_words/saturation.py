@@ -8,9 +8,9 @@ WORDS = {
     ),
     "look": (
         "Without the scale one key takes nearly all the weight, the entropy is close to 0, and the slope of the "
-        "softmax, which every gradient is multiplied by, is nine times smaller. (Seed 0. Other draws move the second "
+        "softmax, through which every gradient passes, is nine times smaller. (Seed 0. Other draws move the second "
         "digit: seeds 0 to 9 give a largest weight of 0.91 to 0.94 without the scale.)",
-        "不缩放时，一个键几乎占去全部权重，熵接近 0；而所有梯度都要乘上的 softmax 斜率只剩九分之一。（种子为 0。换一"
+        "不缩放时，一个键几乎占去全部权重，熵接近 0；而梯度都要经过的 softmax 斜率只剩九分之一。（种子为 0。换一"
         "次抽样，第二位数字会动：种子 0 到 9 的最大权重在 0.91 到 0.94 之间。）",
     ),
     "claim": (

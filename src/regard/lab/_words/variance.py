@@ -3,7 +3,7 @@
 WORDS = {
     "title": ("Why √d_k: the variance of a dot product", "为什么是 √d_k：点积的方差"),
     "question": (
-        "How large do the scores q·k get when q and k are normal vectors?",
+        "How large do the scores q·k get when the entries of q and k are standard normal?",
         "当 q 和 k 的各分量服从标准正态分布时，分数 q·k 会有多大？",
     ),
     "look": (
