@@ -70,7 +70,7 @@ def explain(
 
 
 def _unmade(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Tensor:
-    """A tensor of this shape that holds one row only: a plan looks at sizes, never at numbers."""
+    """A tensor of this shape that holds one row only, and that unwritten: a plan looks at sizes, never at numbers."""
     import torch
 
-    return torch.zeros((1,) * (len(shape) - 1) + shape[-1:], dtype=dtype, device=device).expand(shape)
+    return torch.empty((1,) * (len(shape) - 1) + shape[-1:], dtype=dtype, device=device).expand(shape)
