@@ -234,6 +234,28 @@ def test_heads_that_do_not_divide_a_projection_are_named():
             reference.trace(x, x, x, weights, num_heads=heads, num_kv_heads=kv_heads)
 
 
+@pytest.mark.parametrize(
+    ("changed", "error", "message"),
+    [
+        ({"weights": {"q": np.eye(6)}}, ValueError, "weights has no k, v, out; expected q, k, v, out"),
+        ({"weights": {"q_bais": np.ones(6)}}, ValueError, "weights has 'q_bais', which nothing reads"),
+        ({"weights": {"v": np.eye(5)}}, ValueError, r"weights\['v'\] is \[5, 5\], and what it projects is \[1, 3, 6\]"),
+        ({"weights": {"out": np.ones(6)}}, ValueError, r"weights\['out'\] is \[6\]"),
+        ({"num_heads": 2.0}, TypeError, "query is to have 2.0 heads; expected a whole number"),
+        ({"mask": np.ones((2, 3), bool)}, ValueError, r"mask is \[2, 3\]; expected .* the scores, \[1, 2, 3, 3\]"),
+        ({"bias": np.ones((3, 5))}, ValueError, r"bias is \[3, 5\]; expected what broadcasts"),
+    ],
+)
+def test_what_cannot_be_traced_is_named(changed, error, message):
+    whole = dict.fromkeys(("q", "k", "v", "out"), np.eye(6))
+    weights = changed.pop("weights", whole)
+    if weights.keys() != {"q"}:
+        weights = {**whole, **weights}
+    x = np.ones((1, 3, 6))
+    with pytest.raises(error, match=message):
+        reference.trace(x, x, x, weights, **{"num_heads": 2, **changed})
+
+
 def test_multi_head_takes_biases_widths_and_grouped_heads():
     rng = np.random.default_rng(0)
     query, key, value = (rng.standard_normal(s) for s in ((3, 5, 7), (3, 11, 9), (3, 11, 13)))

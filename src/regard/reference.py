@@ -183,11 +183,14 @@ def trace(
     >>> steps["raw_scores"].shape, steps["weights"].round(4)[0, 0].tolist()
     ((1, 2, 2, 2), [[0.6698, 0.3302], [0.3302, 0.6698]])
     """
+    _check_names(weights)
     steps = Trace()
     for name, given in (("query", query), ("key", key), ("value", value)):
         steps[name] = _project(given, weights, name[0])
     kv_heads = num_heads if num_kv_heads is None else num_kv_heads
     for name, count in (("query", num_heads), ("key", kv_heads), ("value", kv_heads)):
+        if isinstance(count, bool) or not isinstance(count, (int, np.integer)):
+            raise TypeError(f"{name} is to have {count!r} heads; expected a whole number")
         if count < 1 or steps[name].shape[-1] % count:
             raise ValueError(f"{name} is projected to width {steps[name].shape[-1]}, which {count} heads do not divide")
         steps[f"{name}_heads"] = _split(steps[name], count)
@@ -244,12 +247,22 @@ def _logits(
         permitted = np.asarray(mask)
         if permitted.dtype != bool:
             raise TypeError(f"mask is {permitted.dtype}; expected bool, True where attention is permitted")
-        allowed = allowed & np.broadcast_to(permitted, scores.shape)
+        allowed = allowed & _repeated("mask", permitted, scores.shape)
     if bias is not None:
-        added = np.broadcast_to(np.asarray(bias, dtype=np.float64), scores.shape)
+        added = _repeated("bias", np.asarray(bias, dtype=np.float64), scores.shape)
         allowed = allowed & (added != -np.inf)
         logits = logits + added
     return np.where(allowed, logits, -np.inf), allowed
+
+
+def _repeated(name: str, given: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    """The mask or the bias for every score."""
+    try:
+        return np.broadcast_to(given, shape)
+    except ValueError:
+        raise ValueError(
+            f"{name} is {list(given.shape)}; expected what broadcasts to the scores, {list(shape)}"
+        ) from None
 
 
 def _softmax(logits: Array, sinks: ArrayLike | None = None) -> tuple[Array, Array]:
@@ -305,8 +318,23 @@ def _sum_to(gradient: Array, shape: tuple[int, ...]) -> Array:
     return np.asarray(gradient.sum(axis=repeated, keepdims=True))
 
 
+def _check_names(weights: Mapping[str, ArrayLike]) -> None:
+    matrices = ("q", "k", "v", "out")
+    expected = f"expected {', '.join(matrices)}, and where there are biases q_bias, k_bias, v_bias, out_bias"
+    if missing := [name for name in matrices if name not in weights]:
+        raise ValueError(f"weights has no {', '.join(missing)}; {expected}")
+    if unknown := sorted(set(weights) - {*matrices, *(f"{name}_bias" for name in matrices)}):
+        raise ValueError(f"weights has {', '.join(map(repr, unknown))}, which nothing reads; {expected}")
+
+
 def _project(x: ArrayLike, weights: Mapping[str, ArrayLike], name: str) -> Array:
-    projected: Array = np.asarray(x, dtype=np.float64) @ np.asarray(weights[name], dtype=np.float64)
+    given, matrix = np.asarray(x, dtype=np.float64), np.asarray(weights[name], dtype=np.float64)
+    if matrix.ndim != 2 or given.shape[-1:] != matrix.shape[:1]:
+        raise ValueError(
+            f"weights[{name!r}] is {list(matrix.shape)}, and what it projects is {list(given.shape)}; "
+            "expected [width in, width out]"
+        )
+    projected: Array = given @ matrix
     bias = weights.get(f"{name}_bias")
     return projected if bias is None else projected + np.asarray(bias, dtype=np.float64)
 

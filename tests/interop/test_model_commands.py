@@ -76,6 +76,7 @@ def test_converted_models_generate_the_same(folder: Path, tmp_path: Path) -> Non
     ("words", "complaint"),
     [
         (("generate", "--model", "FOLDER", ""), "the prompt is empty"),
+        (("generate", "--model", "FOLDER", "caf\udce9"), "the prompt has bytes that are no UTF-8"),
         (("generate", "--model", "FOLDER", "a", "--max-new-tokens", "0"), "--max-new-tokens is 0"),
         (("generate", "--model", "FOLDER", "a", "--temperature", "-1"), "temperature"),
         (("generate", "--model", "FOLDER", "a", "--dtype", "int8"), "--dtype holds 'int8'"),

@@ -6,6 +6,7 @@ import itertools
 import math
 
 import numpy as np
+import pytest
 import torch
 
 from regard import lab
@@ -116,6 +117,26 @@ def test_an_experiment_leaves_the_callers_random_numbers_and_threads_alone():
 def test_a_trained_experiment_gives_the_same_numbers_twice_and_others_for_another_seed():
     assert lab.inverted_masks(steps=7) == lab.inverted_masks(steps=7)
     assert lab.inverted_masks(steps=7).causal != lab.inverted_masks(steps=7, seed=1).causal
+
+
+@pytest.mark.parametrize(
+    ("run", "error", "message"),
+    [
+        (lambda: lab.variance(head_dim=0), ValueError, "head_dim must be at least 1, got 0"),
+        (lambda: lab.variance(pairs=2.5), TypeError, "pairs must be an int, got 2.5"),
+        (lambda: lab.saturation(keys=0), ValueError, "keys must be at least 1"),
+        (lambda: lab.growing_width(widths=(3, 0)), ValueError, r"widths\[1\] must be at least 1, got 0"),
+        (lambda: lab.fixed_weights(steps=0), ValueError, "steps must be at least 1"),
+        (lambda: lab.two_relations(steps=-1), ValueError, "steps must be at least 1"),
+        (lambda: lab.inverted_masks(steps=True), TypeError, "steps must be an int"),
+        (lambda: lab.blur(trials=0), ValueError, "trials must be at least 1"),
+        (lambda: lab.permutation(tokens=0), ValueError, "tokens must be at least 1"),
+    ],
+)
+def test_sizes_that_make_no_sense_are_refused(run, error, message):
+    with pytest.raises(error, match=message):
+        run()
+    assert lab.saturation(head_dim=7, keys=5, queries=1).raw_row[0] > 0
 
 
 def test_one_head_of_the_blur_fits_the_keys_it_is_told_to():

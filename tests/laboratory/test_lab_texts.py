@@ -109,6 +109,8 @@ def test_names_and_topics_are_found_in_any_spelling_and_others_are_refused():
         lab.find("varience")
     with pytest.raises(ValueError, match=r"^'q' is no experiment; there are E1"):
         lab.find("q")
+    with pytest.raises(TypeError, match="named by a str, such as 'E3', got 3"):
+        lab.run(3)
     with pytest.raises(AttributeError, match="no attribute 'entropie'"):
         _ = lab.entropie
     assert set(lab.TOPICS.values()) <= set(dir(lab))

@@ -54,6 +54,7 @@ def test_bad_input_ends_with_status_2_and_one_sentence(tmp_path: Path) -> None:
         (("minilm", "a", "--length", "513"), "--length is 513; this model takes 512 tokens at most"),
         (("minilm", "a", "--length", "-1"), "--length is -1; expected at least 1"),
         (("minilm", "--file", str(binary)), "is not UTF-8 text"),
+        (("minilm", "caf\udce9"), "the text has bytes that are no UTF-8"),
         (("minilm", "--file", str(tmp_path / "none")), "No such file or directory"),
         (("minilm", "a", "--file", str(binary)), "a text and --file were both given"),
         (("minilm", "--out", str(tmp_path / "none" / "run")), "which is not there"),

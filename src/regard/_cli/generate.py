@@ -83,7 +83,7 @@ def _refuse_others(found: Found) -> None:
 
 def _checked(found: Found, words: Words, prompt: str, most: int) -> list[int]:
     """The prompt's tokens, when this model can continue them."""
-    ids = words.encode(prompt)
+    ids = words.encode(terminal.readable(prompt, "the prompt"))
     if not ids:
         raise ValueError("the prompt is empty; give at least one word")
     config = found.model.config

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from regard._cli import terminal
 from regard._walk import Layer, Settings, Source
 from regard._walk._inputs import MOST_TOKENS, permitted
 
@@ -104,17 +105,13 @@ def _tokens(folder: Path, text: str, most: int) -> tuple[list[int], tuple[str, .
         from tokenizers import Tokenizer
     except ImportError:
         raise ImportError("reading a tokenizer needs tokenizers: pip install tokenizers") from None
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ValueError("the text has bytes that are no UTF-8; the model's tokenizer reads none of those") from None
     file = folder / "tokenizer.json"
     if not file.is_file():
         raise ValueError(f"{folder} has no tokenizer.json")
     tokenizer = Tokenizer.from_file(str(file))
     tokenizer.no_padding()
     tokenizer.no_truncation()
-    found = tokenizer.encode(text)
+    found = tokenizer.encode(terminal.readable(text))
     if len(found.ids) > most:
         raise ValueError(f"the text has {len(found.ids)} tokens; expected at most {most}")
     return list(found.ids), tuple(found.tokens)

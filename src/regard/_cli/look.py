@@ -78,7 +78,7 @@ def _text(text: str, file: Path | None) -> str:
     if text and file is not None:
         raise ValueError("a text and --file were both given; give one")
     if file is None:
-        return text or TEXT
+        return terminal.readable(text) or TEXT
     try:
         return file.read_text(encoding="utf-8")
     except UnicodeDecodeError:

@@ -24,6 +24,17 @@ def stop(message: str) -> NoReturn:
     raise typer.Exit(2)
 
 
+def readable(text: str, name: str = "the text") -> str:
+    """The text itself; ValueError where a shell gave bytes that are no UTF-8, which no tokenizer reads."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError(
+            f"{name} has bytes that are no UTF-8; type it again, or change your terminal to UTF-8"
+        ) from None
+    return text
+
+
 def data(found: Any, *, indent: int | None = 2) -> None:
     """Print what a command found as JSON, for other programs: nothing is lost where the output has ASCII only, and a
     number that is missing (NaN) is null, which JSON has."""

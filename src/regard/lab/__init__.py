@@ -63,6 +63,8 @@ def names() -> list[str]:
 
 def find(given: str) -> str:
     """The name of an experiment that is given by its name or its topic: `e3`, `variance`. ValueError for others."""
+    if not isinstance(given, str):
+        raise TypeError(f"an experiment is named by a str, such as 'E3', got {given!r}")
     known = {name.lower(): name for name in TOPICS} | {topic: name for name, topic in TOPICS.items()}
     wanted = given.strip().lower().replace("-", "_")
     if wanted in known:

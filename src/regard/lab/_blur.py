@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regard import api
-from regard.lab._result import Result, Row, Table
+from regard.lab._result import Result, Row, Table, check_counts
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -95,6 +95,7 @@ class Blur(Result):
 
 def blur(trials: int = 400, seed: int = 0) -> Blur:
     """The output of one head that attends to n keys alike; then one token that fetches 8 facts with 1 … 8 heads."""
+    check_counts(trials=trials)
     draw = torch.Generator().manual_seed(seed)
     read = [_read(heads, trials, draw) for heads in HEADS]
     likeness = tuple(_likeness(count, trials, draw) for count in SHARED)

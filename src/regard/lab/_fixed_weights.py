@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from regard import positions
-from regard.lab._result import Result, Table
+from regard.lab._result import Result, Table, check_counts
 from regard.lab._train import Batch, fit, right, seeded
 from regard.nn import MultiHeadAttention
 
@@ -139,6 +139,7 @@ class Attending(nn.Module):
 
 def fixed_weights(seed: int = 0, steps: int = STEPS) -> FixedWeights:
     """Which colour does the thing have that the last token names? Four layers are trained and then asked."""
+    check_counts(steps=steps)
     return FixedWeights(1 / COLOURS, {way: _train(way, seed, steps) for way in WAYS})
 
 

@@ -29,7 +29,7 @@ body { font: 1rem/1.6 system-ui, "Noto Sans SC", "PingFang SC", "Microsoft YaHei
   max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
 img { max-width: 100%; background: white; border-radius: 4px; }
 table { border-collapse: collapse; margin: 1rem 0; display: block; overflow-x: auto; }
-caption { text-align: left; font-weight: 600; }
+caption { text-align: left; font-weight: 600; white-space: nowrap; }
 th, td { padding: .2rem .8rem .2rem 0; text-align: right; border-bottom: 1px solid #8884; }
 th:first-child, td:first-child { text-align: left; }
 aside { border-left: 4px solid #D55E00; padding-left: 1rem; }

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from regard.lab._result import Result, Table
+from regard.lab._result import Result, Table, check_counts
 from regard.lab._sharpness import Sharpness, sharpness
 
 if TYPE_CHECKING:
@@ -73,6 +73,7 @@ class GrowingWidth(Result):
 
 def growing_width(widths: tuple[int, ...] = WIDTHS, keys: int = 64, queries: int = 500, seed: int = 0) -> GrowingWidth:
     """Entropy, largest weight and gradient of attention over normal data, for heads of growing width."""
+    check_counts(keys=keys, queries=queries, **{f"widths[{at}]": width for at, width in enumerate(widths)})
     raw = tuple(sharpness(width, keys, queries, scale=1.0, seed=seed) for width in widths)
     scaled = tuple(sharpness(width, keys, queries, scale=width**-0.5, seed=seed) for width in widths)
     return GrowingWidth(widths, keys, raw, scaled)

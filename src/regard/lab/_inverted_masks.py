@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from regard import api, masks, positions
-from regard.lab._result import Result, Row, Table, look
+from regard.lab._result import Result, Row, Table, check_counts, look
 from regard.lab._train import Batch, fit, seeded
 from regard.nn import MultiHeadAttention
 
@@ -112,6 +112,7 @@ class Speaker(nn.Module):
 
 def inverted_masks(seed: int = 0, steps: int = STEPS) -> InvertedMasks:
     """Train one model under a causal mask and one under its inverse, let both generate; then look at empty rows."""
+    check_counts(steps=steps)
     asked = 2 * PERIOD - 1
     return InvertedMasks(
         floor=(PERIOD - 1) / asked * math.log(SYMBOLS),  # the first half cannot be known, the second half can

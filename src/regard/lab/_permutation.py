@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from regard import bias, masks, positions
-from regard.lab._result import Result, Table
+from regard.lab._result import Result, Table, check_counts
 from regard.nn import MultiHeadAttention
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ class Permutation(Result):
 
 def permutation(tokens: int = 11, seed: int = 0) -> Permutation:
     """Shuffle the input of one layer: without positions the output is shuffled likewise and not changed otherwise."""
+    check_counts(tokens=tokens)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         layer = MultiHeadAttention(WIDTH, HEADS, dtype=torch.float64)

@@ -77,6 +77,15 @@ def look(
     return api.observe(query, key, value, mask=mask, scale=scale, want=want)
 
 
+def check_counts(**given: int) -> None:
+    """Arguments that count something: whole numbers from 1 on."""
+    for name, value in given.items():
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(f"{name} must be an int, got {value!r}")
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
+
+
 def rows(tensor: Tensor) -> Matrix:
     """A matrix as plain numbers; leading axes must have one element."""
     flat = tensor.detach().reshape(tensor.shape[-2:])

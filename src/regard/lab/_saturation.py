@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from regard.lab._result import Result, Row, Table, look
+from regard.lab._result import Result, Row, Table, check_counts, look
 from regard.lab._sharpness import Sharpness, sharpness
 
 if TYPE_CHECKING:
@@ -74,9 +74,13 @@ class Saturation(Result):
 
 def saturation(head_dim: int = 512, keys: int = 64, queries: int = 500, seed: int = 0) -> Saturation:
     """Largest weight, entropy and slope of attention over normal data, with scale 1 and 1/√head_dim."""
+    check_counts(head_dim=head_dim, keys=keys, queries=queries)
     draw = torch.Generator().manual_seed(seed)
     query, key = (torch.randn(1, 1, count, head_dim, generator=draw) for count in (queries, keys))
     scales = (1.0, head_dim**-0.5)
     raw, scaled = (sharpness(head_dim, keys, queries, scale=scale, seed=seed) for scale in scales)
-    lines = [look(query, key, key, scale=scale).weights[0, 0, ROW].sort(descending=True).values for scale in scales]
+    lines = [
+        look(query, key, key, scale=scale).weights[0, 0, min(ROW, queries - 1)].sort(descending=True).values
+        for scale in scales
+    ]
     return Saturation(head_dim, keys, queries, raw, scaled, *(tuple(line.tolist()) for line in lines))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from regard import positions
-from regard.lab._result import Matrix, Result, Row, Table, rows
+from regard.lab._result import Matrix, Result, Row, Table, check_counts, rows
 from regard.lab._train import Batch, fit, right, seeded
 from regard.nn import MultiHeadAttention
 from regard.statistics import Want
@@ -85,6 +85,7 @@ class Neighbours(nn.Module):
 
 def two_relations(seed: int = 0, steps: int = STEPS) -> TwoRelations:
     """Every token names the symbol before it and the symbol after it. Layers of 1, 2 and 4 heads learn it."""
+    check_counts(steps=steps)
     shares, losses, counts, maps = [], [], [], {}
     for heads in HEADS:
         with seeded(seed) as draw:

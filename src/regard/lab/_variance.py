@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from regard.lab._result import Result, Row, Table
+from regard.lab._result import Result, Row, Table, check_counts
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -65,6 +65,7 @@ class Variance(Result):
 
 def variance(head_dim: int = 64, pairs: int = 100_000, seed: int = 0) -> Variance:
     """The population variance of q·k for normal q and k, as it is and divided by √head_dim."""
+    check_counts(head_dim=head_dim, pairs=pairs)
     draw = torch.Generator().manual_seed(seed)
     query, key = (torch.randn(pairs, head_dim, generator=draw) for _ in range(2))
     dots = (query * key).sum(-1)
