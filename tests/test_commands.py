@@ -152,9 +152,11 @@ def test_a_reader_that_leaves_ends_the_command_quietly() -> None:
     assert (done.returncode, done.stderr) == (-signal.SIGPIPE, "")
 
 
-def test_a_full_disk_is_one_line() -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"], ids=["written at the end", "written at once"])
+def test_a_full_disk_is_one_line(unbuffered: str) -> None:
+    settings = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
     with open("/dev/full", "w") as full:
-        done = command("--version", stdout=full, stderr=subprocess.PIPE, capture_output=False)
+        done = command("--version", stdout=full, stderr=subprocess.PIPE, capture_output=False, env=settings)
     assert done.returncode == 2
     assert done.stderr == "regard: the output: No space left on device\n"
 

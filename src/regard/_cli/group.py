@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
@@ -25,6 +26,7 @@ class Commands(TyperGroup):
             status = 130
         except OSError as error:
             status = _said(f"{error.filename or 'the output'}: {error.strerror or error}")
+            _give_up_output()
         except ImportError as error:
             status = _said(_missing(error))
         except Exception as error:
@@ -33,6 +35,14 @@ class Commands(TyperGroup):
                 raise
             status = _said(_about(error))
         sys.exit(status if isinstance(status, int) else 0)
+
+
+def _give_up_output() -> None:
+    """What cannot be written must not be tried again when Python ends: that would change the status."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _missing(error: ImportError) -> str:
