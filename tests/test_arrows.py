@@ -57,6 +57,7 @@ ARROWS: dict[str, set[str]] = {
     "_cli": ANYTHING,
     "cli": ANYTHING,
     "__init__": ANYTHING,
+    "__main__": ANYTHING,
 }
 
 # The oracle stands alone: this is the one file of the fast code that may wrap it.

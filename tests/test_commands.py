@@ -49,7 +49,7 @@ def run(words: str, **given: Any) -> Any:
 
 def command(*words: str, **given: Any) -> subprocess.CompletedProcess[str]:
     given = {"capture_output": True, **given}
-    return subprocess.run([sys.executable, "-m", "regard.cli", *words], text=True, check=False, **given)
+    return subprocess.run([sys.executable, "-m", "regard", *words], text=True, check=False, **given)
 
 
 def test_the_table_has_every_command() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -23,16 +25,22 @@ def test_a_link_stays_and_what_it_points_to_is_written(tmp_path: Path) -> None:
 
 def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path: Path) -> None:
     # as /dev/stdout and /dev/null are: taking the place of the latter would break a whole machine
-    pipe = tmp_path / "pipe"
+    pipe, link = tmp_path / "pipe", tmp_path / "link"  # /dev/stdout is a link
     os.mkfifo(pipe)
+    link.symlink_to(pipe)
     read: list[bytes] = []
     reader = threading.Thread(target=lambda: read.append(pipe.read_bytes()))
     reader.start()
-    write_atomically(pipe, [b"a page"])
+    write_atomically(link, [b"a page"])
     reader.join(timeout=60)
     assert read == [b"a page"]
-    assert pipe.is_fifo()
-    assert os.listdir(tmp_path) == ["pipe"]
+    assert pipe.is_fifo() and link.is_symlink()
+    assert sorted(os.listdir(tmp_path)) == ["link", "pipe"]
+
+
+def test_the_output_of_a_process_is_written_to_by_its_name() -> None:
+    code = "import pathlib; from regard import _write; _write.write_atomically(pathlib.Path('/dev/stdout'), [b'page'])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).stdout == b"page"
 
 
 @pytest.mark.parametrize(("given", "named"), [(".", "folder"), ("missing/page.html", "missing/page.html")])

@@ -19,7 +19,6 @@ def write_atomically(path: Path, content: Iterable[bytes | memoryview]) -> None:
     Raises:
         OSError: with the name that was given, not that of the file beside it.
     """
-    path = Path(os.path.realpath(path))
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, "it is a folder; give the name of a file", str(path))
     if path.exists() and not path.is_file():
@@ -27,6 +26,7 @@ def write_atomically(path: Path, content: Iterable[bytes | memoryview]) -> None:
             for piece in content:
                 stream.write(piece)
         return
+    path = Path(os.path.realpath(path))
     try:
         handle, name = tempfile.mkstemp(prefix=f".{path.name[:100]}.", dir=path.parent)
     except OSError as error:
