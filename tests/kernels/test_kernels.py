@@ -11,7 +11,8 @@ from tests.kernels import definitions
 from tests.kernels.calls import DEVICE, call_of, found_and_wrong, tensors
 
 from regard import Want, masks
-from regard._triton import launch
+from regard._triton import launch, tiles
+from regard.statistics import BUCKETS
 
 SUMS = Want(map=(5, 7), first=3, top_k=0, weights=(slice(3, 70), slice(5, 100)))
 SIZES = {"B": 2, "H": 2, "G": 1, "L": 37, "S": 111}
@@ -119,6 +120,10 @@ def test_the_same_call_twice_is_bitwise_equal() -> None:
     lse = definitions.whole(call)[0].float()
     first, second = (launch.observe(call, lse, Want(map=(3, 5))) for _ in range(2))
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_the_room_for_sums_is_what_the_kernels_use() -> None:
+    assert tiles.COPIES.value == launch._COPIES and tiles.BUCKETS.value == BUCKETS
 
 
 def test_refusals_name_what_cannot_be_done() -> None:

@@ -9,12 +9,12 @@ import re
 import zlib
 from dataclasses import replace
 from functools import partial
-from html.parser import HTMLParser
 from typing import Literal
 
 import numpy as np
 import pytest
 from rich.console import Console
+from tests.page_tree import Tree
 
 from regard import _text
 from regard._text import LANGUAGES, width
@@ -144,31 +144,6 @@ def test_control_characters_do_not_reach_the_terminal() -> None:
     text = printed(renamed(walk_text("word0 word1 word2 word3 word4 word5 word6", Settings()), NASTY))
     assert "\x1b" not in text and "\x00" not in text and "\u202e" not in text
     assert "␛" in text
-
-
-class Tree(HTMLParser):
-    """Elements and attributes in order, and the text apart."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.elements: list[tuple[str, tuple[str, ...]]] = []
-        self.attributes: list[tuple[str, str | None]] = []
-        self.text: list[str] = []
-        self.feed(page)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, tuple(name for name, _ in attrs)))
-        self.attributes += attrs
-
-    def handle_endtag(self, tag: str) -> None:
-        self.elements.append((f"/{tag}", ()))
-
-    def handle_comment(self, data: str) -> None:
-        raise AssertionError(f"a comment: {data}")
-
-    def handle_data(self, data: str) -> None:
-        self.text.append(data)
 
 
 @pytest.mark.parametrize("tokens", [NASTY, ("",) * 7, ("猫",) * 7], ids=["nasty", "empty", "same"])

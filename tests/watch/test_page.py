@@ -5,11 +5,11 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 import torch
+from tests.page_tree import Tree
 from tests.watch.models import ByHand, Stack
 
 import regard
@@ -29,31 +29,6 @@ NASTY = [
     "\u202eevil\u2066",
     "{{7*7}}${7*7}",
 ]
-
-
-class Tree(HTMLParser):
-    """Elements and attributes in order, and the text apart."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.elements: list[tuple[str, tuple[str, ...]]] = []
-        self.attributes: list[tuple[str, str | None]] = []
-        self.text: list[str] = []
-        self.feed(page)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, tuple(name for name, _ in attrs)))
-        self.attributes += attrs
-
-    def handle_endtag(self, tag: str) -> None:
-        self.elements.append((f"/{tag}", ()))
-
-    def handle_comment(self, data: str) -> None:
-        raise AssertionError(f"a comment: {data}")
-
-    def handle_data(self, data: str) -> None:
-        self.text.append(data)
 
 
 def recorded(tokens: list[str]) -> Recording:

@@ -305,8 +305,7 @@ class TokenCache(ABC):
             return keys, values if value_dim is None else values[..., :value_dim]
 
         offset = first_row(fresh, start)
-        newest = fresh.tokens == 1 and fresh.counts is None
-        return _pieces.attend(query, read, self._view, offset, mask=mask, bias=bias, newest=newest, **how)
+        return _pieces.attend(query, read, self._view, offset, mask=mask, bias=bias, newest=fresh.one, **how)
 
     def _try(
         self,
@@ -336,7 +335,7 @@ class TokenCache(ABC):
             batch = key.shape[0]
             held = self._held.counts if self._made is not None else (0,) * batch
             view = Lengths(self._start_after(held, fresh.of(batch)), key.device).plus(fresh.of(batch))
-            _pieces.explain(query, keys, values, view, offset, **how)
+            _pieces.explain(query, keys, values, view, offset, newest=fresh.one, **how)
 
 
 class Padded:

@@ -75,6 +75,11 @@ class Fresh(NamedTuple):
     counts: tuple[int, ...] | None = None  # real ones of each item; None: all
     side: str = "right"  # where the padding stands
 
+    @property
+    def one(self) -> bool:
+        """Whether every item has one new token."""
+        return self.tokens == 1 and self.counts is None
+
     def of(self, batch: int) -> tuple[int, ...]:
         return (self.tokens,) * batch if self.counts is None else self.counts
 

@@ -5,7 +5,7 @@ Each piece is a call of its own, whose result merges with the others' by log-sum
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -43,29 +43,14 @@ def attend(
     """`regard.attention` over keys 0 … `held` of each item; `read(a, b)` gives keys and values a … b − 1. `newest`:
     the one row of each item is that of its last key."""
     batch, heads, rows, _ = query.shape
-    keys, dtype = held.longest, query.dtype
-    if newest and bias is None and (mask is None or mask == masks.causal()):
-        # The newest token sees all that is held: how much that is says enough, wherever the token stands.
-        mask, offset = None, 0
+    dtype, wide = query.dtype, _wide(query)
     work = accumulation(dtype)
-    # half precision is computed in float32 on a CPU anyway: a piece's result is not rounded before it is merged
-    wide = work if query.device.type == "cpu" else dtype
     out: Tensor | None = None
     lse = query.new_full((batch, heads, rows), -torch.inf, dtype=work)
-    for start in range(_first(mask, rows, keys, offset), keys, PIECE):
-        stop = min(start + PIECE, keys)
-        key, value = read(start, stop)
+    for start, stop, own in _calls(query, held, offset, mask, bias, newest):
+        key, value = (part.to(wide) for part in read(start, stop))
         seen = api.observe(
-            query.to(wide),
-            key.to(wide),
-            value.to(wide),
-            want=Want.none(),
-            mask=_of_piece(mask, held, rows, start, stop, offset, query.device),
-            bias=_bias_of_piece(bias, start, stop, wide),
-            scale=scale,
-            softcap=softcap,
-            query_offset=offset - start,
-            backend=backend,
+            query.to(wide), key, value, want=Want.none(), scale=scale, softcap=softcap, backend=backend, **own
         )
         if out is None:
             out, lse = seen.out.to(work), seen.lse
@@ -92,22 +77,38 @@ def explain(
     softcap: float | None,
     sinks: Tensor | None,
     backend: str,
+    newest: bool = False,
 ) -> None:
     """Raise what a named backend would have against one of the pieces of `attend`; key and value have no memory."""
+    wide = _wide(query)
+    for start, stop, own in _calls(query, held, offset, mask, bias, newest, least=1):
+        part = [given[:, :, start:stop].to(wide) for given in (key, value)]
+        api.explain(query.to(wide), *part, scale=scale, softcap=softcap, backend=backend, **own)
+
+
+def _wide(query: Tensor) -> torch.dtype:
+    """Half precision is computed in float32 on a CPU anyway: a piece's result is not rounded before it is merged."""
+    return accumulation(query.dtype) if query.device.type == "cpu" else query.dtype
+
+
+def _calls(
+    query: Tensor, held: Lengths, offset: int | Tensor, mask: Mask | None, bias: Any, newest: bool, least: int = 0
+) -> Iterator[tuple[int, int, dict[str, Any]]]:
+    """Each piece: its first key, its end, and what its call is given of its own."""
     rows, keys = query.shape[2], held.longest
-    wide = accumulation(query.dtype) if query.device.type == "cpu" else query.dtype
-    for start in range(_first(mask, rows, keys, offset), max(keys, 1), PIECE):
+    if newest and bias is None and (mask is None or mask == masks.causal()):
+        # The newest token sees all that is held: how much that is says enough, wherever the token stands.
+        mask, offset = None, 0
+    for start in range(_first(mask, rows, keys, offset), max(keys, least), PIECE):
         stop = min(start + PIECE, keys)
-        api.explain(
-            query.to(wide),
-            key[:, :, start:stop].to(wide),
-            value[:, :, start:stop].to(wide),
-            mask=_of_piece(mask, held, rows, start, stop, offset, query.device),
-            bias=_bias_of_piece(bias, start, stop, wide),
-            scale=scale,
-            softcap=softcap,
-            query_offset=offset - start,
-            backend=backend,
+        yield (
+            start,
+            stop,
+            {
+                "mask": _of_piece(mask, held, rows, start, stop, offset, query.device),
+                "bias": _bias_of_piece(bias, start, stop, _wide(query)),
+                "query_offset": offset - start,
+            },
         )
 
 
