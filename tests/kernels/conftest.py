@@ -17,11 +17,13 @@ KERNELS = ["test_kernels.py", "test_top.py", "test_forward.py"]
 
 collect_ignore = []
 if importlib.util.find_spec("triton") is None:
-    collect_ignore = ["test_interpreted.py", *KERNELS]
+    collect_ignore = ["test_interpreted.py", "test_bounds.py", *KERNELS]
 elif INTERPRETED:
     collect_ignore = ["test_interpreted.py"]
-elif not torch.cuda.is_available():
-    collect_ignore = KERNELS
+elif torch.cuda.is_available():
+    collect_ignore = ["test_bounds.py"]
+else:
+    collect_ignore = ["test_bounds.py", *KERNELS]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -29,3 +31,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.path.parent == Path(__file__).parent and item.path.name in KERNELS:
                 item.add_marker("gpu")
+
+
+if INTERPRETED:
+
+    @pytest.fixture(autouse=True)
+    def held_to_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+        from tests.kernels.bounds import hold
+
+        hold(monkeypatch)

@@ -99,7 +99,11 @@ def find(
                         kind == 1,
                     )  # fmt: skip
                 # not z >= threshold: a NaN is to be found
-                reach = tl.where(z < threshold, 0, bit)
+                low = z < threshold
+                if kind == 1:
+                    # below a threshold that is NaN there is nothing, not even keys beyond the end
+                    low |= z == NEVER
+                reach = tl.where(low, 0, bit)
                 word = tl.sum(tl.sum(tl.reshape(reach, [BM, BN // 8, LISTS, 2]), 1), 2)
                 words |= word.to(tl.int64) << (tile % 4 * 16)
                 if (tile % 4 == 3) | (tile + 1 == stop):
@@ -137,8 +141,7 @@ def choose(
     begin2 = begin1 + list1[:, None]
     begin3 = begin2 + list2[:, None]
     end = tl.where(mine[:, None], begin3 + list3[:, None], 0)
-    lse = load_lse(LSE + row, at * 0, 1)
-    lse = tl.where(at < L, lse, -NEVER)[:, None]
+    lse = load_lse(LSE + bh.to(tl.int64) * L, at, L)[:, None]
     d = tl.arange(0, D)
     q = load_block(
         Q, b, h, tl.program_id(0) * BM, (q_stride_b, q_stride_h, q_stride_l), L, BM, HEAD, D, False, True
