@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 # a kernel works on many rows at a time; smaller blocks are left to the steps
 LEAST, MOST = 16, 256
-# numbers of keys gathered for one kernel call
-GATHERED = 1 << 20
+# numbers of keys gathered for one kernel call, for each thread: they are to stay in its core's cache
+GATHERED = 1 << 18
 # bytes of places that are kept for the next call
 KEPT = 1 << 24
 _TABLES = ("blocks", "random_blocks")
@@ -47,14 +47,15 @@ class Stack(NamedTuple):
 
 
 class Places(NamedTuple):
-    """Where a part of a stack is in tensors [batch, head, block, size, ...]: three indices that broadcast together, and
-    the numbers of its row blocks and of its key blocks when all blocks are counted through."""
+    """Where a part of a stack is in tensors [item, head, block, size, ...], see ``by_keys``: three indices that
+    broadcast together, and the numbers of its row blocks and of its key blocks when all blocks are counted through."""
 
     item: Tensor
     rows: Tensor
     cols: Tensor
     row_numbers: Tensor
     col_numbers: Tensor
+    first: int | None  # the first row block where the others follow it one by one: no need to gather them
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,7 @@ class Stacks:
     block: int
     stacks: list[Stack]
     rest: list[Step]
+    covers: bool  # every row is in one stack that is not causal; those come first
     _places: dict[tuple[int, ...], list[list[Places]]] = field(default_factory=dict)
 
     @property
@@ -70,7 +72,7 @@ class Stacks:
 
     def parts(self, spec: CallSpec) -> Iterator[tuple[Stack, list[Places]]]:
         """Each stack with its parts; worked out once for calls of the same sizes, unless that would be much memory."""
-        key = (spec.batch, spec.heads, spec.kv_heads, max(spec.head_dim, spec.value_dim))
+        key = (spec.batch, spec.heads, spec.kv_heads, max(spec.head_dim, spec.value_dim), torch.get_num_threads())
         found = self._places.get(key)
         if found is None:
             found = [list(_parts_of(stack, spec)) for stack in self.stacks]
@@ -124,8 +126,9 @@ def _build(mask: Mask, spec: CallSpec, offset: int) -> Stacks | None:
     full, diagonal = whole & (col < place), whole & (col == place)
     left = seen & ~full & ~diagonal
     stacks = [*_stacked(row[full], col[full], groups, height, block, causal=False)]
+    covers = L % block == 0 and sum(stack.rows.size for stack in stacks) == groups * height
     stacks += _stacked(row[diagonal], col[diagonal], groups, height, block, causal=True)
-    return Stacks(block, stacks, _steps(row[left], col[left], groups, height, block, L, S))
+    return Stacks(block, stacks, _steps(row[left], col[left], groups, height, block, L, S), covers)
 
 
 def _without_causal(mask: Mask) -> tuple[bool, Mask]:
@@ -198,25 +201,41 @@ def piece_of(stack: Stack) -> Step:
 
 
 def _parts_of(stack: Stack, spec: CallSpec) -> Iterator[Places]:
-    """Some pieces at a time, so that what is gathered stays small."""
-    items = spec.batch if stack.item is None else 1
-    width = max(stack.cols.shape[1] * spec.kv_heads, stack.rows.shape[1] * spec.heads)
-    step = max(1, GATHERED // (items * width * stack.block * max(spec.head_dim, spec.value_dim)))
-    for start in range(0, len(stack.rows), step):
+    """Some pieces at a time, so that what is gathered stays small; one item after another, so that its keys are near.
+    There is an item for each key head, and all are alike or those of one item of the batch are."""
+    alike = spec.batch * spec.kv_heads if stack.item is None else spec.kv_heads
+    owner = np.zeros(len(stack.rows), np.int64) if stack.item is None else stack.item
+    item = torch.from_numpy((owner * alike + np.arange(alike)[:, None]).ravel())
+    rows, cols = (torch.from_numpy(np.tile(blocks, (alike, 1))) for blocks in (stack.rows, stack.cols))
+    group = spec.heads // spec.kv_heads
+    width = max(cols.shape[1], rows.shape[1] * group) * stack.block * max(spec.head_dim, spec.value_dim)
+    threads = torch.get_num_threads()
+    step = max(threads, threads * GATHERED // width)
+    for start in range(0, len(item), step):
         part = slice(start, start + step)
-        rows, cols = torch.from_numpy(stack.rows[part]), torch.from_numpy(stack.cols[part])
-        if stack.item is None:
-            item = torch.arange(items).repeat_interleave(len(rows))
-            rows, cols = rows.repeat(items, 1), cols.repeat(items, 1)
-        else:
-            item = torch.from_numpy(stack.item[part])
-        item, rows, cols = item[:, None, None], rows[:, None, :], cols[:, None, :]
-        row_numbers = _numbers(item, rows, spec.heads, spec.queries // stack.block)
-        yield Places(item, rows, cols, row_numbers, _numbers(item, cols, spec.kv_heads, spec.keys // stack.block))
+        at, row, col = item[part, None, None], rows[part, None, :], cols[part, None, :]
+        yield _places(at, row, col, group, spec.queries // stack.block, spec.keys // stack.block)
 
 
-def _numbers(item: Tensor, places: Tensor, heads: int, blocks: int) -> Tensor:
-    return ((item * heads + torch.arange(heads)[None, :, None]) * blocks + places).flatten()
+def _places(item: Tensor, rows: Tensor, cols: Tensor, group: int, row_blocks: int, col_blocks: int) -> Places:
+    row_numbers = ((item * group + torch.arange(group)[None, :, None]) * row_blocks + rows).flatten()
+    col_numbers = (item * col_blocks + cols).flatten()
+    follow = bool((row_numbers.diff() == 1).all())
+    return Places(item, rows, cols, row_numbers, col_numbers, int(row_numbers[0]) if follow else None)
+
+
+def by_keys(call: Call) -> Call:
+    """The call with an item for each key head and the heads that share it: what is read for an item then fits a cache.
+    Its mask does not fit it any more; pieces of stacks have no need of it."""
+    spec = call.spec
+    items, group = spec.batch * spec.kv_heads, spec.heads // spec.kv_heads
+    query, key, value = (split_items(tensor, items) for tensor in (call.query, call.key, call.value))
+    return call.replace(spec=spec._replace(batch=items, heads=group, kv_heads=1), query=query, key=key, value=value)
+
+
+def split_items(tensor: Tensor, items: int) -> Tensor:
+    """[batch, head, ...] as [item, heads of an item, ...]; a view where the strides allow it."""
+    return tensor.reshape(items, -1, *tensor.shape[2:])
 
 
 def in_blocks(tensor: Tensor, block: int) -> Tensor:
@@ -242,28 +261,38 @@ class Room:
 
 def take(blocks: Tensor, at: Places, of: str, room: Room | None = None) -> Tensor:
     """[n, head, places · size, ...]: the blocks of each piece side by side. ``of``: "row" or a name of what keys have,
-    whose memory in the room is used again."""
+    whose memory in the room is used again. Rows that follow each other are a view."""
     places, numbers = (at.rows, at.row_numbers) if of == "row" else (at.cols, at.col_numbers)
     if not blocks.is_contiguous():
         return blocks[at.item, torch.arange(blocks.shape[1])[None, :, None], places].flatten(2, 3)
     # whole blocks as rows: one copy each
     flat = blocks.view(-1, math.prod(blocks.shape[3:]))
-    space = None if room is None else room.of(of, len(numbers), flat)
-    rows = flat.index_select(0, numbers) if space is None else torch.index_select(flat, 0, numbers, out=space)
+    if of == "row" and at.first is not None:
+        rows = flat[at.first : at.first + len(numbers)]
+    elif room is None:
+        rows = flat.index_select(0, numbers)
+    else:
+        rows = torch.index_select(flat, 0, numbers, out=room.of(of, len(numbers), flat))
     return rows.view(len(at.item), blocks.shape[1], -1, *blocks.shape[4:])
 
 
 def put(blocks: Tensor, at: Places, of: str, part: Tensor, *, add: bool = False) -> None:
     """The inverse of ``take``: write, or add (a key block may be in many pieces)."""
     places, numbers = (at.rows, at.row_numbers) if of == "row" else (at.cols, at.col_numbers)
-    if blocks.is_contiguous():
-        flat = blocks.view(-1, math.prod(blocks.shape[3:]))
-        rows = part.to(blocks.dtype).reshape(-1, flat.shape[1])
-        change = flat.index_add_ if add else flat.index_copy_
-        change(0, numbers, rows)
+    if not blocks.is_contiguous():
+        heads = torch.arange(blocks.shape[1])[None, :, None]
+        blocks.index_put_((at.item, heads, places), torch.unflatten(part, 2, (-1, blocks.shape[3])), accumulate=add)
         return
-    heads = torch.arange(blocks.shape[1])[None, :, None]
-    blocks.index_put_((at.item, heads, places), torch.unflatten(part, 2, (-1, blocks.shape[3])), accumulate=add)
+    flat = blocks.view(-1, math.prod(blocks.shape[3:]))
+    if of == "row" and at.first is not None:
+        rows = flat[at.first : at.first + len(numbers)].view(part.shape)
+        if add:
+            rows += part
+        elif rows.data_ptr() != part.data_ptr():  # what was merged in place is there already
+            rows.copy_(part)
+        return
+    source = part.to(blocks.dtype).reshape(-1, flat.shape[1])
+    (flat.index_add_ if add else flat.index_copy_)(0, numbers, source)
 
 
 def by_heads(call: Call) -> Call | None:

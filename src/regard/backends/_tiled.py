@@ -11,7 +11,18 @@ from regard.backends._autograd import FusedBackend
 from regard.backends._base import accumulation
 from regard.backends._bias import bias_over, items_of
 from regard.backends._schedule import Run, Step, steps_of
-from regard.backends._stacks import Room, Stacks, by_heads, in_blocks, piece_of, put, stacks_of, take
+from regard.backends._stacks import (
+    Room,
+    Stacks,
+    by_heads,
+    by_keys,
+    in_blocks,
+    piece_of,
+    put,
+    split_items,
+    stacks_of,
+    take,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -74,15 +85,17 @@ class TiledBackend(FusedBackend):
         return out, lse
 
     def _forward_stacks(self, call: Call, stacks: Stacks) -> tuple[Tensor, Tensor]:
-        out, lse = self._nothing_yet(call)
-        outs, lses = in_blocks(out, stacks.block), in_blocks(lse, stacks.block)
-        tensors = [in_blocks(t, stacks.block).contiguous() for t in (call.query, call.key, call.value)]
+        out, lse = self._nothing_yet(call, cleared=not stacks.covers)
+        split = by_keys(call)
+        items, block = split.spec.batch, stacks.block
+        outs, lses = (in_blocks(split_items(t, items), block) for t in (out, lse))
+        query, key, value = (in_blocks(t, block).contiguous() for t in (split.query, split.key, split.value))
         room = Room()
         for stack, parts in stacks.parts(call.spec):
             piece = piece_of(stack)
             for at in parts:
-                keys, values = take(tensors[1], at, "key", room), take(tensors[2], at, "value", room)
-                part, part_lse = self.step_forward(call, piece, take(tensors[0], at, "row"), keys, values)
+                keys, values = take(key, at, "key", room), take(value, at, "value", room)
+                part, part_lse = self.step_forward(split, piece, take(query, at, "row"), keys, values)
                 if stack.causal:
                     before, before_lse = take(outs, at, "row"), take(lses, at, "row")
                     merge(before, before_lse, part, part_lse)
@@ -93,11 +106,13 @@ class TiledBackend(FusedBackend):
             self._forward_step(call, step, out, lse)
         return out, lse
 
-    def _nothing_yet(self, call: Call) -> tuple[Tensor, Tensor]:
+    def _nothing_yet(self, call: Call, *, cleared: bool = True) -> tuple[Tensor, Tensor]:
+        """Room for output and lse; where every row will be written, it need not be cleared."""
         spec = call.spec
         lead = (spec.batch, spec.heads, spec.queries)
-        out = call.query.new_zeros(*lead, spec.value_dim, dtype=self.part_dtype(spec))
-        return out, call.query.new_full(lead, -torch.inf, dtype=accumulation(spec.dtype))
+        out = call.query.new_empty(*lead, spec.value_dim, dtype=self.part_dtype(spec))
+        lse = call.query.new_empty(lead, dtype=accumulation(spec.dtype))
+        return (out.zero_(), lse.fill_(-torch.inf)) if cleared else (out, lse)
 
     def _forward_step(self, call: Call, step: Step, out: Tensor, lse: Tensor) -> None:
         where = rows_of(step)
@@ -137,7 +152,9 @@ class TiledBackend(FusedBackend):
         elif apart is not None:
             grads = self._backward_apart(call, apart, grad_out, out, lse)
         else:
-            grads = [torch.zeros(t.shape, dtype=work, device=t.device) for t in tensors]
+            grads = [torch.empty(t.shape, dtype=work, device=t.device) for t in tensors]
+            for grad in grads[stacks is not None and stacks.covers :]:  # the query's is then written before added to
+                grad.zero_()
             if stacks is not None:
                 self._backward_stacks(call, stacks, grad_out, out, lse, grads)
             for step in steps:
@@ -165,19 +182,23 @@ class TiledBackend(FusedBackend):
     def _backward_stacks(
         self, call: Call, stacks: Stacks, grad_out: Tensor, out: Tensor, lse: Tensor, grads: list[Tensor]
     ) -> None:
-        of_rows, of_keys = (call.query, grad_out, out, lse), (call.key, call.value)
-        query, d_out, outs, lses = (in_blocks(t, stacks.block).contiguous() for t in of_rows)
-        key, value = (in_blocks(t, stacks.block).contiguous() for t in of_keys)
-        totals = [in_blocks(t, stacks.block) for t in grads]
+        split = by_keys(call)
+        items, block = split.spec.batch, stacks.block
+        given = (split.query, *(split_items(t, items) for t in (grad_out, out, lse)))
+        query, d_out, outs, lses = (in_blocks(t, block).contiguous() for t in given)
+        key, value = (in_blocks(t, block).contiguous() for t in (split.key, split.value))
+        totals = [in_blocks(split_items(t, items), block) for t in grads]
         room = Room()
         for stack, parts in stacks.parts(call.spec):
             piece = piece_of(stack)
             for at in parts:
-                given = (take(query, at, "row"), take(key, at, "key", room), take(value, at, "value", room))
-                part_d, part_out, part_lse = (take(t, at, "row") for t in (d_out, outs, lses))
-                found = self.step_backward(call, piece, given, part_d, part_out, part_lse, None)
-                for total, of, part in zip(totals, ("row", "key", "value"), found, strict=True):
-                    put(total, at, of, part, add=True)
+                rows, part_d, part_out, part_lse = (take(t, at, "row") for t in (query, d_out, outs, lses))
+                inputs = rows, take(key, at, "key", room), take(value, at, "value", room)
+                found = self.step_backward(split, piece, inputs, part_d, part_out, part_lse, None)
+                # a row is in one stack that is not causal, and those come first
+                put(totals[0], at, "row", found[0], add=stack.causal)
+                put(totals[1], at, "key", found[1], add=True)
+                put(totals[2], at, "value", found[2], add=True)
 
 
 def rows_of(step: Step) -> tuple[slice, slice, slice]:
