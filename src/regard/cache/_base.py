@@ -93,7 +93,9 @@ class TokenCache(ABC):
 
         Without values (latent attention, where they are a part of the keys) the keys are given twice.
         """
-        return self._update(_all_of(key), key, value, torch.is_grad_enabled())
+        fresh = _all_of(key)
+        self._check_new(fresh, key, value)
+        return self._update(fresh, key, value, torch.is_grad_enabled())
 
     def preview(self, key: Tensor, value: Tensor | None = None) -> Preview:
         """What `update` would give, as tensors that take no memory; then `filled`, and in how many pieces `attend`
@@ -232,8 +234,7 @@ class TokenCache(ABC):
                 raise ValueError(f"key has {key.shape[0]} items, but this cache holds {len(self._held.counts)}")
 
     def _store(self, fresh: Fresh, key: Tensor, value: Tensor | None) -> Lengths:
-        """Everything of `update` but reading back: where the first new token stands in each item."""
-        self._check_new(fresh, key, value)
+        """Everything of `update` but checks and reading back: where the first new token stands in each item."""
         batch = key.shape[0]
         added = fresh.of(batch)
         made = Made(key, value) if self._made is None else self._made
@@ -370,6 +371,7 @@ class Padded:
         self.cache._check(self._fresh, query, key, value, mask, bias)
 
     def update(self, key: Tensor, value: Tensor | None = None) -> Updated:
+        self.cache._check_new(self._fresh, key, value)
         return self.cache._update(self._fresh, key, value, torch.is_grad_enabled())
 
     def preview(self, key: Tensor, value: Tensor | None = None) -> Preview:

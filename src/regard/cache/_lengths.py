@@ -17,12 +17,9 @@ class Lengths:
         self.counts = tuple(counts)
         self.device = device
         self._tensor = tensor
-
-    @property
-    def same(self) -> int | None:
-        """The count, where all items have the same."""
         first = self.counts[0] if self.counts else 0
-        return first if all(count == first for count in self.counts) else None
+        # the count, where all items have the same
+        self.same: int | None = first if self.counts == (first,) * len(self.counts) else None
 
     @property
     def longest(self) -> int:

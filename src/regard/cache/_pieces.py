@@ -42,23 +42,23 @@ def attend(
 ) -> Tensor:
     """`regard.attention` over keys 0 … `held` of each item; `read(a, b)` gives keys and values a … b − 1. `newest`:
     the one row of each item is that of its last key."""
-    batch, heads, rows, _ = query.shape
     dtype, wide = query.dtype, _wide(query)
     work = accumulation(dtype)
     out: Tensor | None = None
-    lse = query.new_full((batch, heads, rows), -torch.inf, dtype=work)
+    lse: Tensor | None = None
     for start, stop, own in _calls(query, held, offset, mask, bias, newest):
         key, value = (part.to(wide) for part in read(start, stop))
-        seen = api.observe(
-            query.to(wide), key, value, want=Want.none(), scale=scale, softcap=softcap, backend=backend, **own
-        )
-        if out is None:
+        own |= {"scale": scale, "softcap": softcap, "backend": backend}
+        if out is None and stop == held.longest and sinks is None:
+            return api.attention(query.to(wide), key, value, **own).to(dtype)  # nothing to merge
+        seen = api.observe(query.to(wide), key, value, want=Want.none(), **own)
+        if out is None or lse is None:
             out, lse = seen.out.to(work), seen.lse
         else:
             merge(out, lse, seen.out.to(work), seen.lse)
-    if out is None:  # nothing is held, or nothing of it may be seen
+    if out is None or lse is None:  # nothing is held, or nothing of it may be seen
         key, value = read(0, 0)
-        return query.new_zeros(batch, heads, rows, value.shape[3])
+        return query.new_zeros(*query.shape[:3], value.shape[3])
     if sinks is not None:
         out, _ = add_sinks(out, lse, sinks)
     return out.to(dtype)

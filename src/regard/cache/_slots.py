@@ -78,9 +78,7 @@ class _Slots(TokenCache):
 
     def _write(self, fresh: Fresh, key: Parts, value: Parts | None) -> Lengths:
         start = self._held
-        write(self._key, key, fresh, start)
-        if value is not None:
-            write(self._value, value, fresh, start)
+        write(self._key + self._value, key + (value or ()), fresh, start)
         self._held = self._view = start.plus(fresh.tokens if fresh.counts is None else fresh.counts)
         self._shown = (self._key, self._value)
         return start
@@ -270,6 +268,11 @@ def write(memory: Parts, new: Parts, fresh: Fresh, start: Lengths) -> None:
     if fresh.counts is None and start.same is not None:
         for part, tokens in zip(memory, new, strict=True):
             part.narrow(2, start.same, fresh.tokens).copy_(tokens)
+        return
+    if fresh.one:
+        items = torch.arange(len(start.counts), device=start.tensor.device)
+        for part, tokens in zip(memory, new, strict=True):
+            part[items, :, start.tensor] = tokens[:, :, 0]
         return
     items, places, sources = places_of(fresh, start, new[0])
     for part, tokens in zip(memory, new, strict=True):

@@ -55,7 +55,8 @@ class FeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         act = ACTIVATIONS[self.activation]
         inner = act(self.up(x)) if self.gate is None else act(self.gate(x)) * self.up(x)
-        return F.dropout(self.down(inner), self.dropout, self.training)
+        out: Tensor = self.down(inner)
+        return F.dropout(out, self.dropout) if self.training else out
 
     def extra_repr(self) -> str:
         return self.activation

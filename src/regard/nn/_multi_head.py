@@ -205,6 +205,7 @@ class MultiHeadAttention(nn.Module):
         Only the projections run; a cache stays as it is.
         """
         call = self._prepare(query, key, value, mask, bias, cache)
+        check_call(cache, call.tensors, call.keywords)
         return explain(cache, call.tensors, call.keywords, want)
 
     def _prepare(
@@ -235,11 +236,11 @@ class MultiHeadAttention(nn.Module):
             "dropout": self.dropout if self.training else 0.0,
             "query_offset": inputs.query_offset,
         }
-        check_call(cache, (q, k, v), keywords)
         return _Call(inputs, (q, k, v), keywords, pads, itself)
 
     def _through(self, cache: Cache, call: _Call) -> _Call:
         """The call over all keys and values that the cache gives back."""
+        check_call(cache, call.tensors, call.keywords)
         tensors, keywords = update(cache, call.tensors, call.keywords)
         pads = call.pads
         if pads is None:

@@ -15,11 +15,11 @@ class Cache(Protocol):
 
     A cache may have more, as those of `regard.cache` have, and the modules use what is there:
 
-    - `check(query, key, value, *, mask, bias)`, called before anything else, raises where the call cannot go well.
+    - `check(query, key, value, *, mask, bias)`, called before `update`, raises where the call cannot go well.
     - `filled`, a mask or None: hides the slots that hold no token among the keys that `update` gave.
     - `pads`, `[batch, token]` or None: True at the new tokens that are padding; their rows come out as 0.
-    - `attend(query, key, value, *, mask, bias, …)` stores and attends by itself, in place of `update`, where keys and
-      values are kept in a form that is not theirs. `observe` and dropout still go through `update`.
+    - `attend(query, key, value, *, mask, bias, …)` checks, stores and attends by itself, in place of `update`, where
+      keys and values are kept in a form that is not theirs. `observe` and dropout still go through `update`.
     - `preview(key, value)`: what `update` would give, for `explain`.
     """
 

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from regard.masks._arguments import plain
 from regard.positions import _checks
 from regard.positions._scaling import Scaling, plain_frequencies
+
+Tables = tuple[Tensor, Tensor]
+
+_transforms = torch._C._functorch.peek_interpreter_stack
+
+# tables of so many numbers are kept for the next layer; larger ones are nothing beside the products of their call
+_KEPT = 1 << 16
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False) -> Tensor:
@@ -24,17 +33,38 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False) ->
     pairs = cos.shape[-1]
     if 2 * pairs > x.shape[-1]:
         raise ValueError(f"tables of {pairs} pairs turn {2 * pairs} entries; x has {x.shape[-1]}")
-    turning, rest = x[..., : 2 * pairs], x[..., 2 * pairs :]
-    working = torch.float64 if x.dtype == torch.float64 else torch.float32
-    turning, cos, sin = turning.to(working), cos.to(working), sin.to(working)
+    return _turned(x, *_widened(cos, sin, interleaved), interleaved)
+
+
+def _widened(cos: Tensor, sin: Tensor, interleaved: bool) -> Tables:
+    """The tables with an entry for each entry that turns: what it is times, and what its partner is times."""
     if interleaved:
-        first, second = turning[..., 0::2], turning[..., 1::2]
-        turned = torch.stack((first * cos - second * sin, second * cos + first * sin), -1).flatten(-2)
+        return torch.stack((cos, cos), -1).flatten(-2), torch.stack((-sin, sin), -1).flatten(-2)
+    return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+
+
+def _turned(x: Tensor, own: Tensor, partner: Tensor, interleaved: bool) -> Tensor:
+    width, dtype = own.shape[-1], x.dtype
+    turning = x if width == x.shape[-1] else x[..., :width]
+    working = torch.float64 if dtype == torch.float64 else torch.float32
+    if dtype != working or own.dtype != working:
+        turning, own, partner = turning.to(working), own.to(working), partner.to(working)
+    if interleaved:
+        partners = torch.stack((turning[..., 1::2], turning[..., 0::2]), -1).flatten(-2)
     else:
-        first, second = turning[..., :pairs], turning[..., pairs:]
-        turned = torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
-    turned = turned.to(x.dtype)
-    return turned if rest.shape[-1] == 0 else torch.cat((turned, rest), -1)
+        partners = turning.roll(width // 2, -1)
+    turned = turning * own + partners * partner
+    if dtype != working:
+        turned = turned.to(dtype)
+    return turned if width == x.shape[-1] else torch.cat((turned, x[..., width:]), -1)
+
+
+class _Last(NamedTuple):
+    """The tables that were made last, and what for."""
+
+    frequencies: Tensor
+    asked: tuple[Any, ...]
+    tables: Tables
 
 
 class Rotary(nn.Module):
@@ -57,6 +87,7 @@ class Rotary(nn.Module):
     """
 
     frequencies: Tensor  # [dim/2], float32
+    _last: _Last | None = None
 
     def __init__(
         self,
@@ -107,8 +138,7 @@ class Rotary(nn.Module):
 
         For heads of which only a part is turned and kept apart, such as the rotary part of latent attention."""
         _checks.tensor("x", x, "[batch, head, token, dim]")
-        cos, sin = self._tables_from(_checks.start("start", start, x.shape[0]), x.shape[2], x.device)
-        return self._rotate("x", x, cos, sin)
+        return self._rotate("x", x, self._wide_tables(_checks.start("start", start, x.shape[0]), x.shape[2], x))
 
     def forward(self, query: Tensor, key: Tensor, *, query_offset: int | Tensor = 0) -> tuple[Tensor, Tensor]:
         """Both turned, as `regard.nn.Positions` says: the first query stands at `query_offset`, an int or `[batch]`,
@@ -118,33 +148,67 @@ class Rotary(nn.Module):
         offset = _checks.start("query_offset", query_offset, query.shape[0])
         queries, keys = query.shape[2], key.shape[2]
         longest = max(queries, keys)
-        cos, sin = self._tables_from(offset + queries - longest, longest, query.device)
+        own, partner = self._wide_tables(offset + queries - longest, longest, query)
+        if queries == keys:
+            return self._rotate("query", query, (own, partner)), self._rotate("key", key, (own, partner))
         turned = [
-            self._rotate(name, x, cos.narrow(-2, longest - n, n), sin.narrow(-2, longest - n, n))
+            self._rotate(name, x, (own.narrow(-2, longest - n, n), partner.narrow(-2, longest - n, n)))
             for name, x, n in (("query", query, queries), ("key", key, keys))
         ]
         return turned[0], turned[1]
 
-    def _tables_from(self, start: int | Tensor, tokens: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Tables of consecutive positions: `[tokens, pairs]`, or `[batch, 1, tokens, pairs]`."""
+    def _wide_tables(self, start: int | Tensor, tokens: int, like: Tensor) -> Tables:
+        """Tables of consecutive positions, `[tokens, dim]` or `[batch, 1, tokens, dim]`, on the device of `like`.
+
+        The layers of a model ask for the same ones, one after another, so that the last are kept.
+        """
+        asked = self._asked(start, tokens, like)
+        if asked is None:
+            return self._make_wide(start, tokens, like.device)
+        last = self._last  # once: another thread may put its own there
+        if last is not None and last.frequencies is self.frequencies and last.asked == asked:
+            return last.tables
+        with torch.inference_mode(False):  # they may be kept from there to a call with gradients
+            tables = self._make_wide(start, tokens, like.device)
+        if plain(tables[0]) and tables[0].numel() <= _KEPT:
+            self._last = _Last(self.frequencies, asked, tables)
+        return tables
+
+    def _asked(self, start: int | Tensor, tokens: int, like: Tensor) -> tuple[Any, ...] | None:
+        """What tables depend on, besides the frequencies; None where that cannot be read for nothing (on a GPU), or
+        where they would mean nothing in the next call (of a transform, of a trace)."""
+        turning = self.frequencies
+        if torch.compiler.is_compiling() or _transforms() is not None or not (plain(like) and plain(turning)):
+            return None
+        if turning.requires_grad or turning.is_inference() or (self.scaling is not None and self.scaling.by_length):
+            return None
+        if not isinstance(start, Tensor):
+            return start, tokens, turning._version, self.magnitude
+        return (start.tolist(), tokens, turning._version, self.magnitude) if plain(start) else None
+
+    def _make_wide(self, start: int | Tensor, tokens: int, device: torch.device) -> Tables:
         if isinstance(start, Tensor):
             start = start.to(device)
             length = start.max() + tokens if start.numel() else None
             # one step of positions for each item, and the head's dimension
             places = start.reshape(-1, 1, 1) + torch.arange(tokens, device=device)
-            return self.tables(places, length=length)
-        return self.tables(torch.arange(start, start + tokens, device=device), length=start + tokens)
+            return _widened(*self.tables(places, length=length), self.interleaved)
+        places = torch.arange(start, start + tokens, device=device)
+        return _widened(*self.tables(places, length=start + tokens), self.interleaved)
 
-    def _rotate(self, name: str, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def _rotate(self, name: str, x: Tensor, tables: Tables) -> Tensor:
         if x.shape[-1] < self.dim:
             raise ValueError(f"{name} has heads of {x.shape[-1]}; Rotary(dim={self.dim}) turns {self.dim} entries")
-        return rotate(x, cos, sin, interleaved=self.interleaved)
+        return _turned(x, *tables, self.interleaved)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Rotary:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         # .half() would round the frequencies, and .to_empty() forget them
         self.frequencies = self._frequencies(None).to(self.frequencies.device)
         return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: kept for name, kept in self.__dict__.items() if name != "_last"}
 
     def extra_repr(self) -> str:
         shown = f"{self.dim}, base={self.base:g}"
