@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -196,16 +197,12 @@ def observe(
     choice = choose(call.spec, backend)
     if dropout:
         call.seed = draw_seed(query)
-    if _rows_alone(want) and not reads_values(call.spec):
+    if want.rows and not want.asks_more and not reads_values(call.spec):
         call.rows = {}
     out, lse = _guard.run(choice.backend, call, named=choice.named)
     lse = lse.detach().to(accumulation(call.spec.dtype))
     found = call.rows or (_observe(_plain(call), lse, want) if want.asks else {})
     return Observation(out, lse, make_plan(call, choice, want), want, found)
-
-
-def _rows_alone(want: Want) -> bool:
-    return want.rows and not want.but(rows=False).asks
 
 
 def _observe(call: Call, lse: Tensor, want: Want) -> dict[str, Tensor]:
@@ -220,11 +217,16 @@ def _kernel_refusals(spec: CallSpec, want: Want) -> list[str]:
     """Why the statistics are not folded by the observation kernels, but by torch operations, tile by tile."""
     if spec.device != "cuda":
         return ["the observation kernels run on CUDA devices"]
-    if importlib.util.find_spec("triton") is None:
+    if not _has_triton():
         return ["triton is not installed"]
     from regard._triton.launch import refuse
 
     return refuse(spec, want)
+
+
+@lru_cache(1)
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
 
 
 def _plain(call: Call) -> Call:

@@ -19,6 +19,7 @@ writing rows side by side and adding the sums.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -86,7 +87,7 @@ class Want:
         """A copy with some fields changed."""
         return replace(self, **changes)
 
-    @property
+    @cached_property
     def key(self) -> tuple[Any, ...]:
         """The same, hashable (slices are not before Python 3.12)."""
         spans = [self.queries, *(self.weights or ())]
@@ -95,15 +96,12 @@ class Want:
     @property
     def asks(self) -> bool:
         """Whether anything beyond out and lse is wanted."""
-        return bool(
-            self.rows
-            or self.key_mass
-            or self.map
-            or self.top_k
-            or self.distance
-            or self.first
-            or self.weights is not None
-        )
+        return bool(self.rows or self.asks_more)
+
+    @property
+    def asks_more(self) -> bool:
+        """Whether anything beyond out, lse and the statistics of rows is wanted."""
+        return bool(self.key_mass or self.map or self.top_k or self.distance or self.first or self.weights is not None)
 
 
 def _count(given: object) -> bool:

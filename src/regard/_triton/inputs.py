@@ -9,9 +9,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from regard._triton.encode import DENSE, INTERVALS, Encoded, dense_piece, pieces
+from regard._triton.encode import DENSE, Encoded, dense_piece, pieces
+from regard._triton.run import run
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from regard._triton.run import Launched
     from regard.spec import Call, CallSpec
 
 _LOG2E = math.log2(math.e)
@@ -76,11 +80,12 @@ def described(tensor: Tensor, rows: int, width: int) -> Any:
 
 
 class Inputs:
-    """A call's tensors and numbers, as arguments of the kernels."""
+    """A call's tensors and numbers, as arguments of the kernels; and, where asked for, what was launched with them."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: Call, launched: list[Launched | None] | None = None) -> None:
         spec = call.spec
         self.call = call
+        self.launched = launched
         self.query, self.key = rows_of_unit_stride(call.query), rows_of_unit_stride(call.key)
         self.copied = can_be_copied(self.query, self.key)
         self.bias = self.query
@@ -90,6 +95,11 @@ class Inputs:
         self.scales = spec.scale * _LOG2E, 0.0
         if spec.softcap is not None:
             self.scales = spec.scale / spec.softcap, spec.softcap * _LOG2E
+
+    def run(self, kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], constants: dict[str, Any]) -> None:
+        done = run(kernel, grid, args, constants)
+        if self.launched is not None:
+            self.launched.append(done)
 
     def shape(self, **more: Any) -> dict[str, Any]:
         """The compile-time arguments that every kernel takes."""
@@ -141,19 +151,17 @@ class Piece(NamedTuple):
     test: dict[str, int]
 
 
-def pieces_of(call: Call, encoded: Encoded, block_q: int) -> list[Piece]:
-    if encoded.test == INTERVALS:
-        lo, hi = encoded.lo, encoded.hi
-        assert lo is not None and hi is not None
-        strides = (lo.stride(0) if lo.shape[0] > 1 else 0, 0, 1, lo.stride(1))
-        test = {"PREDICATE": INTERVALS, "SLOTS": lo.shape[1]}
-        return [Piece(range(call.spec.queries), lo, hi, strides, test)]
+def pieces_of(call: Call, encoded: Encoded, block_q: int) -> Iterator[Piece]:
+    """One after the other: the booleans of a large mask are not to be there all at once."""
+    every, lo, hi = range(call.spec.queries), encoded.lo, encoded.hi
     test = {"PREDICATE": encoded.test, "SLOTS": 0}
     if encoded.test == DENSE:
-        found = []
         for rows in pieces(call, encoded, block_q):
             seen = dense_piece(call, rows).view(torch.uint8)
-            found.append(Piece(rows, seen, seen, seen.stride(), test))
-        return found
-    nothing = encoded.runs.table
-    return [Piece(range(call.spec.queries), nothing, nothing, (0, 0, 0, 0), test)]
+            yield Piece(rows, seen, seen, seen.stride(), test)
+    elif lo is not None and hi is not None:
+        strides = (lo.stride(0) if lo.shape[0] > 1 else 0, 0, 1, lo.stride(1))
+        yield Piece(every, lo, hi, strides, {**test, "SLOTS": lo.shape[1]})
+    else:
+        nothing = encoded.runs.table
+        yield Piece(every, nothing, nothing, (0, 0, 0, 0), test)

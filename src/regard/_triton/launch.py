@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from regard._triton import inputs
-from regard._triton.encode import Tiling, encode
+from regard._triton.again import Again, Layout, likeness, remembered
+from regard._triton.encode import DENSE, Tiling, encode
 from regard._triton.inputs import Inputs, Piece, described, pieces_of, power
-from regard._triton.run import on, run
+from regard._triton.run import Launched, on
 from regard.statistics import BUCKETS
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class Recipe(NamedTuple):
     tiling: Tiling
     wide: bool  # cells of the map need 64-bit numbers
     room: int  # entries of a list, see top
+    layout: Layout
 
     @property
     def passes(self) -> bool:
@@ -103,7 +105,41 @@ def _make_recipe(spec: CallSpec, want: Want) -> Recipe:
     wide = (spec.queries + 1) * max(1, grid[0]) >= 1 << 31 or (spec.keys + 256) * max(1, grid[1]) >= 1 << 31
     # no sum exceeds the number of rows by more than rounding, and float64 counts to 2^53
     magic = 1.5 * 2.0 ** spec.queries.bit_length()
-    return Recipe(tiles, flags, _find_tiles(spec), limit, grid, sums, magic, tiling, wide, flags["GROUPS"] // 2)
+    room = flags["GROUPS"] // 2
+    layout = _layout(spec, want, grid, sums, room if by_groups else 0)
+    return Recipe(tiles, flags, _find_tiles(spec), limit, grid, sums, magic, tiling, wide, room, layout)
+
+
+def _layout(spec: CallSpec, want: Want, grid: tuple[int, int], sums: int, room: int) -> Layout:
+    """``room``: entries of a list of noted keys, 0 where none are noted."""
+    lead = (spec.batch, spec.heads)
+    shapes: dict[str, tuple[int, ...]] = {}
+    if want.rows:
+        shapes.update(entropy=(spec.queries,), max_weight=(spec.queries,))
+    if want.key_mass:
+        shapes["key_mass"] = (spec.keys,)
+    if want.map is not None:
+        shapes["map"] = grid
+    if want.top_k:
+        shapes["top_weights"] = shapes["top_keys"] = (spec.queries, want.top_k)
+    if want.distance:
+        shapes["distance"] = (BUCKETS,)
+    if want.first:
+        shapes["first_mass"] = (spec.queries,)
+    if want.weights is not None:
+        spans = zip(want.weights, (spec.queries, spec.keys), strict=True)
+        shapes["weights"] = tuple(len(range(size)[span]) for span, size in spans)
+    kinds = {"top_keys": torch.int64}
+    results = {name: ((*lead, *shape), kinds.get(name, torch.float32)) for name, shape in shapes.items()}
+    rows = math.prod(lead) * spec.queries
+    between: dict[str, tuple[int, torch.dtype]] = {}
+    if want.top_k:
+        between["count"] = rows * _LISTS, torch.int32
+    if room:
+        between["threshold"] = rows, torch.float32
+        between["stretches"] = rows * _LISTS * room, torch.int32
+        between["words"] = rows * _LISTS * room, torch.int64
+    return Layout(results, (*lead, sums) if sums else None, between)
 
 
 def _tiles(spec: CallSpec) -> dict[str, int]:
@@ -120,45 +156,46 @@ def _find_tiles(spec: CallSpec) -> dict[str, int]:
 
 def observe(call: Call, lse: Tensor, want: Want) -> dict[str, Tensor]:
     """Every wanted statistic of a call that ``refuse`` has no reason against, [B, H, ...]."""
+    with on(call.query.device):
+        lse = lse.to(torch.float32).contiguous()
+        rows, others = (call.query, call.key), (lse,) if call.bias is None else (lse, call.bias)
+        key = likeness(call, ("observe", want.key), rows, others)
+        if key is None:
+            return _observe(call, lse, want)[0]
+        first: list[dict[str, Tensor]] = []
+
+        def launch() -> Again | None:
+            found, again = _observe(call, lse, want, keep=True)
+            first.append(found)
+            return again
+
+        again = remembered(call, key, launch)
+        if first:
+            return first[0]
+        found = None if again is None else again((*rows, *others))
+        return _observe(call, lse, want)[0] if found is None else found
+
+
+@torch.no_grad()
+def _observe(call: Call, lse: Tensor, want: Want, keep: bool = False) -> tuple[dict[str, Tensor], Again | None]:
+    """``keep``: with what was launched, where it can be launched again."""
     recipe = _recipe(call.spec, want)
-    with torch.no_grad(), on(call.query.device):
-        given = Inputs(call)
-        found = _allocate(call, want, recipe)
-        found["lse"] = lse.to(torch.float32).contiguous()
-        for piece in pieces_of(call, encode(call, recipe.tiling), recipe.tiles["BM"]):
-            _observe_piece(given, piece, want, recipe, found)
-        _finish(call, want, recipe, found)
-    return {name: found[name] for name in _NAMES if name in found}
-
-
-_NAMES = (
-    "entropy", "max_weight", "key_mass", "map", "top_weights", "top_keys", "distance", "first_mass", "weights",
-)  # fmt: skip
-
-
-def _allocate(call: Call, want: Want, recipe: Recipe) -> dict[str, Tensor]:
-    spec, device = call.spec, call.query.device
-    lead = (spec.batch, spec.heads)
-    found: dict[str, Tensor] = {}
-
-    def new(name: str, *shape: int, dtype: torch.dtype = torch.float32) -> None:
-        found[name] = torch.empty(*lead, *shape, dtype=dtype, device=device)
-
-    if want.rows:
-        new("entropy", spec.queries)
-        new("max_weight", spec.queries)
-    if want.first:
-        new("first_mass", spec.queries)
-    if want.top_k:
-        new("threshold", spec.queries)
-        new("top_weights", spec.queries, want.top_k)
-        new("top_keys", spec.queries, want.top_k, dtype=torch.int64)
-    if want.weights is not None:
-        spans = [range(n)[span] for span, n in zip(want.weights, (spec.queries, spec.keys), strict=True)]
-        new("weights", *map(len, spans))
-    if recipe.sums:
-        found["sums"] = torch.zeros(*lead, recipe.sums, dtype=torch.float64, device=device)
-    return found
+    encoded = encode(call, recipe.tiling)
+    launched: list[Launched | None] = []
+    # a DENSE test is made for each call, and large
+    keep = keep and encoded.test != DENSE
+    given = Inputs(call, launched if keep else None)
+    memory = recipe.layout.allocate(call.query.device)
+    found = {**memory, "lse": lse}
+    if want.top_k and not recipe.flags["TOP"]:
+        found["count"].fill_(recipe.room + 1)
+        keep = False
+    for piece in pieces_of(call, encoded, recipe.tiles["BM"]):
+        _observe_piece(given, piece, want, recipe, found)
+    _finish(given, want, recipe, found)
+    own = (given.query, given.key, lse) if call.bias is None else (given.query, given.key, lse, given.bias)
+    again = Again.of(launched, own, recipe.layout, memory) if keep else None
+    return {name: memory[name] for name in recipe.layout.results}, again
 
 
 def _observe_piece(given: Inputs, piece: Piece, want: Want, recipe: Recipe, found: dict[str, Tensor]) -> None:
@@ -208,14 +245,14 @@ def _observation_pass(given: Inputs, piece: Piece, want: Want, recipe: Recipe, f
         *sources, runs.table, runs.counts, found.get("sums", lse), *rows, *strides, int(runs.groups > 1), *sizes,
         want.first, runs.blocks, *rest,
     )  # fmt: skip
-    run(observe_rows, grid, args, {**flags, **plain, **shape})
+    given.run(observe_rows, grid, args, {**flags, **plain, **shape})
     if edges is not None:
         runs = edges.runs
         args = (
             *sources, runs.table, runs.counts, offset if each else lse, found["sums"], *strides,
             int(runs.groups > 1), *sizes, runs.blocks, *rest,
         )  # fmt: skip
-        run(observe_edges, grid, args, {"EACH": each, **summed, **shape})
+        given.run(observe_edges, grid, args, {"EACH": each, **summed, **shape})
 
 
 def _top(given: Inputs, piece: Piece, want: Want, recipe: Recipe, found: dict[str, Tensor]) -> None:
@@ -225,34 +262,27 @@ def _top(given: Inputs, piece: Piece, want: Want, recipe: Recipe, found: dict[st
     # here nothing is straddled: longer runs
     runs = encode(given.call, Tiling(tiles["BM"], tiles["BN"])).runs
     heads, rows = spec.batch * spec.heads, len(piece.rows)
-    lists = heads * spec.queries * _LISTS
     plain, strides = _sources(given, piece, lse), _strides(given, piece)
     sizes = (int(runs.groups > 1), spec.queries, spec.keys, piece.rows.start, runs.blocks, *given.scales)
     chosen = found["top_weights"], found["top_keys"]
     lengths = {"ROOM": room, "TOP": want.top_k, "KEPT": power(want.top_k)}
     if recipe.flags["TOP"]:
-        if "count" not in found:
-            found["count"] = lse.new_empty(lists, dtype=torch.int32)
-            found["stretches"] = lse.new_empty(lists * room, dtype=torch.int32)
-            found["words"] = lse.new_empty(lists * room, dtype=torch.int64)
         noted = tuple(found[name] for name in ("count", "stretches", "words"))
         sources = _sources(given, piece, lse, tiles)
         args = (*sources, runs.table, runs.counts, found["threshold"], *noted, *strides, *sizes)
         direct = spec.device == "cuda"
         shape = given.shape(**tiles, **piece.test, RAW=given.rises(), COPIED=given.copied, ROOM=room, DIRECT=direct)
-        run(top.find, (-(-rows // tiles["BM"]), heads), args, shape)
+        given.run(top.find, (-(-rows // tiles["BM"]), heads), args, shape)
         if piece.rows.stop == spec.queries:
             args = (*plain[:4], *noted, *chosen, *strides[:10], spec.queries, spec.keys, *given.scales)
             # few rows for each program, which wait for each other; the interpreter runs programs in turn
             block = _CHOICE_ROWS if direct else 64
             shape = given.shape(**_CHOICE, BM=block, ROOM=room, TOP=want.top_k, KEPT=max(16, power(want.top_k)))
             del shape["PRECISION"]
-            run(top.choose, (-(-spec.queries // block), heads), args, shape)
-    elif "count" not in found:
-        found["count"] = lse.new_full((lists,), room + 1, dtype=torch.int32)
+            given.run(top.choose, (-(-spec.queries // block), heads), args, shape)
     args = (*plain, runs.table, runs.counts, found["count"], *chosen, *strides, *sizes)
     shape = given.shape(**_SEARCH, **lengths, **piece.test, BN=tiles["BN"], RUN_ROWS=tiles["BM"])
-    run(top.search, (-(-rows // _SEARCH["BM"]), heads), args, shape)
+    given.run(top.search, (-(-rows // _SEARCH["BM"]), heads), args, shape)
 
 
 def _rectangle(given: Inputs, piece: Piece, want: Want, found: dict[str, Tensor]) -> None:
@@ -269,29 +299,19 @@ def _rectangle(given: Inputs, piece: Piece, want: Want, found: dict[str, Tensor]
         *_sources(given, piece, found["lse"]), found["weights"], *_strides(given, piece), spec.queries, spec.keys,
         piece.rows.start, rows.start, inside.stop, keys.start, keys.stop, len(rows), *given.scales,
     )  # fmt: skip
-    run(rectangle, grid, args, given.shape(**piece.test, BM=block, BN=block, num_stages=1, num_warps=4))
+    given.run(rectangle, grid, args, given.shape(**piece.test, BM=block, BN=block, num_stages=1, num_warps=4))
 
 
-def _finish(call: Call, want: Want, recipe: Recipe, found: dict[str, Tensor]) -> None:
+def _finish(given: Inputs, want: Want, recipe: Recipe, found: dict[str, Tensor]) -> None:
     """The sums as float32, in their places."""
     from regard._triton.small import finish_sums
 
     if not recipe.sums:
         return
-    spec = call.spec
-    lead, heads = (spec.batch, spec.heads), spec.batch * spec.heads
-    sums = found["sums"]
-    new = call.query.new_empty
+    spec, sums, size = given.call.spec, found["sums"], 1024
     mass, cells = spec.keys * want.key_mass, recipe.grid[0] * recipe.grid[1]
-    if want.key_mass:
-        found["key_mass"] = new(*lead, spec.keys, dtype=torch.float32)
-    if want.map is not None:
-        found["map"] = new(*lead, *recipe.grid, dtype=torch.float32)
-    if want.distance:
-        found["distance"] = new(*lead, BUCKETS, dtype=torch.float32)
-    size = 1024
     args = (
         sums, *(found.get(name, sums) for name in ("key_mass", "map", "distance")), recipe.sums,
         max(1, recipe.grid[0]), max(1, recipe.grid[1]), len(recipe.limit), spec.keys, mass, cells, recipe.sums,
     )  # fmt: skip
-    run(finish_sums, (-(-recipe.sums // size), heads), args, {"SIZE": size})
+    given.run(finish_sums, (-(-recipe.sums // size), spec.batch * spec.heads), args, {"SIZE": size})

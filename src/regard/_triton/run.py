@@ -4,7 +4,7 @@ specialised again. At short lengths that takes longer than the kernels themselve
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,24 +14,38 @@ if TYPE_CHECKING:
 
 _MOST = 4096
 _WIDE = 1 << 31
-_compiled: dict[tuple[Any, ...], Any] = {}
+_compiled: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
 
 
-def run(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], constants: Mapping[str, Any]) -> None:
-    """``kernel[grid](*args, **constants)``; all compile-time arguments, and only these, are among ``constants``."""
+class Launched(NamedTuple):
+    """A launch as it was: all arguments in order, compile-time ones included."""
+
+    compiled: Any
+    grid: tuple[int, int, int]
+    args: tuple[Any, ...]
+
+
+def run(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], constants: Mapping[str, Any]) -> Launched | None:
+    """``kernel[grid](*args, **constants)``; all compile-time arguments, and only these, are among ``constants``.
+
+    Nothing comes back from the interpreter, which compiles nothing.
+    """
     device = torch.cuda.current_device() if torch.cuda.is_initialized() else -1  # type: ignore[no-untyped-call]
     key = (id(kernel), device, *constants.values(), *map(_kind, args))
+    x, y, z = (*grid, 1, 1)[:3]
     found = _compiled.get(key)
     if found is None:
         made = kernel[grid](*args, **constants)
-        if made is None:  # the interpreter
-            return
+        if made is None:
+            return None
         if len(_compiled) >= _MOST:
             _compiled.clear()
-        _compiled[key] = made, tuple(constants[name] for name in kernel.arg_names[len(args) :])
-        return
+        found = _compiled[key] = made, tuple(constants[name] for name in kernel.arg_names[len(args) :])
+        return Launched(made, (x, y, z), (*args, *found[1]))
     made, rest = found
-    made[(*grid, 1, 1)[:3]](*args, *rest)
+    args = (*args, *rest)
+    made[x, y, z](*args)
+    return Launched(made, (x, y, z), args)
 
 
 def _kind(arg: Any) -> Any:
