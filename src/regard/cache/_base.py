@@ -239,14 +239,14 @@ class TokenCache(ABC):
         added = fresh.of(batch)
         made = Made(key, value) if self._made is None else self._made
         self._check_room(made, added)
-        with torch.no_grad():
-            parts = _storage.encode(key, self.int8), None if value is None else _storage.encode(value, self.int8)
-            if self._made is None:
-                self._allocate(made, batch)
-                self._held = self._view = Lengths((0,) * batch, key.device)
-                self._made = made
-            self._make_room(added)
-            start = self._write(fresh, *parts)
+        # what is stored carries no gradients
+        parts = _storage.encode(key, self.int8), None if value is None else _storage.encode(value, self.int8)
+        if self._made is None:
+            self._allocate(made, batch)
+            self._held = self._view = Lengths((0,) * batch, key.device)
+            self._made = made
+        self._make_room(added)
+        start = self._write(fresh, *parts)
         if self._will_be_padded is not None:
             self._padded_by_mask, self._will_be_padded = self._will_be_padded, None
         return start

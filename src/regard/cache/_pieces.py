@@ -22,6 +22,8 @@ from regard.statistics import Want
 
 # keys of a piece: enough to keep a core busy, few enough to be nothing beside a model's weights
 PIECE = 1024
+# pairs of a piece whose mask is kept with the mask that it is a part of
+_KEPT = 1 << 16
 
 Read = Callable[[int, int], tuple[Tensor, Tensor]]
 
@@ -124,9 +126,20 @@ def _of_piece(
     mask: Mask | None, held: Lengths, rows: int, start: int, stop: int, offset: int | Tensor, device: torch.device
 ) -> Mask | None:
     """What the mask says about keys start … stop − 1, in a call of which they are all the keys."""
+    given = (mask, held, rows, start, stop, offset, device)
+    if mask is None or not mask.tensors or rows * (stop - start) > _KEPT:
+        return _make_piece(*given)
+    # one for all layers that are given this mask
+    return mask.remember(("piece", held.counts, rows, start, stop, offset, device), offset, lambda: _make_piece(*given))
+
+
+def _make_piece(
+    mask: Mask | None, held: Lengths, rows: int, start: int, stop: int, offset: int | Tensor, device: torch.device
+) -> Mask | None:
     part = mask
     if mask is not None and not only_relative(mask):
-        tile = mask.tile(range(rows), range(start, stop), rows, held.longest, offset=offset, device=device)
+        with torch.inference_mode(False):  # it may be kept for a call outside of it
+            tile = mask.tile(range(rows), range(start, stop), rows, held.longest, offset=offset, device=device)
         part = masks.keep(tile)
     if min(held.counts) >= stop:
         return part

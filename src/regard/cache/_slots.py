@@ -87,7 +87,7 @@ class _Slots(TokenCache):
         assert self._made is not None
         dtype = self._made.dtype
         found = [
-            _storage.decode(_storage.apply(lambda part: part.narrow(2, start, stop - start), parts), dtype)
+            _storage.decode(tuple([part.narrow(2, start, stop - start) for part in parts]), dtype)
             for parts in self._shown
             if parts
         ]

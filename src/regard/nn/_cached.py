@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from regard import api, masks
 from regard.masks import Mask
+from regard.masks._arguments import plain
 from regard.nn._checks import check_update
 from regard.nn._protocols import Cache
 from regard.statistics import Want
 
 Heads = tuple[Tensor, Tensor, "Tensor | None"]  # query, key, value of the new tokens: [B, head, token, dim]
+
+
+# The mask that was made last by `without_rows`, and what of: the layers of a model ask for the same one, and what is
+# worked out about it for the first serves the others.
+_last: dict[str, tuple[Mask | None, Tensor, Mask]] = {}
 
 
 def pads_of(cache: Cache, like: Tensor) -> Tensor | None:
@@ -25,7 +32,21 @@ def without_rows(mask: Mask | None, pads: Tensor | None) -> Mask | None:
     """The mask, with rows of padding that see nothing."""
     if pads is None or not (mask is None or isinstance(mask, Mask)):
         return mask
-    rows = masks.keep(~pads[:, None, :, None])
+    if torch.compiler.is_compiling() or not plain(pads) or (mask is not None and mask.tensors):
+        return _joined(mask, ~pads)
+    with torch.inference_mode(False):  # what is worked out about the mask may be kept for calls outside of it
+        real = ~pads
+    last = _last.get("joined")  # once: another thread may put its own there
+    if last is not None and last[0] is mask and torch.equal(last[1], real):
+        return last[2]
+    found = _joined(mask, real)
+    if plain(real):
+        _last["joined"] = (mask, real, found)
+    return found
+
+
+def _joined(mask: Mask | None, real: Tensor) -> Mask:
+    rows = masks.keep(real[:, None, :, None])
     return rows if mask is None else mask & rows
 
 

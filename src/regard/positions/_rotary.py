@@ -178,7 +178,7 @@ class Rotary(nn.Module):
         """What tables depend on, besides the frequencies; None where that cannot be read for nothing (on a GPU), or
         where they would mean nothing in the next call (of a transform, of a trace)."""
         turning = self.frequencies
-        if torch.compiler.is_compiling() or _transforms() is not None or not (plain(like) and plain(turning)):
+        if torch.compiler.is_compiling() or _transforms() is not None or not plain(like):
             return None
         if turning.requires_grad or turning.is_inference() or (self.scaling is not None and self.scaling.by_length):
             return None
