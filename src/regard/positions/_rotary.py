@@ -147,10 +147,11 @@ class Rotary(nn.Module):
         _checks.tensor("key", key, "[batch, head, token, dim]")
         offset = _checks.start("query_offset", query_offset, query.shape[0])
         queries, keys = query.shape[2], key.shape[2]
+        if queries == keys:
+            tables = self._wide_tables(offset, queries, query)
+            return self._rotate("query", query, tables), self._rotate("key", key, tables)
         longest = max(queries, keys)
         own, partner = self._wide_tables(offset + queries - longest, longest, query)
-        if queries == keys:
-            return self._rotate("query", query, (own, partner)), self._rotate("key", key, (own, partner))
         turned = [
             self._rotate(name, x, (own.narrow(-2, longest - n, n), partner.narrow(-2, longest - n, n)))
             for name, x, n in (("query", query, queries), ("key", key, keys))
