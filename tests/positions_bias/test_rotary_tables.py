@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from regard import masks, models
 from regard.positions import DynamicNTK, Rotary, rotate
@@ -73,7 +74,18 @@ def change_magnitude(rotary: Rotary) -> None:
     rotary.magnitude = 1.25
 
 
-@pytest.mark.parametrize("change", [change_in_place, put_another, change_magnitude])
+def put_other_numbers(rotary: Rotary) -> None:
+    rotary.frequencies.data = rotary.frequencies * 0.5
+
+
+def turn_neighbours(rotary: Rotary) -> None:
+    rotary.interleaved = True
+
+
+CHANGES = [change_in_place, put_another, put_other_numbers, change_magnitude, turn_neighbours]
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_what_tables_are_made_of_may_change(change: Any) -> None:
     rotary, x = Rotary(6), torch.randn(2, 3, 5, 6)
     before = rotary.turn(x, 7)
@@ -145,6 +157,44 @@ def test_transforms_and_traces_neither_leave_a_table_nor_take_one() -> None:
         assert rotary.turn(mode.from_tensor(x), 11).shape == x.shape
         rotary.turn(mode.from_tensor(x), 13)
     assert torch.equal(rotary.turn(x, 13), expected(rotary, x, 13))
+
+
+def test_a_graph_recorded_after_a_call_computes_its_tables() -> None:
+    rotary, x = Rotary(6), torch.randn(2, 3, 5, 6)
+    starts, others = torch.tensor([1, 2]), torch.tensor([7, 3])
+    rotary.turn(x, starts)
+    graph = make_fx(lambda x, starts: rotary.turn(x, starts))(x, starts)
+    assert torch.equal(graph(x, others), expected(rotary, x, others))
+
+
+class Louder(Rotary):
+    """Tables times a number that is learned."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim)
+        self.gain = torch.nn.Parameter(torch.ones(()))
+
+    def tables(self, positions: Tensor, **more: Any) -> tuple[Tensor, Tensor]:
+        cos, sin = super().tables(positions, **more)
+        return cos * self.gain, sin * self.gain
+
+
+def test_a_subclass_may_make_tables_of_what_it_learns() -> None:
+    rotary, x = Louder(6), torch.randn(2, 3, 5, 6)
+    before = rotary.turn(x, 7)
+    before.sum().backward()
+    with torch.no_grad():
+        rotary.gain.mul_(2)
+    rotary.turn(x, 7).sum().backward()
+    assert torch.equal(rotary.turn(x, 7), before * 2)
+
+
+@pytest.mark.parametrize("wide", ["cos", "sin"])
+def test_what_is_turned_keeps_its_dtype_beside_tables_of_two(wide: str) -> None:
+    x = torch.randn(2, 3, 5, 6)
+    cos, sin = Rotary(6).tables(torch.arange(5))
+    turned = rotate(x, cos.double() if wide == "cos" else cos, sin.double() if wide == "sin" else sin)
+    assert turned.dtype == x.dtype and torch.equal(turned, rotate(x, cos, sin))
 
 
 def test_threads_do_not_mix_their_tables() -> None:

@@ -15,6 +15,8 @@ from regard.positions._scaling import Scaling, plain_frequencies
 Tables = tuple[Tensor, Tensor]
 
 _transforms = torch._C._functorch.peek_interpreter_stack
+_watchers = torch._C._len_torch_dispatch_stack
+_tracing = torch._C._get_tracing_state
 
 # tables of so many numbers are kept for the next layer; larger ones are nothing beside the products of their call
 _KEPT = 1 << 16
@@ -47,7 +49,7 @@ def _turned(x: Tensor, own: Tensor, partner: Tensor, interleaved: bool) -> Tenso
     width, dtype = own.shape[-1], x.dtype
     turning = x if width == x.shape[-1] else x[..., :width]
     working = torch.float64 if dtype == torch.float64 else torch.float32
-    if dtype != working or own.dtype != working:
+    if not dtype == own.dtype == partner.dtype == working:
         turning, own, partner = turning.to(working), own.to(working), partner.to(working)
     if interleaved:
         partners = torch.stack((turning[..., 1::2], turning[..., 0::2]), -1).flatten(-2)
@@ -57,6 +59,11 @@ def _turned(x: Tensor, own: Tensor, partner: Tensor, interleaved: bool) -> Tenso
     if dtype != working:
         turned = turned.to(dtype)
     return turned if width == x.shape[-1] else torch.cat((turned, x[..., width:]), -1)
+
+
+def _is_traced() -> bool:
+    """Whether operations are recorded or transformed: tables of an earlier call would be constants there."""
+    return torch.compiler.is_compiling() or _tracing() is not None or _watchers() > 0 or _transforms() is not None
 
 
 class _Last(NamedTuple):
@@ -177,15 +184,17 @@ class Rotary(nn.Module):
 
     def _asked(self, start: int | Tensor, tokens: int, like: Tensor) -> tuple[Any, ...] | None:
         """What tables depend on, besides the frequencies; None where that cannot be read for nothing (on a GPU), or
-        where they would mean nothing in the next call (of a transform, of a trace)."""
+        where they would mean nothing in the next call (of a transform, of a trace), or depend on what only a subclass
+        knows."""
         turning = self.frequencies
-        if torch.compiler.is_compiling() or _transforms() is not None or not plain(like):
+        if _is_traced() or not plain(like) or type(self).tables is not Rotary.tables:
             return None
         if turning.requires_grad or turning.is_inference() or (self.scaling is not None and self.scaling.by_length):
             return None
-        if not isinstance(start, Tensor):
-            return start, tokens, turning._version, self.magnitude
-        return (start.tolist(), tokens, turning._version, self.magnitude) if plain(start) else None
+        if isinstance(start, Tensor) and not plain(start):
+            return None
+        first = start.tolist() if isinstance(start, Tensor) else start
+        return first, tokens, turning.data_ptr(), turning._version, self.magnitude, self.interleaved
 
     def _make_wide(self, start: int | Tensor, tokens: int, device: torch.device) -> Tables:
         if isinstance(start, Tensor):
