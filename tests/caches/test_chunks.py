@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from tests.caches.kinds import CAUSAL, EXACT, INT8, decode, module, random
-from tests.nn.helpers import close
+from tests.nn.helpers import build, close
 
 import regard
 from regard import masks
 from regard.cache import BlockPool, KVCache, PagedCache, RollingCache, _pieces
+from regard.positions import Rotary
 
 SPLITS = [[111], [5, 106], [63, *[1] * 48], [1] * 111, [3, 91, 7, 10]]
 
@@ -201,3 +202,20 @@ def test_caches_work_across_inference_mode():
     with torch.no_grad():
         out = mha(x[:, 5:], mask=CAUSAL, cache=cache)
     assert close(out, mha(x, mask=CAUSAL)[:, 5:].detach(), 1e-11)
+
+
+@pytest.mark.parametrize("kind", EXACT)
+def test_items_of_different_lengths_in_inference_mode_go_on_with_gradients(kind):
+    make, mask = EXACT[kind]
+    mha, x, cache = build(48, 4, num_kv_heads=2, positions=Rotary(12)).eval(), random(3, 14, 48), make()
+    with torch.inference_mode():
+        mha(x[:, :11], mask=mask, cache=cache.padded([11, 7, 3]))
+        for t in (11, 12):
+            mha(x[:, t : t + 1], mask=mask, cache=cache)
+    new = x[:, 13:].clone().requires_grad_()
+    mha(new, mask=mask, cache=cache).square().sum().backward()
+    for item, count in enumerate([11, 7, 3]):
+        last = x[item : item + 1, 13:].clone().requires_grad_()
+        alone = torch.cat([x[item : item + 1, :count], x[item : item + 1, 11:13], last], 1)
+        mha(alone, mask=mask)[:, -1:].square().sum().backward()
+        assert close(new.grad[item], last.grad[0], 1e-9)

@@ -39,17 +39,22 @@ class Lengths:
     def plus(self, more: int | Sequence[int] | Lengths) -> Lengths:
         """Added item by item; what the device knows is added there, and not sent to it again."""
         if isinstance(more, int):
-            moved = None if self._tensor is None else self._tensor + more
-            return Lengths([count + more for count in self.counts], self.device, moved)
-        added = more.counts if isinstance(more, Lengths) else more
+            added: Sequence[int] = (more,) * len(self.counts)
+        else:
+            added = more.counts if isinstance(more, Lengths) else more
         counts = [a + b for a, b in zip(self.counts, added, strict=True)]
-        known = isinstance(more, Lengths) and self._tensor is not None
-        return Lengths(counts, self.device, self.tensor + more.tensor if known else None)  # type: ignore[union-attr]
+        moved: Tensor | None = None
+        if self._tensor is not None and isinstance(more, (int, Lengths)):
+            with torch.inference_mode(False):  # a later call may have gradients
+                moved = self._tensor + (more if isinstance(more, int) else more.tensor)
+        return Lengths(counts, self.device, moved)
 
     def cut(self, limit: int) -> tuple[Lengths, Lengths]:
         """What is below a limit, and what is beyond it."""
-        below = self._tensor if self._tensor is None else self._tensor.clamp_max(limit)
-        beyond = self._tensor if self._tensor is None else (self._tensor - limit).clamp_min(0)
+        below = beyond = None
+        if self._tensor is not None:
+            with torch.inference_mode(False):
+                below, beyond = self._tensor.clamp_max(limit), (self._tensor - limit).clamp_min(0)
         return (
             Lengths([min(count, limit) for count in self.counts], self.device, below),
             Lengths([max(count - limit, 0) for count in self.counts], self.device, beyond),
