@@ -153,3 +153,17 @@ def test_random_tables_equal_the_whole_matrix(seed, monkeypatch):
         assert (out - exact).abs().max() <= 1e-11
         for mine, right in zip(gradients(out, tensors), truth, strict=True):
             assert (mine - right).abs().max() <= 1e-11 * max(1.0, float(right.abs().max()))
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "blockwise"])
+@pytest.mark.parametrize("length", [L, 208])
+def test_the_device_that_new_tensors_go_to_by_default_does_not_matter(length, backend):
+    given = tensors(B, H, G, length, length, D, grad=True)
+    # a mask of its own: what is worked out about it is to be worked out there
+    mask = masks.causal() & masks.blocks(table(seed=length), SIZE)
+    with torch.device("meta"):
+        out = regard.attention(*given, mask=mask, backend=backend)
+        grads = torch.autograd.grad(out.square().sum(), given)
+    exact = regard.attention(*given, mask=mask, backend="eager")
+    torch.testing.assert_close(out, exact)
+    torch.testing.assert_close(grads, torch.autograd.grad(exact.square().sum(), given))

@@ -218,7 +218,8 @@ def _parts_of(stack: Stack, spec: CallSpec) -> Iterator[Places]:
 
 
 def _places(item: Tensor, rows: Tensor, cols: Tensor, group: int, row_blocks: int, col_blocks: int) -> Places:
-    row_numbers = ((item * group + torch.arange(group)[None, :, None]) * row_blocks + rows).flatten()
+    heads = torch.arange(group, device=item.device)[None, :, None]
+    row_numbers = ((item * group + heads) * row_blocks + rows).flatten()
     col_numbers = (item * col_blocks + cols).flatten()
     follow = bool((row_numbers.diff() == 1).all())
     return Places(item, rows, cols, row_numbers, col_numbers, int(row_numbers[0]) if follow else None)
@@ -264,7 +265,8 @@ def take(blocks: Tensor, at: Places, of: str, room: Room | None = None) -> Tenso
     whose memory in the room is used again. Rows that follow each other are a view."""
     places, numbers = (at.rows, at.row_numbers) if of == "row" else (at.cols, at.col_numbers)
     if not blocks.is_contiguous():
-        return blocks[at.item, torch.arange(blocks.shape[1])[None, :, None], places].flatten(2, 3)
+        heads = torch.arange(blocks.shape[1], device=blocks.device)[None, :, None]
+        return blocks[at.item, heads, places].flatten(2, 3)
     # whole blocks as rows: one copy each
     flat = blocks.view(-1, math.prod(blocks.shape[3:]))
     if of == "row" and at.first is not None:
@@ -280,7 +282,7 @@ def put(blocks: Tensor, at: Places, of: str, part: Tensor, *, add: bool = False)
     """The inverse of ``take``: write, or add (a key block may be in many pieces)."""
     places, numbers = (at.rows, at.row_numbers) if of == "row" else (at.cols, at.col_numbers)
     if not blocks.is_contiguous():
-        heads = torch.arange(blocks.shape[1])[None, :, None]
+        heads = torch.arange(blocks.shape[1], device=blocks.device)[None, :, None]
         blocks.index_put_((at.item, heads, places), torch.unflatten(part, 2, (-1, blocks.shape[3])), accumulate=add)
         return
     flat = blocks.view(-1, math.prod(blocks.shape[3:]))
