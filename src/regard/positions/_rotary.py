@@ -35,7 +35,17 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False) ->
     pairs = cos.shape[-1]
     if 2 * pairs > x.shape[-1]:
         raise ValueError(f"tables of {pairs} pairs turn {2 * pairs} entries; x has {x.shape[-1]}")
-    return _turned(x, *_widened(cos, sin, interleaved), interleaved)
+    turning, rest = x[..., : 2 * pairs], x[..., 2 * pairs :]
+    working = torch.float64 if x.dtype == torch.float64 else torch.float32
+    turning, cos, sin = turning.to(working), cos.to(working), sin.to(working)
+    if interleaved:
+        first, second = turning[..., 0::2], turning[..., 1::2]
+        turned = torch.stack((first * cos - second * sin, second * cos + first * sin), -1).flatten(-2)
+    else:
+        first, second = turning[..., :pairs], turning[..., pairs:]
+        turned = torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+    turned = turned.to(x.dtype)
+    return turned if rest.shape[-1] == 0 else torch.cat((turned, rest), -1)
 
 
 def _widened(cos: Tensor, sin: Tensor, interleaved: bool) -> Tables:
@@ -45,7 +55,8 @@ def _widened(cos: Tensor, sin: Tensor, interleaved: bool) -> Tables:
     return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
 
 
-def _turned(x: Tensor, own: Tensor, partner: Tensor, interleaved: bool) -> Tensor:
+def _turned(x: Tensor, own: Tensor, partner: Tensor, *, interleaved: bool) -> Tensor:
+    """As `rotate`, to the bit, in fewer operations, by wide tables."""
     width, dtype = own.shape[-1], x.dtype
     turning = x if width == x.shape[-1] else x[..., :width]
     working = torch.float64 if dtype == torch.float64 else torch.float32
@@ -145,7 +156,7 @@ class Rotary(nn.Module):
 
         For heads of which only a part is turned and kept apart, such as the rotary part of latent attention."""
         _checks.tensor("x", x, "[batch, head, token, dim]")
-        return self._rotate("x", x, self._wide_tables(_checks.start("start", start, x.shape[0]), x.shape[2], x))
+        return self._turn({"x": x}, _checks.start("start", start, x.shape[0]), x.shape[2])[0]
 
     def forward(self, query: Tensor, key: Tensor, *, query_offset: int | Tensor = 0) -> tuple[Tensor, Tensor]:
         """Both turned, as `regard.nn.Positions` says: the first query stands at `query_offset`, an int or `[batch]`,
@@ -154,40 +165,50 @@ class Rotary(nn.Module):
         _checks.tensor("key", key, "[batch, head, token, dim]")
         offset = _checks.start("query_offset", query_offset, query.shape[0])
         queries, keys = query.shape[2], key.shape[2]
-        if queries == keys:
-            tables = self._wide_tables(offset, queries, query)
-            return self._rotate("query", query, tables), self._rotate("key", key, tables)
-        longest = max(queries, keys)
-        own, partner = self._wide_tables(offset + queries - longest, longest, query)
-        turned = [
-            self._rotate(name, x, (own.narrow(-2, longest - n, n), partner.narrow(-2, longest - n, n)))
-            for name, x, n in (("query", query, queries), ("key", key, keys))
-        ]
-        return turned[0], turned[1]
+        if queries < keys:
+            offset = offset + queries - keys
+        query, key = self._turn({"query": query, "key": key}, offset, max(queries, keys))
+        return query, key
 
-    def _wide_tables(self, start: int | Tensor, tokens: int, like: Tensor) -> Tables:
-        """Tables of consecutive positions, `[tokens, dim]` or `[batch, 1, tokens, dim]`, on the device of `like`.
-
-        The layers of a model ask for the same ones, one after another, so that the last are kept.
-        """
-        asked = self._asked(start, tokens, like)
+    def _turn(self, given: dict[str, Tensor], start: int | Tensor, tokens: int) -> list[Tensor]:
+        """Tensors whose last tokens are level; `start`: where the first of `tokens` stands."""
+        for name, x in given.items():
+            if x.shape[-1] < self.dim:
+                raise ValueError(f"{name} has heads of {x.shape[-1]}; Rotary(dim={self.dim}) turns {self.dim} entries")
+        tensors = list(given.values())
+        asked = self._asked(start, tokens, tensors)
+        turn: Callable[..., Tensor] = rotate if asked is None else _turned
         if asked is None:
-            return self._make_wide(start, tokens, like.device)
+            tables = self._tables_from(start, tokens, tensors[0].device)
+        else:
+            tables = self._last_tables(asked, start, tokens, tensors[0].device)
+        turned = []
+        for x in tensors:
+            own = (
+                tables if x.shape[2] == tokens else tuple(t.narrow(-2, tokens - x.shape[2], x.shape[2]) for t in tables)
+            )
+            turned.append(turn(x, *own, interleaved=self.interleaved))
+        return turned
+
+    def _last_tables(self, asked: tuple[Any, ...], start: int | Tensor, tokens: int, device: torch.device) -> Tables:
+        """Wide tables. The layers of a model ask for the same ones, one after another, so that the last are kept."""
         last = self._last  # once: another thread may put its own there
         if last is not None and last.frequencies is self.frequencies and last.asked == asked:
             return last.tables
-        with torch.inference_mode(False):  # they may be kept from there to a call with gradients
-            tables = self._make_wide(start, tokens, like.device)
+        with torch.inference_mode(False):  # they may be kept from there to a call outside of it
+            tables = _widened(*self._tables_from(start, tokens, device), self.interleaved)
         if plain(tables[0]) and tables[0].numel() <= _KEPT:
             self._last = _Last(self.frequencies, asked, tables)
         return tables
 
-    def _asked(self, start: int | Tensor, tokens: int, like: Tensor) -> tuple[Any, ...] | None:
+    def _asked(self, start: int | Tensor, tokens: int, tensors: list[Tensor]) -> tuple[Any, ...] | None:
         """What tables depend on, besides the frequencies; None where that cannot be read for nothing (on a GPU), or
         where they would mean nothing in the next call (of a transform, of a trace), or depend on what only a subclass
-        knows."""
+        knows; and where gradients are wanted, which would keep wide tables, twice as large, until the backward pass."""
         turning = self.frequencies
-        if _is_traced() or not plain(like) or type(self).tables is not Rotary.tables:
+        if _is_traced() or not plain(tensors[0]) or type(self).tables is not Rotary.tables:
+            return None
+        if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
             return None
         if turning.requires_grad or turning.is_inference() or (self.scaling is not None and self.scaling.by_length):
             return None
@@ -196,20 +217,15 @@ class Rotary(nn.Module):
         first = start.tolist() if isinstance(start, Tensor) else start
         return first, tokens, turning.data_ptr(), turning._version, self.magnitude, self.interleaved
 
-    def _make_wide(self, start: int | Tensor, tokens: int, device: torch.device) -> Tables:
+    def _tables_from(self, start: int | Tensor, tokens: int, device: torch.device) -> Tables:
+        """Tables of consecutive positions: `[tokens, pairs]`, or `[batch, 1, tokens, pairs]`."""
         if isinstance(start, Tensor):
             start = start.to(device)
             length = start.max() + tokens if start.numel() else None
             # one step of positions for each item, and the head's dimension
             places = start.reshape(-1, 1, 1) + torch.arange(tokens, device=device)
-            return _widened(*self.tables(places, length=length), self.interleaved)
-        places = torch.arange(start, start + tokens, device=device)
-        return _widened(*self.tables(places, length=start + tokens), self.interleaved)
-
-    def _rotate(self, name: str, x: Tensor, tables: Tables) -> Tensor:
-        if x.shape[-1] < self.dim:
-            raise ValueError(f"{name} has heads of {x.shape[-1]}; Rotary(dim={self.dim}) turns {self.dim} entries")
-        return _turned(x, *tables, self.interleaved)
+            return self.tables(places, length=length)
+        return self.tables(torch.arange(start, start + tokens, device=device), length=start + tokens)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Rotary:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
