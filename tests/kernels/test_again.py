@@ -116,7 +116,8 @@ def test_a_mask_that_was_changed_in_place_is_another(repeated: list[Any]) -> Non
     assert wrong_by(mask) == wrong_by(mask) == []
     lengths += 11
     assert wrong_by(mask) == wrong_by(mask) == []
-    assert len(repeated) == 2
+    # of numbers on a GPU nothing is kept: a graph that is replayed changes them unnoticed
+    assert len(repeated) == (2 if DEVICE == "cpu" else 0)
 
 
 def wrong_by(mask: masks.Mask) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -13,10 +14,13 @@ from tests.kernels.calls import DEVICE, placed
 import regard
 from regard import Want, bias, masks
 from regard._arguments import prepare
-from regard._triton import attend
+from regard._triton import attend, launch
 from regard.spec import Call
+from regard.testing import check
 
 ROWS = Want.none().but(rows=True)
+ALL = Want(map=(3, 5), top_k=4)
+RULES = [5, 6, 7, 8, 9, 29, 44]
 SIZES = {"B": 2, "H": 2, "G": 1, "L": 37, "S": 111}
 
 
@@ -157,3 +161,31 @@ def test_refusals_name_what_cannot_be_done() -> None:
     wide = torch.zeros(1, 2, 3, 300, device=DEVICE)
     with pytest.raises(regard.Refused, match="300"):
         regard.attention(wide, wide, wide, backend="triton")
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the interpreter: numbers do overflow here
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_rules_that_need_care_hold(dtype: torch.dtype) -> None:
+    """Poisoned keys, NaN, huge logits, gradients that cancel: PROMISES 5 to 9, 29 and 44."""
+    report = check(functools.partial(regard.attention, backend="triton"), device=DEVICE, dtype=dtype, rules=RULES)
+    assert [(row.rule, row.case, row.detail) for row in report.failures] == []
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize(
+    ("first", "last"), [(torch.finfo(torch.float32).min, 3.0), (-1e30, 2e8), (3e38, -3e38), (-3e38, -3e38)]
+)
+def test_logits_of_any_size_give_their_weights(first: float, last: float) -> None:
+    """On the way to a row's largest logit nothing may overflow, nor where all of them are the smallest there are."""
+    added = torch.full((5, 400), first, device=DEVICE)
+    added[:, 390:] = last
+    added[:, 395] = -torch.inf
+    call = call_of(1, 1, 1, 5, 400, bias=added, scale=0.0)
+    done = attend.attend(call, rows=True)
+    weights = torch.softmax(added.double(), -1)
+    assert (done.out - weights @ call.value.double()).abs().max() <= 1e-5
+    assert (done.max_weight - weights.amax(-1)).abs().max() <= 1e-5
+    assert (done.entropy + torch.special.xlogy(weights, weights).sum(-1)).abs().max() <= 1e-5
+    if last == 3.0:  # where float32 holds lse to the digits that statistics need
+        lse, exact = definitions.statistics(call, ALL)
+        assert definitions.wrong(launch.observe(call, lse.float(), ALL), exact) == []

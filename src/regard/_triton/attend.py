@@ -65,7 +65,9 @@ def attend(call: Call, rows: bool) -> Attended:
     value = rows_of_unit_stride(call.value)
     lead = (spec.batch, spec.heads, spec.queries)
     new = call.query.new_empty
-    out, lse = new(*lead, spec.value_dim), new(lead, dtype=torch.float32)
+    # gradients are made from the output as it was before it is rounded
+    out = new(*lead, spec.value_dim, dtype=torch.float32 if spec.grad else spec.dtype)
+    lse = new(lead, dtype=torch.float32)
     entropy, largest = (new(lead, dtype=torch.float32) for _ in range(2)) if rows else (lse, lse)
     wide, wide_v = max(16, power(spec.head_dim)), max(16, power(spec.value_dim))
     copied = given.copied and can_be_copied(value)
@@ -82,7 +84,7 @@ def attend(call: Call, rows: bool) -> Attended:
             query, key, source, given.bias, piece.lo, piece.hi, sinks, runs.table, runs.counts, out, lse, entropy,
             largest, *given.query.stride()[:3], *given.key.stride()[:3], *value.stride()[:3], *given.bias_strides,
             *piece.strides, int(runs.groups > 1), spec.queries, spec.keys, piece.rows.start, runs.blocks,
-            *given.scales,
+            *given.natural_scales,
         )  # fmt: skip
         grid = -(-len(piece.rows) // tiles["BM"]), spec.batch * spec.heads
         with on(call.query.device):

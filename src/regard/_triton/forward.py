@@ -1,10 +1,12 @@
-# ruff: noqa: SIM108 (a condition known at compile time is clearer as a branch)
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 """Attention itself, in one pass with a running maximum, and the row statistics that come with it.
 
-A program owns BM rows of one head. For each row it keeps, relative to the largest logit m so far (in powers of two,
-t = logit - m): total = sum 2^t, e = sum 2^t·t, and acc = sum 2^t·v. Out, lse, entropy and the largest weight
+A program owns BM rows of one head. For each row it keeps, relative to the largest logit m so far (t = logit - m in
+powers of two): total = sum 2^t, e = sum 2^t·t, and acc = sum 2^t·v. Out, lse, entropy and the largest weight
 follow from these. The row statistics change nothing in what else is computed: out has the same bits without them.
+
+Logits are kept in a unit of their own, natural ones or plain products of query and key: the largest logits that float32
+holds would not fit powers of two.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from regard._triton.tiles import LN2, LOG2E, load_block, load_pairs, locate_pairs, permitted, tanh
+from regard._triton.tiles import LN2, LOG2E, NEVER, load_block, load_pairs, locate_pairs, permitted, tanh
 
 _NOTHING = tl.constexpr(float("-inf"))
 
@@ -22,16 +24,30 @@ def _logits(
     s, rows, cols, sizes, scales, bias, pairs,
     PREDICATE: tl.constexpr, SLOTS: tl.constexpr, SOFTCAP: tl.constexpr, BIASED: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """The tile's logits in powers of two; only forbidden pairs are set to -inf where the products are used as such."""
+    """The tile's logits; -inf where a pair is forbidden."""
     z = s
     if SOFTCAP:
         z = tanh(s * scales[0]) * scales[1]
     if BIASED:
         added = load_pairs(bias, rows, cols, sizes).to(tl.float32)
-        z = tl.where(added == _NOTHING, _NOTHING, z + added * LOG2E)
+        z = tl.where(added == _NOTHING, _NOTHING, z + added)
     if MASKED:
         z = tl.where(permitted(rows, cols, sizes, pairs, PREDICATE, SLOTS), z, _NOTHING)
     return z
+
+
+@triton.jit
+def _careful_factor(m, powers):
+    """Instead of ``powers``, the powers of two that a unit of logits is, for rows whose largest logit m is huge.
+
+    t = z·powers - m·powers is computed in one step, in which only m·powers is rounded. Where that error would count,
+    the factor is made a power of two, with which nothing is rounded: first the next larger one, as then any two logits
+    that differ are so far apart that the smaller has next to no weight, with the right factor or a larger one; then a
+    small one, with which the largest float32 does not overflow.
+    """
+    below = (powers.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
+    size = tl.abs(m) * below
+    return tl.where(size > 1e30, below * 0.25, tl.where(size > 1e8, below * 2, powers))
 
 
 @triton.jit(do_not_specialize=["L", "S", "first_row", "blocks"])
@@ -46,7 +62,7 @@ def attend(
     RISING: tl.constexpr, ROWS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """OUT: [B, H, L, VALUE]; LSE, ENTROPY, LARGEST: [B, H, L]. RISING: a logit is the product times a positive scale,
-    so that the products themselves are compared."""
+    so that the products themselves are compared. ``scale``, ``cap``: see ``natural_scales``."""
     block = tl.num_programs(0) - 1 - tl.program_id(0) + first_row // BM
     bh = tl.program_id(1)
     b = bh // H
@@ -59,64 +75,83 @@ def attend(
         PAIRS, PAIRS_HI, b, h, first_row, pairs_stride_b, pairs_stride_h, pairs_stride_q, pairs_stride_k, PREDICATE
     )
     q = load_block(Q, b, h, i0, (q_stride_b, q_stride_h, q_stride_l), L, BM, HEAD, D, COPIED, True)
+    # of a unit of logits: its natural logits, and its powers of two
+    unit = scale * 0.0 + 1.0
+    if RISING:
+        unit = scale
+    powers = unit * LOG2E
     m = tl.full([BM], _NOTHING, tl.float32)
+    factor = tl.zeros([BM], tl.float32) + powers
     total = tl.zeros([BM], tl.float32)
     e = tl.zeros([BM], tl.float32)
     acc = tl.zeros([BM, DV], tl.float32)
-    for kind in tl.static_range(2):
-        runs = tl.load(COUNTS + 2 * kind)
-        table = RUNS + tl.load(COUNTS + 3 + 2 * kind) + (b * runs_group * blocks + block) * runs * 2
-        for run in range(runs):
-            start = tl.load(table + 2 * run)
-            stop = tl.load(table + 2 * run + 1)
-            for tile in range(start, stop):
-                j0 = tile * BN
-                cols = (j0 + tl.arange(0, BN))[None, :]
-                k = load_block(
-                    K, b, h // GROUP, j0, (k_stride_b, k_stride_h, k_stride_s), S, BN, HEAD, D, COPIED, kind == 1
-                )
-                s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-                if not RISING and not SOFTCAP:
-                    s = s * scale
-                z = _logits(
-                    s, rows, cols, (L, S), (scale, cap), bias, pairs, PREDICATE, SLOTS, SOFTCAP, BIASED, kind == 1
-                )
-                top = tl.max(z, 1)
-                if RISING:
-                    top = top * scale
-                top = tl.maximum(m, top)
-                base = tl.where(top == _NOTHING, 0.0, top)
-                if RISING:
-                    t = z * scale - base[:, None]
-                else:
-                    t = z - base[:, None]
-                p = tl.exp2(t)
-                kept = tl.exp2(m - base)
-                if ROWS:
-                    if BIASED or kind == 1:
-                        t = tl.where(z == _NOTHING, 0.0, t)
-                    e = kept * (e + total * tl.where(m == _NOTHING, 0.0, m - base)) + tl.sum(p * t, 1)
-                total = total * kept + tl.sum(p, 1)
-                acc = acc * kept[:, None]
-                v = load_block(
-                    V, b, h // GROUP, j0, (v_stride_b, v_stride_h, v_stride_s), S, BN, VALUE, DV, COPIED, kind == 1
-                )
-                acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)
-                m = top
+    attempt = 0
+    while attempt < 2:
+        for kind in tl.static_range(2):
+            runs = tl.load(COUNTS + 2 * kind)
+            table = RUNS + tl.load(COUNTS + 3 + 2 * kind) + (b * runs_group * blocks + block) * runs * 2
+            for run in range(runs):
+                start = tl.load(table + 2 * run)
+                stop = tl.load(table + 2 * run + 1)
+                for tile in range(start, stop):
+                    j0 = tile * BN
+                    cols = (j0 + tl.arange(0, BN))[None, :]
+                    k = load_block(
+                        K, b, h // GROUP, j0, (k_stride_b, k_stride_h, k_stride_s), S, BN, HEAD, D, COPIED, kind == 1
+                    )
+                    s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+                    if not RISING and not SOFTCAP:
+                        s = s * scale
+                    z = _logits(
+                        s, rows, cols, (L, S), (scale, cap), bias, pairs, PREDICATE, SLOTS, SOFTCAP, BIASED, kind == 1
+                    )
+                    top = tl.maximum(m, tl.max(z, 1))
+                    base = tl.where(top == _NOTHING, 0.0, top)
+                    t = z * factor[:, None] - (base * factor)[:, None]
+                    p = tl.exp2(t)
+                    before = (m - base) * factor
+                    kept = tl.exp2(before)
+                    if ROWS:
+                        if BIASED:
+                            # finite: 0·t is 0, for logits near the smallest float32 too
+                            t = tl.maximum(t, NEVER, propagate_nan=tl.PropagateNan.ALL)
+                        elif kind == 1:
+                            t = tl.where(z == _NOTHING, 0.0, t)
+                        e = kept * (e + total * tl.where(m == _NOTHING, 0.0, before)) + tl.sum(p * t, 1)
+                    total = total * kept + tl.sum(p, 1)
+                    acc = acc * kept[:, None]
+                    v = load_block(
+                        V, b, h // GROUP, j0, (v_stride_b, v_stride_h, v_stride_s), S, BN, VALUE, DV, COPIED, kind == 1
+                    )
+                    acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)
+                    m = top
+        huge = ((tl.abs(m) * powers > 1e8) & (m != _NOTHING)) | (total - total != 0.0)
+        if (attempt == 0) & (tl.max(huge.to(tl.int32), 0) > 0):
+            # once more, from the largest logit on, which is known now
+            factor = _careful_factor(m, powers)
+            total = tl.zeros([BM], tl.float32)
+            e = tl.zeros([BM], tl.float32)
+            acc = tl.zeros([BM, DV], tl.float32)
+            attempt = 1
+        else:
+            attempt = 2
 
-    empty = m == _NOTHING
-    base = tl.where(empty, 0.0, m)
+    # a row of NaN has no largest logit either
+    empty = (m == _NOTHING) & (total == 0.0)
+    base = tl.where(m == _NOTHING, 0.0, m * unit)
     whole = total
     shift = tl.zeros([BM], tl.float32)
+    highest = base
     if SINK:
-        sink = tl.load(SINKS + h).to(tl.float32) * LOG2E
-        shift = base - tl.maximum(base, sink)
-        whole = total * tl.exp2(shift) + tl.exp2(sink - tl.maximum(base, sink))
+        sink = tl.load(SINKS + h).to(tl.float32)
+        highest = tl.maximum(base, sink)
+        shift = (base - highest) * LOG2E
+        whole = total * tl.exp2(shift) + tl.exp2((sink - highest) * LOG2E)
     whole = tl.where(empty, 1.0, whole)
     share = tl.exp2(shift) / whole
     row = bh.to(tl.int64) * L + at
     inside = at < L
-    tl.store(LSE + row, tl.where(empty, _NOTHING, (base - shift + tl.log2(whole)) * LN2), mask=inside)
+    tl.store(LSE + row, tl.where(empty, _NOTHING, highest + tl.log2(whole) * LN2), mask=inside)
     if ROWS:
         entropy = -LN2 * share * (e + total * (shift - tl.log2(whole)))
         entropy = tl.maximum(entropy, 0.0, propagate_nan=tl.PropagateNan.ALL)

@@ -92,9 +92,12 @@ class Inputs:
         self.bias_strides: tuple[int, ...] = (0, 0, 0, 0)
         if call.bias is not None:
             self.bias, self.bias_strides = _bias(call)
-        self.scales = spec.scale * _LOG2E, 0.0
-        if spec.softcap is not None:
-            self.scales = spec.scale / spec.softcap, spec.softcap * _LOG2E
+        # (scale, 0) or, with a softcap, (scale / softcap, softcap): of natural logits, and of powers of two
+        if spec.softcap is None:
+            self.natural_scales, self.scales = (spec.scale, 0.0), (spec.scale * _LOG2E, 0.0)
+        else:
+            inner = spec.scale / spec.softcap
+            self.natural_scales, self.scales = (inner, spec.softcap), (inner, spec.softcap * _LOG2E)
 
     def run(self, kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], constants: dict[str, Any]) -> None:
         done = run(kernel, grid, args, constants)

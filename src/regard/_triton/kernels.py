@@ -57,6 +57,32 @@ def _cell_start(cell, size, count, WIDE: tl.constexpr):
 
 
 @triton.jit
+def _divided(n, by):
+    """n // d for 0 <= n < 2^31 without a division, which takes long where one thing waits for it; see ``divisor``."""
+    return ((n.to(tl.int64) * by[0]) >> by[1]).to(tl.int32)
+
+
+@triton.jit
+def _key_cell(position, size, count, by_size, WIDE: tl.constexpr):
+    """As ``_cell``."""
+    if WIDE:
+        found = _cell(position, size, count, WIDE)
+    else:
+        found = _divided((position + 1) * count - 1, by_size)
+    return found
+
+
+@triton.jit
+def _key_cell_start(cell, size, count, by_count, WIDE: tl.constexpr):
+    """As ``_cell_start``."""
+    if WIDE:
+        found = _cell_start(cell, size, count, WIDE)
+    else:
+        found = _divided(cell * size, by_count)
+    return found
+
+
+@triton.jit
 def _clipped(row, start, stop):
     """How far a row, or the nearest that counts, lies in start … stop-1."""
     return tl.minimum(tl.maximum(row, start), stop - 1) - start
@@ -166,16 +192,17 @@ def _add_to_distances(p, mass, sums, away, bucket, last, magic, BN: tl.constexpr
 
 _SIZES = ["L", "S", "first_row", "offset", "limit_start", "limit_stop", "map_rows", "map_cols", "first"]
 _SIZES += ["blocks", "sums_stride", "map_at", "distance_at"]
+_DIVISORS = ["by_keys", "by_keys_shift", "by_cols", "by_cols_shift"]
 
 
-@triton.jit(do_not_specialize=_SIZES)
+@triton.jit(do_not_specialize=_SIZES + _DIVISORS)
 def observe_rows(
-    Q, K, LSE, BIAS, PAIRS, PAIRS_HI, RUNS, COUNTS, SUMS, ENTROPY, LARGEST, FIRST, THRESHOLD,
+    Q, K, LSE, BIAS, PAIRS, PAIRS_HI, RUNS, COUNTS, SUMS, ENTROPY, LARGEST, FIRST, MAXIMA,
     q_stride_b, q_stride_h, q_stride_l, k_stride_b, k_stride_h, k_stride_s,
     bias_stride_b, bias_stride_h, bias_stride_q, bias_stride_k,
     pairs_stride_b, pairs_stride_h, pairs_stride_q, pairs_stride_k, runs_group,
     L, S, first_row, offset, limit_start, limit_stop, map_rows, map_cols, first, blocks,
-    sums_stride, map_at, distance_at, scale, cap, magic,
+    by_keys, by_keys_shift, by_cols, by_cols_shift, sums_stride, map_at, distance_at, scale, cap, magic,
     H: tl.constexpr, GROUP: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr, COPIED: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, WARPS: tl.constexpr,
     PREDICATE: tl.constexpr, SLOTS: tl.constexpr, SOFTCAP: tl.constexpr, BIASED: tl.constexpr,
@@ -218,8 +245,11 @@ def observe_rows(
             pooled = tl.zeros([BN], tl.float32)
             place = start * 0
             bucket = start * 0
+            far = start * 0
             cell = start * 0
             change = start * BN
+            cell_change = start * BN
+            bucket_change = start * BN
             # Programs begin at different keys: in step with each other they would all add to the same sums.
             shift = block % tl.maximum(stop - start, 1)
             for step in range(start + shift, stop + shift):
@@ -231,15 +261,23 @@ def observe_rows(
                             _add_pooled(
                                 sums, map_row + cell, distance_at + bucket, pooled, magic, BN, WARPS, MAP, DISTANCE
                             )
-                        change = j0 + (1 << 30)
                         edges = start * 0
                         if MAP:
-                            cell = _cell(j0, S, map_cols, WIDE)
-                            change = _cell_start(cell + 1, S, map_cols, WIDE) - BN + 1
+                            if (j0 >= cell_change) | (tile == start):
+                                cell = _key_cell(j0, S, map_cols, (by_keys, by_keys_shift), WIDE)
+                                following = _key_cell_start(cell + 1, S, map_cols, (by_cols, by_cols_shift), WIDE)
+                                cell_change = following - BN + 1
+                            change = cell_change
                             edges = tl.where(one_row & (j0 < change), 0, 2)
                         if DISTANCE:
-                            bucket, far = _reach(offset, i0, j0, BM, BN)
-                            change = tl.minimum(change, _same_bucket_until(offset, i0, j0, bucket, BM, BN))
+                            if (j0 >= bucket_change) | (tile == start):
+                                bucket, far = _reach(offset, i0, j0, BM, BN)
+                                until = _same_bucket_until(offset, i0, j0, bucket, BM, BN)
+                                bucket_change = tl.where(far == bucket, until, j0 + 1)
+                            if MAP:
+                                change = tl.minimum(change, bucket_change)
+                            else:
+                                change = bucket_change
                             edges += far - bucket
                         place = tl.where(edges == 0, INSIDE, tl.where(edges == 1, ACROSS, ELSEWHERE))
                         change = tl.where(edges == 0, change, j0 + 1)
@@ -286,14 +324,16 @@ def observe_rows(
     lse = load_lse(LSE + bh.to(tl.int64) * L, rows, L)
     if ROWS:
         empty = lse == -NEVER
-        total = tl.maximum(tl.sum(tl.sum(entropy, 0), 0) * -LN2, 0.0, propagate_nan=tl.PropagateNan.ALL)
+        total = tl.maximum(tl.sum(tl.sum(entropy, 1), 0) * -LN2, 0.0, propagate_nan=tl.PropagateNan.ALL)
         tl.store(ENTROPY + row, tl.where(empty, float("nan"), total), mask=rows < L)
-        top = tl.exp2(tl.max(tl.max(largest, 0), 0))
+        top = tl.exp2(tl.max(tl.max(largest, 1), 0))
         tl.store(LARGEST + row, tl.where(empty | (lse != lse), float("nan"), top), mask=rows < L)
     if FIRSTS:
-        tl.store(FIRST + row, tl.sum(tl.sum(firsts, 0), 0), mask=rows < L)
+        tl.store(FIRST + row, tl.sum(tl.sum(firsts, 1), 0), mask=rows < L)
     if TOP:
-        tl.store(THRESHOLD + row, _threshold(largest, lse, BM, TOP, GROUPS), mask=rows < L)
+        group = bh.to(tl.int64) * GROUPS + tl.arange(0, GROUPS)
+        at = group[:, None] * L + rows[None, :]
+        tl.store(MAXIMA + at, tl.reshape(largest, [GROUPS, BM]), mask=(rows < L)[None, :])
 
 
 @triton.jit(do_not_specialize=_SIZES)
@@ -365,14 +405,3 @@ def observe_edges(
                         p, mass, sums + map_at, rows - limit_start, keys_at, first_cell, last_cell, height, map_rows,
                         j0, S, map_cols, magic, BN, WARPS, WIDE,
                     )  # fmt: skip
-
-
-@triton.jit
-def _threshold(largest, lse, BM: tl.constexpr, TOP: tl.constexpr, GROUPS: tl.constexpr):
-    """A z that at least TOP keys of the row reach: the TOP-th largest of the maxima of disjoint groups of keys."""
-    ordered = tl.sort(tl.trans(tl.reshape(largest, [GROUPS, BM])), descending=True)
-    found = tl.sum(tl.where(tl.arange(0, GROUPS)[None, :] == TOP - 1, ordered, 0.0), 1)
-    # lowered by more than two computations of one z differ
-    found -= 1e-6 * (tl.abs(found) + tl.abs(lse)) + 1e-5
-    # weights that underflow are all equal, and then the lower keys win
-    return tl.where(found > -120.0, found, NEVER / 2)

@@ -26,9 +26,9 @@ _MOST_KEPT = 256
 # largest k for which thresholds are taken from maxima of groups of keys: half the groups there are
 _MOST_BY_GROUPS = 32
 _LISTS = 4
-# how the choice among found keys, and the search where too many were found, are compiled
-_CHOICE = {"num_warps": 1, "num_stages": 1}
-_CHOICE_ROWS = 1
+# how the threshold, the choice among found keys, and the search where too many were found are compiled
+_BOUND = {"BM": 64, "num_warps": 1, "num_stages": 1}
+_CHOICE = {"BM": 1, "num_warps": 1, "num_stages": 1}
 # of the sums over distances, see tiles
 _COPIES = 16
 _SEARCH = {"BM": 16, "num_warps": 4, "num_stages": 1}
@@ -91,7 +91,7 @@ def _make_recipe(spec: CallSpec, want: Want) -> Recipe:
         "DISTANCE": want.distance,
         "FIRSTS": want.first > 0,
         "LIMIT": len(limit) < spec.queries,
-        "TOP": want.top_k if by_groups else 0,
+        "TOP": by_groups,
         "GROUPS": 64 if by_groups and want.top_k > 16 else 32,
     }
     sums = spec.keys * want.key_mass + grid[0] * grid[1] + _COPIES * BUCKETS * want.distance
@@ -106,12 +106,12 @@ def _make_recipe(spec: CallSpec, want: Want) -> Recipe:
     # no sum exceeds the number of rows by more than rounding, and float64 counts to 2^53
     magic = 1.5 * 2.0 ** spec.queries.bit_length()
     room = flags["GROUPS"] // 2
-    layout = _layout(spec, want, grid, sums, room if by_groups else 0)
+    layout = _layout(spec, want, grid, sums, flags["GROUPS"] if by_groups else 0)
     return Recipe(tiles, flags, _find_tiles(spec), limit, grid, sums, magic, tiling, wide, room, layout)
 
 
-def _layout(spec: CallSpec, want: Want, grid: tuple[int, int], sums: int, room: int) -> Layout:
-    """``room``: entries of a list of noted keys, 0 where none are noted."""
+def _layout(spec: CallSpec, want: Want, grid: tuple[int, int], sums: int, groups: int) -> Layout:
+    """``groups``: of keys whose maxima are kept, twice the entries of a list of noted keys; 0 where none are noted."""
     lead = (spec.batch, spec.heads)
     shapes: dict[str, tuple[int, ...]] = {}
     if want.rows:
@@ -135,7 +135,9 @@ def _layout(spec: CallSpec, want: Want, grid: tuple[int, int], sums: int, room: 
     between: dict[str, tuple[int, torch.dtype]] = {}
     if want.top_k:
         between["count"] = rows * _LISTS, torch.int32
-    if room:
+    if groups:
+        room = groups // 2
+        between["maxima"] = rows * groups, torch.float32
         between["threshold"] = rows, torch.float32
         between["stretches"] = rows * _LISTS * room, torch.int32
         between["words"] = rows * _LISTS * room, torch.int64
@@ -151,7 +153,16 @@ def _tiles(spec: CallSpec) -> dict[str, int]:
 
 def _find_tiles(spec: CallSpec) -> dict[str, int]:
     half = spec.dtype != torch.float32
+    if half and spec.head_dim <= 64:
+        return {"BM": 64, "BN": 128, "num_warps": 4, "num_stages": 2}
     return {"BM": 64, "BN": 64, "num_warps": 4, "num_stages": 3 if half else 2}
+
+
+def _choice(spec: CallSpec, direct: bool) -> dict[str, int]:
+    if not direct:
+        return {**_CHOICE, "BM": 64}  # the interpreter runs programs in turn
+    # few registers: many programs share a multiprocessor, and one row waits while others are computed
+    return _CHOICE if spec.head_dim > 128 else {**_CHOICE, "maxnreg": 64 if spec.head_dim <= 64 else 80}
 
 
 def observe(call: Call, lse: Tensor, want: Want) -> dict[str, Tensor]:
@@ -240,10 +251,11 @@ def _observation_pass(given: Inputs, piece: Piece, want: Want, recipe: Recipe, f
     plain = summed if edges is None or (edges.split and not flags["LIMIT"]) else dict.fromkeys(summed, False)
     shape["WIDE"] = recipe.wide
     runs = encode(call, Tiling(tiles["BM"], tiles["BN"])).runs
-    rows = tuple(found.get(name, lse) for name in ("entropy", "max_weight", "first_mass", "threshold"))
+    rows = tuple(found.get(name, lse) for name in ("entropy", "max_weight", "first_mass", "maxima"))
+    divisors = *divisor(spec.keys), *divisor(max(1, recipe.grid[1]))
     args = (
         *sources, runs.table, runs.counts, found.get("sums", lse), *rows, *strides, int(runs.groups > 1), *sizes,
-        want.first, runs.blocks, *rest,
+        want.first, runs.blocks, *divisors, *rest,
     )  # fmt: skip
     given.run(observe_rows, grid, args, {**flags, **plain, **shape})
     if edges is not None:
@@ -253,6 +265,16 @@ def _observation_pass(given: Inputs, piece: Piece, want: Want, recipe: Recipe, f
             int(runs.groups > 1), *sizes, runs.blocks, *rest,
         )  # fmt: skip
         given.run(observe_edges, grid, args, {"EACH": each, **summed, **shape})
+
+
+def divisor(d: int) -> tuple[int, int]:
+    """A factor and a shift that together divide numbers from 0 to 2^31 - 1 by d, exactly.
+
+    With 2^e the next power of two from d on, the factor exceeds 2^(31+e) / d by less than 1: n times that is less than
+    2^31, less than the smallest distance of n / d from the next whole number, 1 / d, times 2^(31+e).
+    """
+    shift = 31 + (d - 1).bit_length()
+    return -(-(1 << shift) // d), shift
 
 
 def _top(given: Inputs, piece: Piece, want: Want, recipe: Recipe, found: dict[str, Tensor]) -> None:
@@ -267,6 +289,10 @@ def _top(given: Inputs, piece: Piece, want: Want, recipe: Recipe, found: dict[st
     chosen = found["top_weights"], found["top_keys"]
     lengths = {"ROOM": room, "TOP": want.top_k, "KEPT": power(want.top_k)}
     if recipe.flags["TOP"]:
+        block = _BOUND["BM"]
+        args = found["maxima"], lse, found["threshold"], spec.queries, piece.rows.start
+        shape = {**_BOUND, "TOP": want.top_k, "GROUPS": recipe.flags["GROUPS"]}
+        given.run(top.bound, (-(-rows // block), heads), args, shape)
         noted = tuple(found[name] for name in ("count", "stretches", "words"))
         sources = _sources(given, piece, lse, tiles)
         args = (*sources, runs.table, runs.counts, found["threshold"], *noted, *strides, *sizes)
@@ -275,11 +301,10 @@ def _top(given: Inputs, piece: Piece, want: Want, recipe: Recipe, found: dict[st
         given.run(top.find, (-(-rows // tiles["BM"]), heads), args, shape)
         if piece.rows.stop == spec.queries:
             args = (*plain[:4], *noted, *chosen, *strides[:10], spec.queries, spec.keys, *given.scales)
-            # few rows for each program, which wait for each other; the interpreter runs programs in turn
-            block = _CHOICE_ROWS if direct else 64
-            shape = given.shape(**_CHOICE, BM=block, ROOM=room, TOP=want.top_k, KEPT=max(16, power(want.top_k)))
+            choice = _choice(spec, direct)
+            shape = given.shape(**choice, ROOM=room, TOP=want.top_k, KEPT=max(16, power(want.top_k)))
             del shape["PRECISION"]
-            given.run(top.choose, (-(-spec.queries // block), heads), args, shape)
+            given.run(top.choose, (-(-spec.queries // choice["BM"]), heads), args, shape)
     args = (*plain, runs.table, runs.counts, found["count"], *chosen, *strides, *sizes)
     shape = given.shape(**_SEARCH, **lengths, **piece.test, BN=tiles["BN"], RUN_ROWS=tiles["BM"])
     given.run(top.search, (-(-rows // _SEARCH["BM"]), heads), args, shape)

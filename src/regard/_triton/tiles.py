@@ -52,9 +52,9 @@ def load_block(
 
 @triton.jit
 def load_lse(LSE, rows, L):
-    """lse in powers of two; rows that are empty or beyond the end get a value that makes every weight 0."""
+    """Rows that are empty or beyond the end get a value that makes every weight 0."""
     lse = tl.load(LSE + rows, mask=rows < L, other=float("-inf"))
-    return tl.where(lse == float("-inf"), -NEVER, lse * LOG2E)
+    return tl.where(lse == float("-inf"), -NEVER, lse)
 
 
 @triton.jit
@@ -77,10 +77,13 @@ def log_weights(
     z = s * scales[0]
     if SOFTCAP:
         z = tanh(z) * scales[1]
-    z = z - lse
     if BIAS:
         added = load_pairs(bias, rows, cols, sizes).to(tl.float32)
-        z = tl.where(added == float("-inf"), NEVER, z + added * LOG2E)
+        # either may be near the smallest float32, which powers of two cannot express; finite, as 0·z is to be 0
+        z = tl.maximum(z + (added - lse) * LOG2E, NEVER / 2, propagate_nan=tl.PropagateNan.ALL)
+        z = tl.where(added == float("-inf"), NEVER, z)
+    else:
+        z = z - lse * LOG2E
     if MASKED:
         z = tl.where(permitted(rows, cols, sizes, pairs, PREDICATE, SLOTS), z, NEVER)
     return z

@@ -1,7 +1,8 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
-"""The k largest weights of each row, exactly, in three steps.
+"""The k largest weights of each row, exactly, in four steps.
 
-  find    from a threshold that at least k keys reach, note the stretches of four tiles in which a row has such keys,
+  bound   from the maxima of disjoint groups of keys, a threshold that at least k keys reach
+  find    note the stretches of 256 keys in which a row has keys that reach it,
           one bit for each
   choose  compute the weights of the noted keys again, and keep the k largest
   search  rows with more stretches than their lists hold: a running choice over all keys. Rare on real data; programs
@@ -42,6 +43,26 @@ def _rank(p, keys):
     return (bits << 32) | (-keys + LAST_KEY).to(tl.int64)
 
 
+@triton.jit(do_not_specialize=["L", "first_row"])
+def bound(
+    MAXIMA, LSE, THRESHOLD, L, first_row, BM: tl.constexpr, TOP: tl.constexpr, GROUPS: tl.constexpr,
+):  # fmt: skip
+    """MAXIMA: [B·H, GROUPS, L], of z. A kernel of its own, as here a thread holds all the maxima of a row."""
+    bh = tl.program_id(1).to(tl.int64)
+    rows = first_row + tl.program_id(0) * BM + tl.arange(0, BM)
+    at = (bh * GROUPS + tl.arange(0, GROUPS)[:, None]) * L + rows[None, :]
+    maxima = tl.load(MAXIMA + at, mask=(rows < L)[None, :], other=NEVER)
+    found = tl.max(maxima, 0)
+    for _ in range(TOP - 1):
+        maxima = tl.where(maxima == found[None, :], NEVER, maxima)
+        found = tl.max(maxima, 0)
+    # lowered by more than two computations of one z differ
+    lse = load_lse(LSE + bh * L, rows, L)
+    found -= 1e-6 * (tl.abs(found) + tl.abs(lse) * LOG2E) + 1e-5
+    # weights that underflow are all equal, and then the lower keys win
+    tl.store(THRESHOLD + bh * L + rows, tl.where(found > -120.0, found, NEVER / 2), mask=rows < L)
+
+
 @triton.jit(do_not_specialize=_SIZES)
 def find(
     Q, K, LSE, BIAS, PAIRS, PAIRS_HI, RUNS, COUNTS, THRESHOLD, COUNT, STRETCHES, WORDS,
@@ -71,10 +92,11 @@ def find(
     threshold = tl.load(THRESHOLD + bh.to(tl.int64) * L + rows, mask=rows < L, other=float("inf"))
     if RAW:
         # z rises with s = q·k: the products themselves are compared
-        threshold = tl.maximum((threshold + lse) / scale, NEVER / 2, propagate_nan=tl.PropagateNan.ALL)
+        threshold = tl.maximum((threshold + lse * LOG2E) / scale, NEVER / 2, propagate_nan=tl.PropagateNan.ALL)
     lists = (bh.to(tl.int64) * L + rows) * LISTS + tl.arange(0, LISTS)[None, :]
     count = tl.zeros([BM, LISTS], tl.int32)
     words = tl.zeros([BM, LISTS], tl.int64)
+    IN_STRETCH: tl.constexpr = 256 // BN
     key = tl.arange(0, BN)
     bit = (1 << (2 * (key // 8) + key % 2))[None, :]
     for kind in tl.static_range(2):
@@ -105,11 +127,11 @@ def find(
                     low |= z == NEVER
                 reach = tl.where(low, 0, bit)
                 word = tl.sum(tl.sum(tl.reshape(reach, [BM, BN // 8, LISTS, 2]), 1), 2)
-                words |= word.to(tl.int64) << (tile % 4 * 16)
-                if (tile % 4 == 3) | (tile + 1 == stop):
+                words |= word.to(tl.uint32, bitcast=True).to(tl.int64) << (tile % IN_STRETCH * (BN // 4))
+                if (tile % IN_STRETCH == IN_STRETCH - 1) | (tile + 1 == stop):
                     noted = (words != 0) & (count < ROOM)
                     store_in_place(WORDS + lists * ROOM + count, words, noted, 64, DIRECT)
-                    store_in_place(STRETCHES + lists * ROOM + count, count * 0 + tile // 4, noted, 32, DIRECT)
+                    store_in_place(STRETCHES + lists * ROOM + count, count * 0 + tile // IN_STRETCH, noted, 32, DIRECT)
                     count += (words != 0).to(tl.int32)
                     words = tl.zeros([BM, LISTS], tl.int64)
     tl.store(COUNT + lists, count, mask=rows < L)
@@ -143,13 +165,15 @@ def choose(
     end = tl.where(mine[:, None], begin3 + list3[:, None], 0)
     lse = load_lse(LSE + bh.to(tl.int64) * L, at, L)[:, None]
     d = tl.arange(0, D)
-    q = load_block(
-        Q, b, h, tl.program_id(0) * BM, (q_stride_b, q_stride_h, q_stride_l), L, BM, HEAD, D, False, True
-    ).to(tl.float32)[:, None, :]
+    q = load_block(Q, b, h, tl.program_id(0) * BM, (q_stride_b, q_stride_h, q_stride_l), L, BM, HEAD, D, False, True)
+    # the same column 16 times: the smallest product there is
+    q = tl.broadcast_to(q[:, :, None], [BM, D, 16])
     k_at = K + b.to(tl.int64) * k_stride_b + (h // GROUP) * k_stride_h
     bias_at = BIAS + b.to(tl.int64) * bias_stride_b + h * bias_stride_h + at.to(tl.int64)[:, None] * bias_stride_q
     slot = tl.arange(0, KEPT)[None, :]
+    # the best so far and how many are better than each
     kept = tl.zeros([BM, KEPT], tl.int64) - 1 - slot
+    order = tl.broadcast_to(slot, [BM, KEPT])
     fresh = True
     for first in range(0, tl.max(tl.max(end, 1), 0), KEPT):
         place = slot + first
@@ -165,19 +189,37 @@ def choose(
             word = word ^ low
             inside = some[:, :, None] & (d < HEAD)[None, None, :]
             k = tl.load(k_at + key.to(tl.int64)[:, :, None] * k_stride_s + d[None, None, :], mask=inside, other=0.0)
-            z = tl.sum(q * k.to(tl.float32), 2) * scale
+            z = tl.max(tl.dot(k, q, input_precision="ieee"), 2) * scale
             if SOFTCAP:
                 z = tanh(z) * cap
+            rest = -lse
             if BIASED:
-                z += tl.load(bias_at + key.to(tl.int64) * bias_stride_k, mask=some, other=0.0).to(tl.float32) * LOG2E
-            new = tl.where(some, _rank(tl.exp2(z - lse), key), -1 - slot)
+                rest += tl.load(bias_at + key.to(tl.int64) * bias_stride_k, mask=some, other=0.0).to(tl.float32)
+            # those that are none have ranks of their own, below those of the kept ones that are none
+            new = tl.where(some, _rank(tl.exp2(z + rest * LOG2E), key), -1 - KEPT - slot)
+            better = _count(new[:, None, :] > new[:, :, None], 2)
             if fresh:
-                kept = tl.sort(new)
-            elif tl.max((tl.max(new, 1) > tl.min(kept, 1)).to(tl.int32), 0) > 0:
-                # of two lists, one ascending and one descending, the larger of each pair are the largest of both
-                kept = tl.sort(tl.maximum(kept, tl.sort(new, descending=True)))
+                kept = new
+                order = better
+            else:
+                ahead = new[:, None, :] > kept[:, :, None]
+                better += _count(ahead == 0, 1)
+                kept = _put(kept, order + _count(ahead, 2), KEPT) + _put(new, better, KEPT)
+                order = tl.broadcast_to(slot, [BM, KEPT])
             fresh = False
-    _store(kept, row, mine, TOP_WEIGHTS, TOP_KEYS, TOP, KEPT)
+    _store(kept, order, row, mine, TOP_WEIGHTS, TOP_KEYS, TOP)
+
+
+@triton.jit
+def _count(x, axis: tl.constexpr):
+    return tl.sum(x.to(tl.int32), axis)
+
+
+@triton.jit
+def _put(x, place, KEPT: tl.constexpr):
+    """The numbers x [BM, KEPT] at their places; zeros where no number has its place."""
+    here = place[:, None, :] == tl.arange(0, KEPT)[None, :, None]
+    return tl.sum(tl.where(here, x[:, None, :], 0), 2)
 
 
 @triton.jit
@@ -189,14 +231,12 @@ def _key_of_bit(low):
 
 
 @triton.jit
-def _store(kept, row, mine, TOP_WEIGHTS, TOP_KEYS, TOP: tl.constexpr, KEPT: tl.constexpr):
-    """``kept``: in ascending order."""
-    place = KEPT - 1 - tl.arange(0, KEPT)
+def _store(kept, place, row, mine, TOP_WEIGHTS, TOP_KEYS, TOP: tl.constexpr):
     real = kept >= 0
     weight = (kept >> 32).to(tl.int32).to(tl.float32, bitcast=True)
     key = -(kept & 0xFFFFFFFF) + LAST_KEY
-    at = row[:, None] * TOP + place[None, :]
-    inside = mine[:, None] & (place < TOP)[None, :]
+    at = row[:, None] * TOP + place
+    inside = mine[:, None] & (place < TOP)
     tl.store(TOP_WEIGHTS + at, tl.where(real, weight, 0.0), mask=inside)
     tl.store(TOP_KEYS + at, tl.where(real, key, -1), mask=inside)
 
@@ -259,4 +299,5 @@ def search(
                         rank = tl.where(rank == best[:, None], -1 - KEPT, rank)
                         best = tl.max(rank, 1)
                         worst = tl.min(kept, 1)
-        _store(tl.sort(kept), row, mine & (at < L), TOP_WEIGHTS, TOP_KEYS, TOP, KEPT)
+        place = tl.broadcast_to(tl.arange(0, KEPT)[None, :], [BM, KEPT])
+        _store(tl.sort(kept, descending=True), place, row, mine & (at < L), TOP_WEIGHTS, TOP_KEYS, TOP)
