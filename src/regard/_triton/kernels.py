@@ -10,7 +10,7 @@ way that does not depend on the order of the programs.
 
 A tile is plain when all is permitted, all its pairs share a cell of the map and its distances lie in one bucket or in
 two neighbours: then one or two sums over the tile are enough for both. The others, along the diagonal and between
-cells, are seen again by ``observe_edges``, which looks at single pairs: in one kernel the registers would not suffice.
+cells, are seen again by other programs, which look at single pairs: in one loop the registers would not suffice.
 """
 
 from __future__ import annotations
@@ -195,36 +195,27 @@ _SIZES += ["blocks", "sums_stride", "map_at", "distance_at"]
 _DIVISORS = ["by_keys", "by_keys_shift", "by_cols", "by_cols_shift"]
 
 
-@triton.jit(do_not_specialize=_SIZES + _DIVISORS)
-def observe_rows(
-    Q, K, LSE, BIAS, PAIRS, PAIRS_HI, RUNS, COUNTS, SUMS, ENTROPY, LARGEST, FIRST, MAXIMA,
-    q_stride_b, q_stride_h, q_stride_l, k_stride_b, k_stride_h, k_stride_s,
-    bias_stride_b, bias_stride_h, bias_stride_q, bias_stride_k,
-    pairs_stride_b, pairs_stride_h, pairs_stride_q, pairs_stride_k, runs_group,
-    L, S, first_row, offset, limit_start, limit_stop, map_rows, map_cols, first, blocks,
-    by_keys, by_keys_shift, by_cols, by_cols_shift, sums_stride, map_at, distance_at, scale, cap, magic,
-    H: tl.constexpr, GROUP: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr, COPIED: tl.constexpr,
+@triton.jit
+def _rows(
+    q, K, lse, bias, pairs, tables, sums_at, results, k_strides, item, sizes, offset, limit, cells, first,
+    by_keys, by_cols, scales, magic,
+    GROUP: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr, COPIED: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, WARPS: tl.constexpr,
     PREDICATE: tl.constexpr, SLOTS: tl.constexpr, SOFTCAP: tl.constexpr, BIASED: tl.constexpr,
     ROWS: tl.constexpr, MASS: tl.constexpr, MAP: tl.constexpr, DISTANCE: tl.constexpr, FIRSTS: tl.constexpr,
     LIMIT: tl.constexpr, TOP: tl.constexpr, GROUPS: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
+    H: tl.constexpr,
 ):  # fmt: skip
-    """RUNS: the key tiles of each block, see ``encode``. PAIRS: lo (PAIRS_HI: hi) for INTERVALS, booleans for DENSE."""
-    # late rows see the most keys under causal masks: they start first
-    block = tl.num_programs(0) - 1 - tl.program_id(0) + first_row // BM
-    bh = tl.program_id(1)
-    b = bh // H
-    h = bh % H
+    """What belongs to rows, key mass, and of map and distances what plain tiles give."""
+    b, h, block = item
+    L, S = sizes
+    limit_start, limit_stop = limit
+    map_rows, map_cols = cells
+    sums, map_at, distance_at = sums_at
+    LSE, ENTROPY, LARGEST, FIRST, MAXIMA = results
+    bh = b * H + h
     i0 = block * BM
     rows = (i0 + tl.arange(0, BM))[None, :]
-    bias = (BIAS + b.to(tl.int64) * bias_stride_b + h * bias_stride_h, bias_stride_q, bias_stride_k)
-    pairs = locate_pairs(
-        PAIRS, PAIRS_HI, b, h, first_row, pairs_stride_b, pairs_stride_h, pairs_stride_q, pairs_stride_k, PREDICATE
-    )
-    q = load_block(Q, b, h, i0, (q_stride_b, q_stride_h, q_stride_l), L, BM, HEAD, D, COPIED, True)
-    lse = load_lse(LSE + bh.to(tl.int64) * L, rows, L)
-    sums = SUMS + bh.to(tl.int64) * sums_stride
-    distance_at += block % COPIES * BUCKETS
     map_row = map_at
     one_row = True
     if MAP:
@@ -236,8 +227,8 @@ def observe_rows(
     firsts = tl.zeros([WARPS, 8, BM], tl.float32)
     largest = tl.full([WARPS, GROUPS // WARPS, BM], NEVER, tl.float32)
     for kind in tl.static_range(2):
-        runs = tl.load(COUNTS + 2 * kind)
-        table = RUNS + tl.load(COUNTS + 3 + 2 * kind) + (b * runs_group * blocks + block) * runs * 2
+        runs = tl.load(tables[1] + 2 * kind)
+        table = tables[0] + tl.load(tables[1] + 3 + 2 * kind) + tables[2] * runs * 2
         for run in range(runs):
             start = tl.load(table + 2 * run)
             stop = tl.load(table + 2 * run + 1)
@@ -264,8 +255,8 @@ def observe_rows(
                         edges = start * 0
                         if MAP:
                             if (j0 >= cell_change) | (tile == start):
-                                cell = _key_cell(j0, S, map_cols, (by_keys, by_keys_shift), WIDE)
-                                following = _key_cell_start(cell + 1, S, map_cols, (by_cols, by_cols_shift), WIDE)
+                                cell = _key_cell(j0, S, map_cols, by_keys, WIDE)
+                                following = _key_cell_start(cell + 1, S, map_cols, by_cols, WIDE)
                                 cell_change = following - BN + 1
                             change = cell_change
                             edges = tl.where(one_row & (j0 < change), 0, 2)
@@ -284,12 +275,10 @@ def observe_rows(
                         pooled = tl.zeros([BN], tl.float32)
                 keys_at = j0 + tl.arange(0, BN)
                 cols = keys_at[:, None]
-                k = load_block(
-                    K, b, h // GROUP, j0, (k_stride_b, k_stride_h, k_stride_s), S, BN, HEAD, D, COPIED, kind == 1
-                )
+                k = load_block(K, b, h // GROUP, j0, k_strides, S, BN, HEAD, D, COPIED, kind == 1)
                 s = tl.dot(k, tl.trans(q), input_precision=PRECISION)
                 z = log_weights(
-                    s, lse, rows, cols, (L, S), (scale, cap), bias, pairs, PREDICATE, SLOTS, SOFTCAP, BIASED, kind == 1
+                    s, lse, rows, cols, (L, S), scales, bias, pairs, PREDICATE, SLOTS, SOFTCAP, BIASED, kind == 1
                 )
                 p = tl.exp2(z)
                 if ROWS:
@@ -336,37 +325,22 @@ def observe_rows(
         tl.store(MAXIMA + at, tl.reshape(largest, [GROUPS, BM]), mask=(rows < L)[None, :])
 
 
-@triton.jit(do_not_specialize=_SIZES)
-def observe_edges(
-    Q, K, LSE, BIAS, PAIRS, PAIRS_HI, RUNS, COUNTS, OFFSETS, SUMS,
-    q_stride_b, q_stride_h, q_stride_l, k_stride_b, k_stride_h, k_stride_s,
-    bias_stride_b, bias_stride_h, bias_stride_q, bias_stride_k,
-    pairs_stride_b, pairs_stride_h, pairs_stride_q, pairs_stride_k, runs_group,
-    L, S, first_row, offset, limit_start, limit_stop, map_rows, map_cols, blocks,
-    sums_stride, map_at, distance_at, scale, cap, magic,
-    H: tl.constexpr, GROUP: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr, COPIED: tl.constexpr,
+@triton.jit
+def _edges(
+    q, K, lse, bias, pairs, tables, sums_at, k_strides, item, sizes, position, limit, cells, scales, magic,
+    GROUP: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr, COPIED: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, WARPS: tl.constexpr,
-    PREDICATE: tl.constexpr, SLOTS: tl.constexpr, SOFTCAP: tl.constexpr, BIASED: tl.constexpr, EACH: tl.constexpr,
+    PREDICATE: tl.constexpr, SLOTS: tl.constexpr, SOFTCAP: tl.constexpr, BIASED: tl.constexpr,
     MAP: tl.constexpr, DISTANCE: tl.constexpr, LIMIT: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Map and distances of the tiles that are not plain. EACH: offsets differ by item."""
-    block = tl.num_programs(0) - 1 - tl.program_id(0) + first_row // BM
-    bh = tl.program_id(1)
-    b = bh // H
-    h = bh % H
+    """Map and distances of the tiles that are not plain."""
+    b, h, block = item
+    L, S = sizes
+    limit_start, limit_stop = limit
+    map_rows, map_cols = cells
+    sums, map_at, distance_at = sums_at
     i0 = block * BM
     rows = (i0 + tl.arange(0, BM))[None, :]
-    position = offset
-    if EACH:
-        position = tl.load(OFFSETS + b).to(tl.int32)
-    bias = (BIAS + b.to(tl.int64) * bias_stride_b + h * bias_stride_h, bias_stride_q, bias_stride_k)
-    pairs = locate_pairs(
-        PAIRS, PAIRS_HI, b, h, first_row, pairs_stride_b, pairs_stride_h, pairs_stride_q, pairs_stride_k, PREDICATE
-    )
-    q = load_block(Q, b, h, i0, (q_stride_b, q_stride_h, q_stride_l), L, BM, HEAD, D, COPIED, True)
-    lse = load_lse(LSE + bh.to(tl.int64) * L, rows, L)
-    sums = SUMS + bh.to(tl.int64) * sums_stride
-    distance_at += block % COPIES * BUCKETS
     height = limit_stop - limit_start
     first_cell = 0
     last_cell = 0
@@ -375,8 +349,8 @@ def observe_edges(
         last_cell = _cell(_clipped(i0 + BM - 1, limit_start, limit_stop), height, map_rows, WIDE)
     for kind in tl.static_range(1, 3):
         # tiles that straddle cells or buckets; tiles with forbidden pairs
-        runs = tl.load(COUNTS + kind)
-        table = RUNS + tl.load(COUNTS + 3 + kind) + (b * runs_group * blocks + block) * runs * 2
+        runs = tl.load(tables[1] + kind)
+        table = tables[0] + tl.load(tables[1] + 3 + kind) + tables[2] * runs * 2
         for run in range(runs):
             start = tl.load(table + 2 * run)
             stop = tl.load(table + 2 * run + 1)
@@ -384,12 +358,10 @@ def observe_edges(
                 j0 = tile * BN
                 keys_at = j0 + tl.arange(0, BN)
                 cols = keys_at[:, None]
-                k = load_block(
-                    K, b, h // GROUP, j0, (k_stride_b, k_stride_h, k_stride_s), S, BN, HEAD, D, COPIED, kind == 2
-                )
+                k = load_block(K, b, h // GROUP, j0, k_strides, S, BN, HEAD, D, COPIED, kind == 2)
                 s = tl.dot(k, tl.trans(q), input_precision=PRECISION)
                 z = log_weights(
-                    s, lse, rows, cols, (L, S), (scale, cap), bias, pairs, PREDICATE, SLOTS, SOFTCAP, BIASED, kind == 2
+                    s, lse, rows, cols, (L, S), scales, bias, pairs, PREDICATE, SLOTS, SOFTCAP, BIASED, kind == 2
                 )
                 p = tl.exp2(z)
                 mass = tl.sum(p, 1)
@@ -405,3 +377,62 @@ def observe_edges(
                         p, mass, sums + map_at, rows - limit_start, keys_at, first_cell, last_cell, height, map_rows,
                         j0, S, map_cols, magic, BN, WARPS, WIDE,
                     )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=_SIZES + _DIVISORS)
+def observe(
+    Q, K, LSE, BIAS, PAIRS, PAIRS_HI, RUNS, COUNTS, EDGE_RUNS, EDGE_COUNTS, OFFSETS,
+    SUMS, ENTROPY, LARGEST, FIRST, MAXIMA,
+    q_stride_b, q_stride_h, q_stride_l, k_stride_b, k_stride_h, k_stride_s,
+    bias_stride_b, bias_stride_h, bias_stride_q, bias_stride_k,
+    pairs_stride_b, pairs_stride_h, pairs_stride_q, pairs_stride_k, runs_group,
+    L, S, first_row, offset, limit_start, limit_stop, map_rows, map_cols, first, blocks,
+    by_keys, by_keys_shift, by_cols, by_cols_shift, sums_stride, map_at, distance_at, scale, cap, magic,
+    H: tl.constexpr, GROUP: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr, COPIED: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, WARPS: tl.constexpr,
+    PREDICATE: tl.constexpr, SLOTS: tl.constexpr, SOFTCAP: tl.constexpr, BIASED: tl.constexpr,
+    ROWS: tl.constexpr, MASS: tl.constexpr, MAP: tl.constexpr, DISTANCE: tl.constexpr, FIRSTS: tl.constexpr,
+    LIMIT: tl.constexpr, TOP: tl.constexpr, GROUPS: tl.constexpr, WIDE: tl.constexpr, EACH: tl.constexpr,
+    EDGE_MAP: tl.constexpr, EDGE_DISTANCE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """RUNS: the key tiles of each block, see ``encode``; EDGE_RUNS: those that are not plain. PAIRS: lo (PAIRS_HI: hi)
+    for INTERVALS, booleans for DENSE. EACH: offsets differ by item."""
+    heads = tl.num_programs(1)
+    bh = tl.program_id(1)
+    if EDGE_MAP or EDGE_DISTANCE:
+        # the second half of the programs sees to the edges: they are short, and fill the end, when few others run
+        heads = heads // 2
+        bh = tl.where(bh < heads, bh, bh - heads)
+    # late rows see the most keys under causal masks: they start first
+    block = tl.num_programs(0) - 1 - tl.program_id(0) + first_row // BM
+    b = bh // H
+    h = bh % H
+    bias = (BIAS + b.to(tl.int64) * bias_stride_b + h * bias_stride_h, bias_stride_q, bias_stride_k)
+    pairs = locate_pairs(
+        PAIRS, PAIRS_HI, b, h, first_row, pairs_stride_b, pairs_stride_h, pairs_stride_q, pairs_stride_k, PREDICATE
+    )
+    q = load_block(Q, b, h, block * BM, (q_stride_b, q_stride_h, q_stride_l), L, BM, HEAD, D, COPIED, True)
+    rows = (block * BM + tl.arange(0, BM))[None, :]
+    lse = load_lse(LSE + bh.to(tl.int64) * L, rows, L)
+    sums = SUMS + bh.to(tl.int64) * sums_stride
+    distance_at += block % COPIES * BUCKETS
+    owner = b * runs_group * blocks + block
+    k_strides = (k_stride_b, k_stride_h, k_stride_s)
+    if tl.program_id(1) < heads:
+        _rows(
+            q, K, lse, bias, pairs, (RUNS, COUNTS, owner), (sums, map_at, distance_at),
+            (LSE, ENTROPY, LARGEST, FIRST, MAXIMA), k_strides, (b, h, block), (L, S), offset,
+            (limit_start, limit_stop), (map_rows, map_cols), first, (by_keys, by_keys_shift), (by_cols, by_cols_shift),
+            (scale, cap), magic, GROUP, HEAD, D, COPIED, BM, BN, WARPS, PREDICATE, SLOTS, SOFTCAP, BIASED,
+            ROWS, MASS, MAP, DISTANCE, FIRSTS, LIMIT, TOP, GROUPS, WIDE, PRECISION, H,
+        )  # fmt: skip
+    else:
+        position = offset
+        if EACH:
+            position = tl.load(OFFSETS + b).to(tl.int32)
+        _edges(
+            q, K, lse, bias, pairs, (EDGE_RUNS, EDGE_COUNTS, owner), (sums, map_at, distance_at), k_strides,
+            (b, h, block), (L, S), position, (limit_start, limit_stop), (map_rows, map_cols), (scale, cap), magic,
+            GROUP, HEAD, D, COPIED, BM, BN, WARPS, PREDICATE, SLOTS, SOFTCAP, BIASED,
+            EDGE_MAP, EDGE_DISTANCE, LIMIT, WIDE, PRECISION,
+        )  # fmt: skip

@@ -232,39 +232,32 @@ def _strides(given: Inputs, piece: Piece) -> tuple[int, ...]:
 
 
 def _observation_pass(given: Inputs, piece: Piece, want: Want, recipe: Recipe, found: dict[str, Tensor]) -> None:
-    from regard._triton.kernels import observe_edges, observe_rows
+    from regard._triton.kernels import observe as kernel
 
     call, lse, tiles, flags = given.call, found["lse"], recipe.tiles, recipe.flags
     spec, offset = call.spec, call.offset
     each = isinstance(offset, Tensor)
     summed = {name: flags[name] for name in ("MAP", "DISTANCE")}
     edges = encode(call, recipe.tiling) if any(summed.values()) else None
-    grid = -(-len(piece.rows) // tiles["BM"]), spec.batch * spec.heads
     sources, strides = _sources(given, piece, lse, tiles), _strides(given, piece)
-    map_at = spec.keys * want.key_mass
+    runs = encode(call, Tiling(tiles["BM"], tiles["BN"])).runs
+    tables = runs.table, runs.counts, *((runs.table, runs.counts) if edges is None else edges.runs[:2])
+    rows = tuple(found.get(name, lse) for name in ("sums", "entropy", "max_weight", "first_mass", "maxima"))
     sizes = (
         spec.queries, spec.keys, piece.rows.start, 0 if each else offset, recipe.limit.start, recipe.limit.stop,
-        *recipe.grid,
+        *recipe.grid, want.first, runs.blocks,
     )  # fmt: skip
-    rest = recipe.sums, map_at, map_at + math.prod(recipe.grid), *given.scales, recipe.magic
-    shape = given.shape(**tiles, **piece.test, WARPS=tiles["num_warps"], COPIED=given.copied, LIMIT=flags["LIMIT"])
-    plain = summed if edges is None or (edges.split and not flags["LIMIT"]) else dict.fromkeys(summed, False)
-    shape["WIDE"] = recipe.wide
-    runs = encode(call, Tiling(tiles["BM"], tiles["BN"])).runs
-    rows = tuple(found.get(name, lse) for name in ("entropy", "max_weight", "first_mass", "maxima"))
     divisors = *divisor(spec.keys), *divisor(max(1, recipe.grid[1]))
+    map_at = spec.keys * want.key_mass
     args = (
-        *sources, runs.table, runs.counts, found.get("sums", lse), *rows, *strides, int(runs.groups > 1), *sizes,
-        want.first, runs.blocks, *divisors, *rest,
+        *sources, *tables, offset if each else lse, *rows, *strides, int(runs.groups > 1), *sizes, *divisors,
+        recipe.sums, map_at, map_at + math.prod(recipe.grid), *given.scales, recipe.magic,
     )  # fmt: skip
-    given.run(observe_rows, grid, args, {**flags, **plain, **shape})
-    if edges is not None:
-        runs = edges.runs
-        args = (
-            *sources, runs.table, runs.counts, offset if each else lse, found["sums"], *strides,
-            int(runs.groups > 1), *sizes, runs.blocks, *rest,
-        )  # fmt: skip
-        given.run(observe_edges, grid, args, {"EACH": each, **summed, **shape})
+    plain = summed if edges is None or (edges.split and not flags["LIMIT"]) else dict.fromkeys(summed, False)
+    shape = given.shape(**tiles, **piece.test, WARPS=tiles["num_warps"], COPIED=given.copied, WIDE=recipe.wide)
+    constants = {**flags, **plain, **shape, "EACH": each, **{f"EDGE_{name}": used for name, used in summed.items()}}
+    programs = spec.batch * spec.heads * (1 if edges is None else 2)
+    given.run(kernel, (-(-len(piece.rows) // tiles["BM"]), programs), args, constants)
 
 
 def divisor(d: int) -> tuple[int, int]:
