@@ -117,6 +117,19 @@ def _lane_sums(x, BM: tl.constexpr, BN: tl.constexpr, WARPS: tl.constexpr):
 
 
 @triton.jit
+def _add_products(sums, p, z, BM: tl.constexpr, BN: tl.constexpr, WARPS: tl.constexpr):
+    """sums + _lane_sums(p·z), one step for each product where a thread has two of them."""
+    if BN == 16 * WARPS:
+        p_low, p_high = tl.split(tl.permute(tl.reshape(p, [WARPS, 2, 8, BM]), (0, 2, 3, 1)))
+        z_low, z_high = tl.split(tl.permute(tl.reshape(z, [WARPS, 2, 8, BM]), (0, 2, 3, 1)))
+        sums += p_low * z_low
+        sums += p_high * z_high
+    else:
+        sums += _lane_sums(p * z, BM, BN, WARPS)
+    return sums
+
+
+@triton.jit
 def _lane_maxima(x, BM: tl.constexpr, BN: tl.constexpr, WARPS: tl.constexpr, GROUPS: tl.constexpr):
     """The largest of each of GROUPS disjoint groups of keys, 8 or 16 a warp."""
     found = tl.max(_in_lanes(x, BM, BN, WARPS), 0)
@@ -133,19 +146,6 @@ def _add_total(sums, at, x, magic, BN: tl.constexpr, WARPS: tl.constexpr):
     parts = tl.sum(tl.sum(tl.reshape(x, [BN // (16 * WARPS), WARPS, 16]), 0), 1)
     place = tl.zeros([WARPS], tl.int32) + at
     add_exactly(sums, place, parts, magic, place >= 0)
-
-
-@triton.jit
-def _add_pooled(
-    sums, cell, bucket, x, magic, BN: tl.constexpr, WARPS: tl.constexpr, MAP: tl.constexpr, DISTANCE: tl.constexpr
-):
-    """Add all of x [BN] to a cell of the map and to a bucket of distance."""
-    parts = tl.sum(tl.sum(tl.reshape(x, [BN // (16 * WARPS), WARPS, 16]), 0), 1)
-    place = tl.zeros([WARPS], tl.int32)
-    if MAP:
-        add_exactly(sums, place + cell, parts, magic, place == 0)
-    if DISTANCE:
-        add_exactly(sums, place + bucket, parts, magic, place == 0)
 
 
 @triton.jit
@@ -232,12 +232,18 @@ def _rows(
         for run in range(runs):
             start = tl.load(table + 2 * run)
             stop = tl.load(table + 2 * run + 1)
-            # what tiles gave since the bucket of distance, or the cell of the map, began
+            # what plain tiles gave since their cell of the map began; of distances in two neighbouring buckets, the
+            # pair and the next, since the pair was taken
             pooled = tl.zeros([BN], tl.float32)
+            nearer = tl.zeros([BN], tl.float32)
+            farther = tl.zeros([BN], tl.float32)
+            cell = start * 0 - 1
+            pair = start * 0 - 4
             place = start * 0
             bucket = start * 0
-            far = start * 0
-            cell = start * 0
+            last = start * 0
+            edge = start * 0
+            before = place == 0
             change = start * BN
             cell_change = start * BN
             bucket_change = start * BN
@@ -248,31 +254,42 @@ def _rows(
                 j0 = tile * BN
                 if (MAP or DISTANCE) and kind == 0:
                     if (j0 >= change) | (tile == start):
-                        if place == INSIDE:
-                            _add_pooled(
-                                sums, map_row + cell, distance_at + bucket, pooled, magic, BN, WARPS, MAP, DISTANCE
-                            )
                         edges = start * 0
                         if MAP:
                             if (j0 >= cell_change) | (tile == start):
+                                if cell >= 0:
+                                    _add_total(sums, map_row + cell, pooled, magic, BN, WARPS)
                                 cell = _key_cell(j0, S, map_cols, by_keys, WIDE)
                                 following = _key_cell_start(cell + 1, S, map_cols, by_cols, WIDE)
                                 cell_change = following - BN + 1
+                                pooled = tl.zeros([BN], tl.float32)
                             change = cell_change
                             edges = tl.where(one_row & (j0 < change), 0, 2)
                         if DISTANCE:
                             if (j0 >= bucket_change) | (tile == start):
-                                bucket, far = _reach(offset, i0, j0, BM, BN)
+                                bucket, last = _reach(offset, i0, j0, BM, BN)
                                 until = _same_bucket_until(offset, i0, j0, bucket, BM, BN)
-                                bucket_change = tl.where(far == bucket, until, j0 + 1)
+                                bucket_change = tl.where(last == bucket, until, j0 + 1)
+                                before = offset + i0 > j0
+                                # pairs nearer than the edge between two buckets are those whose row comes before
+                                # column + edge, or, where keys come after the rows, does not
+                                edge = tl.where(before, (1 << bucket) - offset, 1 - (1 << bucket) - offset)
                             if MAP:
                                 change = tl.minimum(change, bucket_change)
                             else:
                                 change = bucket_change
-                            edges += far - bucket
+                            edges += last - bucket
                         place = tl.where(edges == 0, INSIDE, tl.where(edges == 1, ACROSS, ELSEWHERE))
                         change = tl.where(edges == 0, change, j0 + 1)
-                        pooled = tl.zeros([BN], tl.float32)
+                        if DISTANCE:
+                            if (place != ELSEWHERE) & ((bucket < pair) | (last > pair + 1)):
+                                if pair >= 0:
+                                    _add_total(sums, distance_at + pair, nearer, magic, BN, WARPS)
+                                    _add_total(sums, distance_at + pair + 1, farther, magic, BN, WARPS)
+                                # of keys before the rows, later ones are nearer: the bucket below follows
+                                pair = bucket - tl.where(before & (place == INSIDE), 1, 0)
+                                nearer = tl.zeros([BN], tl.float32)
+                                farther = tl.zeros([BN], tl.float32)
                 keys_at = j0 + tl.arange(0, BN)
                 cols = keys_at[:, None]
                 k = load_block(K, b, h // GROUP, j0, k_strides, S, BN, HEAD, D, COPIED, kind == 1)
@@ -282,7 +299,7 @@ def _rows(
                 )
                 p = tl.exp2(z)
                 if ROWS:
-                    entropy += _lane_sums(p * z, BM, BN, WARPS)
+                    entropy = _add_products(entropy, p, z, BM, BN, WARPS)
                 if ROWS or TOP:
                     largest = tl.maximum(largest, _lane_maxima(z, BM, BN, WARPS, GROUPS))
                 if FIRSTS:
@@ -290,23 +307,28 @@ def _rows(
                         firsts += _lane_sums(tl.where(cols < first, p, 0.0), BM, BN, WARPS)
                 if MASS or ((MAP or DISTANCE) and kind == 0):
                     mass = tl.sum(p, 1)
-                    if (MAP or DISTANCE) and kind == 0:
-                        # not a product: 0·NaN is NaN
-                        pooled += tl.where(place == INSIDE, mass, 0.0)
+                    # not products: 0·NaN is NaN
+                    if MAP and kind == 0:
+                        pooled += tl.where(place == ELSEWHERE, 0.0, mass)
                     if DISTANCE and kind == 0:
                         if place == ACROSS:
-                            near = tl.sum(tl.where(tl.abs(offset + rows - cols) < (1 << bucket), p, 0.0), 1)
-                            _add_total(sums, distance_at + bucket, near, magic, BN, WARPS)
-                            _add_total(sums, distance_at + bucket + 1, mass - near, magic, BN, WARPS)
-                            if MAP:
-                                _add_total(sums, map_row + cell, mass, magic, BN, WARPS)
+                            low = tl.sum(tl.where(rows < cols + edge, p, 0.0), 1)
+                            nearer += tl.where(before, low, mass - low)
+                            farther += tl.where(before, mass - low, low)
+                        else:
+                            nearer += tl.where((place == INSIDE) & (bucket == pair), mass, 0.0)
+                            farther += tl.where((place == INSIDE) & (bucket != pair), mass, 0.0)
                     if LIMIT:
                         mass = tl.sum(tl.where((rows >= limit_start) & (rows < limit_stop), p, 0.0), 1)
                     if MASS:
                         add_exactly(sums, keys_at, mass, magic, keys_at < S)
-            if (MAP or DISTANCE) and kind == 0:
-                if place == INSIDE:
-                    _add_pooled(sums, map_row + cell, distance_at + bucket, pooled, magic, BN, WARPS, MAP, DISTANCE)
+            if MAP and kind == 0:
+                if cell >= 0:
+                    _add_total(sums, map_row + cell, pooled, magic, BN, WARPS)
+            if DISTANCE and kind == 0:
+                if pair >= 0:
+                    _add_total(sums, distance_at + pair, nearer, magic, BN, WARPS)
+                    _add_total(sums, distance_at + pair + 1, farther, magic, BN, WARPS)
 
     rows = i0 + tl.arange(0, BM)
     row = bh.to(tl.int64) * L + rows

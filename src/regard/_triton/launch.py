@@ -154,7 +154,7 @@ def _tiles(spec: CallSpec) -> dict[str, int]:
 def _find_tiles(spec: CallSpec) -> dict[str, int]:
     half = spec.dtype != torch.float32
     if half and spec.head_dim <= 64:
-        return {"BM": 64, "BN": 128, "num_warps": 4, "num_stages": 2}
+        return {"BM": 64, "BN": 128, "num_warps": 4, "num_stages": 2, "maxnreg": 128}
     return {"BM": 64, "BN": 64, "num_warps": 4, "num_stages": 3 if half else 2}
 
 
