@@ -28,6 +28,7 @@ from regard._triton.tiles import (
     load_lse,
     locate_pairs,
     log_weights,
+    settled,
 )
 
 # where a tile lies: in one cell of the map and one bucket of distance; across one edge between two buckets; elsewhere
@@ -204,7 +205,7 @@ def _rows(
     PREDICATE: tl.constexpr, SLOTS: tl.constexpr, SOFTCAP: tl.constexpr, BIASED: tl.constexpr,
     ROWS: tl.constexpr, MASS: tl.constexpr, MAP: tl.constexpr, DISTANCE: tl.constexpr, FIRSTS: tl.constexpr,
     LIMIT: tl.constexpr, TOP: tl.constexpr, GROUPS: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
-    H: tl.constexpr,
+    H: tl.constexpr, DIRECT: tl.constexpr,
 ):  # fmt: skip
     """What belongs to rows, key mass, and of map and distances what plain tiles give."""
     b, h, block = item
@@ -299,9 +300,9 @@ def _rows(
                 )
                 p = tl.exp2(z)
                 if ROWS:
-                    entropy = _add_products(entropy, p, z, BM, BN, WARPS)
+                    entropy = settled(_add_products(entropy, p, z, BM, BN, WARPS), DIRECT)
                 if ROWS or TOP:
-                    largest = tl.maximum(largest, _lane_maxima(z, BM, BN, WARPS, GROUPS))
+                    largest = settled(tl.maximum(largest, _lane_maxima(z, BM, BN, WARPS, GROUPS)), DIRECT)
                 if FIRSTS:
                     if j0 < first:
                         firsts += _lane_sums(tl.where(cols < first, p, 0.0), BM, BN, WARPS)
@@ -415,10 +416,10 @@ def observe(
     PREDICATE: tl.constexpr, SLOTS: tl.constexpr, SOFTCAP: tl.constexpr, BIASED: tl.constexpr,
     ROWS: tl.constexpr, MASS: tl.constexpr, MAP: tl.constexpr, DISTANCE: tl.constexpr, FIRSTS: tl.constexpr,
     LIMIT: tl.constexpr, TOP: tl.constexpr, GROUPS: tl.constexpr, WIDE: tl.constexpr, EACH: tl.constexpr,
-    EDGE_MAP: tl.constexpr, EDGE_DISTANCE: tl.constexpr, PRECISION: tl.constexpr,
+    EDGE_MAP: tl.constexpr, EDGE_DISTANCE: tl.constexpr, PRECISION: tl.constexpr, DIRECT: tl.constexpr,
 ):  # fmt: skip
     """RUNS: the key tiles of each block, see ``encode``; EDGE_RUNS: those that are not plain. PAIRS: lo (PAIRS_HI: hi)
-    for INTERVALS, booleans for DENSE. EACH: offsets differ by item."""
+    for INTERVALS, booleans for DENSE. EACH: offsets differ by item. DIRECT: not on the interpreter."""
     heads = tl.num_programs(1)
     bh = tl.program_id(1)
     if EDGE_MAP or EDGE_DISTANCE:
@@ -446,7 +447,7 @@ def observe(
             (LSE, ENTROPY, LARGEST, FIRST, MAXIMA), k_strides, (b, h, block), (L, S), offset,
             (limit_start, limit_stop), (map_rows, map_cols), first, (by_keys, by_keys_shift), (by_cols, by_cols_shift),
             (scale, cap), magic, GROUP, HEAD, D, COPIED, BM, BN, WARPS, PREDICATE, SLOTS, SOFTCAP, BIASED,
-            ROWS, MASS, MAP, DISTANCE, FIRSTS, LIMIT, TOP, GROUPS, WIDE, PRECISION, H,
+            ROWS, MASS, MAP, DISTANCE, FIRSTS, LIMIT, TOP, GROUPS, WIDE, PRECISION, H, DIRECT,
         )  # fmt: skip
     else:
         position = offset

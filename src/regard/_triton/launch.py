@@ -31,7 +31,7 @@ _BOUND = {"BM": 64, "num_warps": 1, "num_stages": 1}
 _CHOICE = {"BM": 1, "num_warps": 1, "num_stages": 1}
 # of the sums over distances, see tiles
 _COPIES = 16
-_SEARCH = {"BM": 16, "num_warps": 4, "num_stages": 1}
+_SEARCH = {"BM": 16, "PARTS": 4, "num_warps": 4, "num_stages": 1}
 
 
 def refuse(spec: CallSpec, want: Want) -> list[str]:
@@ -153,8 +153,9 @@ def _tiles(spec: CallSpec) -> dict[str, int]:
 
 def _find_tiles(spec: CallSpec) -> dict[str, int]:
     half = spec.dtype != torch.float32
-    if half and spec.head_dim <= 64:
-        return {"BM": 64, "BN": 128, "num_warps": 4, "num_stages": 2, "maxnreg": 128}
+    # wide heads take much shared memory, which devices with a copy engine have
+    if half and spec.head_dim <= (128 if inputs.has_copy_engine(torch.device(spec.device)) else 64):
+        return {"BM": 64, "BN": 128, "num_warps": 4, "num_stages": 3, "maxnreg": 128}
     return {"BM": 64, "BN": 64, "num_warps": 4, "num_stages": 3 if half else 2}
 
 
@@ -255,7 +256,14 @@ def _observation_pass(given: Inputs, piece: Piece, want: Want, recipe: Recipe, f
     )  # fmt: skip
     plain = summed if edges is None or (edges.split and not flags["LIMIT"]) else dict.fromkeys(summed, False)
     shape = given.shape(**tiles, **piece.test, WARPS=tiles["num_warps"], COPIED=given.copied, WIDE=recipe.wide)
-    constants = {**flags, **plain, **shape, "EACH": each, **{f"EDGE_{name}": used for name, used in summed.items()}}
+    constants = {
+        **flags,
+        **plain,
+        **shape,
+        "EACH": each,
+        "DIRECT": spec.device == "cuda",
+        **{f"EDGE_{name}": used for name, used in summed.items()},
+    }
     programs = spec.batch * spec.heads * (1 if edges is None else 2)
     given.run(kernel, (-(-len(piece.rows) // tiles["BM"]), programs), args, constants)
 
@@ -300,7 +308,7 @@ def _top(given: Inputs, piece: Piece, want: Want, recipe: Recipe, found: dict[st
             given.run(top.choose, (-(-spec.queries // choice["BM"]), heads), args, shape)
     args = (*plain, runs.table, runs.counts, found["count"], *chosen, *strides, *sizes)
     shape = given.shape(**_SEARCH, **lengths, **piece.test, BN=tiles["BN"], RUN_ROWS=tiles["BM"])
-    given.run(top.search, (-(-rows // _SEARCH["BM"]), heads), args, shape)
+    given.run(top.search, (-(-rows // (_SEARCH["BM"] * _SEARCH["PARTS"])), heads), args, shape)
 
 
 def _rectangle(given: Inputs, piece: Piece, want: Want, found: dict[str, Tensor]) -> None:

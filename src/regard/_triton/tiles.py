@@ -148,3 +148,12 @@ def store_in_place(at, x, mask, WIDTH: tl.constexpr, DIRECT: tl.constexpr):
             )  # fmt: skip
     else:
         tl.store(at, x, mask=mask)
+
+
+@triton.jit
+def settled(x, DIRECT: tl.constexpr):
+    """x, computed here and not later. The compiler would move sums past a branch that does not need them, and keep what
+    they are made of until then, for which there are not enough registers. DIRECT: not on the interpreter."""
+    if DIRECT:
+        x = tl.inline_asm_elementwise("", "=f,0", [x], dtype=tl.float32, is_pure=False, pack=1)
+    return x

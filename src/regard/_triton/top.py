@@ -241,19 +241,16 @@ def _store(kept, place, row, mine, TOP_WEIGHTS, TOP_KEYS, TOP: tl.constexpr):
     tl.store(TOP_KEYS + at, tl.where(real, key, -1), mask=inside)
 
 
-@triton.jit(do_not_specialize=_SIZES)
-def search(
+@triton.jit
+def _search_block(
     Q, K, LSE, BIAS, PAIRS, PAIRS_HI, RUNS, COUNTS, COUNT, TOP_WEIGHTS, TOP_KEYS,
-    q_stride_b, q_stride_h, q_stride_l, k_stride_b, k_stride_h, k_stride_s,
-    bias_stride_b, bias_stride_h, bias_stride_q, bias_stride_k,
-    pairs_stride_b, pairs_stride_h, pairs_stride_q, pairs_stride_k, runs_group,
-    L, S, first_row, blocks, scale, cap,
+    q_strides, k_strides, bias_strides, pairs_strides, runs_group, sizes, first_row, block, blocks, scales,
     H: tl.constexpr, GROUP: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     RUN_ROWS: tl.constexpr, PREDICATE: tl.constexpr, SLOTS: tl.constexpr, SOFTCAP: tl.constexpr,
     BIASED: tl.constexpr, ROOM: tl.constexpr, TOP: tl.constexpr, KEPT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Every tile's keys are offered to the rows' lists, the best first, until none is better than what is kept."""
-    block = tl.program_id(0) + first_row // BM
+    L, S = sizes
     bh = tl.program_id(1)
     b = bh // H
     h = bh % H
@@ -263,11 +260,20 @@ def search(
     lists = row[:, None] * LISTS + tl.arange(0, LISTS)[None, :]
     mine = tl.max(tl.load(COUNT + lists, mask=rows < L, other=0), 1) > ROOM
     if tl.max(mine.to(tl.int32), 0) > 0:
-        bias = (BIAS + b.to(tl.int64) * bias_stride_b + h * bias_stride_h, bias_stride_q, bias_stride_k)
+        bias = (BIAS + b.to(tl.int64) * bias_strides[0] + h * bias_strides[1], bias_strides[2], bias_strides[3])
         pairs = locate_pairs(
-            PAIRS, PAIRS_HI, b, h, first_row, pairs_stride_b, pairs_stride_h, pairs_stride_q, pairs_stride_k, PREDICATE
+            PAIRS,
+            PAIRS_HI,
+            b,
+            h,
+            first_row,
+            pairs_strides[0],
+            pairs_strides[1],
+            pairs_strides[2],
+            pairs_strides[3],
+            PREDICATE,
         )
-        q = load_block(Q, b, h, block * BM, (q_stride_b, q_stride_h, q_stride_l), L, BM, HEAD, D, False, True)
+        q = load_block(Q, b, h, block * BM, q_strides, L, BM, HEAD, D, False, True)
         lse = load_lse(LSE + bh.to(tl.int64) * L, rows, L)
         kept = tl.full([BM, KEPT], -1, tl.int64) - tl.arange(0, KEPT)[None, :]
         for kind in tl.static_range(2):
@@ -281,12 +287,12 @@ def search(
                 for tile in range(start, stop):
                     cols = (tile * BN + tl.arange(0, BN))[None, :]
                     k = load_block(
-                        K, b, h // GROUP, tile * BN, (k_stride_b, k_stride_h, k_stride_s), S, BN, HEAD, D, False,
+                        K, b, h // GROUP, tile * BN, k_strides, S, BN, HEAD, D, False,
                         kind == 1,
                     )  # fmt: skip
                     s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
                     z = log_weights(
-                        s, lse, rows, cols, (L, S), (scale, cap), bias, pairs, PREDICATE, SLOTS, SOFTCAP, BIASED,
+                        s, lse, rows, cols, (L, S), scales, bias, pairs, PREDICATE, SLOTS, SOFTCAP, BIASED,
                         kind == 1,
                     )  # fmt: skip
                     seen = mine[:, None] & (z != NEVER)
@@ -301,3 +307,28 @@ def search(
                         worst = tl.min(kept, 1)
         place = tl.broadcast_to(tl.arange(0, KEPT)[None, :], [BM, KEPT])
         _store(tl.sort(kept, descending=True), place, row, mine & (at < L), TOP_WEIGHTS, TOP_KEYS, TOP)
+
+
+@triton.jit(do_not_specialize=_SIZES)
+def search(
+    Q, K, LSE, BIAS, PAIRS, PAIRS_HI, RUNS, COUNTS, COUNT, TOP_WEIGHTS, TOP_KEYS,
+    q_stride_b, q_stride_h, q_stride_l, k_stride_b, k_stride_h, k_stride_s,
+    bias_stride_b, bias_stride_h, bias_stride_q, bias_stride_k,
+    pairs_stride_b, pairs_stride_h, pairs_stride_q, pairs_stride_k, runs_group,
+    L, S, first_row, blocks, scale, cap,
+    H: tl.constexpr, GROUP: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    RUN_ROWS: tl.constexpr, PREDICATE: tl.constexpr, SLOTS: tl.constexpr, SOFTCAP: tl.constexpr,
+    BIASED: tl.constexpr, ROOM: tl.constexpr, TOP: tl.constexpr, KEPT: tl.constexpr, PRECISION: tl.constexpr,
+    PARTS: tl.constexpr,
+):  # fmt: skip
+    """The rows that ``choose`` leaves, see the module. A program has several blocks of rows, nearly always none of them
+    with such rows."""
+    for part in range(PARTS):
+        _search_block(
+            Q, K, LSE, BIAS, PAIRS, PAIRS_HI, RUNS, COUNTS, COUNT, TOP_WEIGHTS, TOP_KEYS,
+            (q_stride_b, q_stride_h, q_stride_l), (k_stride_b, k_stride_h, k_stride_s),
+            (bias_stride_b, bias_stride_h, bias_stride_q, bias_stride_k),
+            (pairs_stride_b, pairs_stride_h, pairs_stride_q, pairs_stride_k), runs_group,
+            (L, S), first_row, tl.program_id(0) * PARTS + part + first_row // BM, blocks, (scale, cap),
+            H, GROUP, HEAD, D, BM, BN, RUN_ROWS, PREDICATE, SLOTS, SOFTCAP, BIASED, ROOM, TOP, KEPT, PRECISION,
+        )  # fmt: skip
