@@ -139,8 +139,7 @@ def _layout(spec: CallSpec, want: Want, grid: tuple[int, int], sums: int, groups
         room = groups // 2
         between["maxima"] = rows * groups, torch.float32
         between["threshold"] = rows, torch.float32
-        between["stretches"] = rows * _LISTS * room, torch.int32
-        between["words"] = rows * _LISTS * room, torch.int64
+        between["noted"] = rows * _LISTS * room, torch.int64
     return Layout(results, (*lead, sums) if sums else None, between)
 
 
@@ -288,22 +287,22 @@ def _top(given: Inputs, piece: Piece, want: Want, recipe: Recipe, found: dict[st
     plain, strides = _sources(given, piece, lse), _strides(given, piece)
     sizes = (int(runs.groups > 1), spec.queries, spec.keys, piece.rows.start, runs.blocks, *given.scales)
     chosen = found["top_weights"], found["top_keys"]
-    lengths = {"ROOM": room, "TOP": want.top_k, "KEPT": power(want.top_k)}
+    direct = spec.device == "cuda"
+    lengths = {"ROOM": room, "TOP": want.top_k, "KEPT": power(want.top_k), "DIRECT": direct}
     if recipe.flags["TOP"]:
         block = _BOUND["BM"]
         args = found["maxima"], lse, found["threshold"], spec.queries, piece.rows.start
         shape = {**_BOUND, "TOP": want.top_k, "GROUPS": recipe.flags["GROUPS"]}
         given.run(top.bound, (-(-rows // block), heads), args, shape)
-        noted = tuple(found[name] for name in ("count", "stretches", "words"))
+        noted = tuple(found[name] for name in ("count", "noted"))
         sources = _sources(given, piece, lse, tiles)
         args = (*sources, runs.table, runs.counts, found["threshold"], *noted, *strides, *sizes)
-        direct = spec.device == "cuda"
         shape = given.shape(**tiles, **piece.test, RAW=given.rises(), COPIED=given.copied, ROOM=room, DIRECT=direct)
         given.run(top.find, (-(-rows // tiles["BM"]), heads), args, shape)
         if piece.rows.stop == spec.queries:
             args = (*plain[:4], *noted, *chosen, *strides[:10], spec.queries, spec.keys, *given.scales)
             choice = _choice(spec, direct)
-            shape = given.shape(**choice, ROOM=room, TOP=want.top_k, KEPT=max(16, power(want.top_k)))
+            shape = given.shape(**choice, ROOM=room, TOP=want.top_k, KEPT=max(16, power(want.top_k)), DIRECT=direct)
             del shape["PRECISION"]
             given.run(top.choose, (-(-spec.queries // choice["BM"]), heads), args, shape)
     args = (*plain, runs.table, runs.counts, found["count"], *chosen, *strides, *sizes)

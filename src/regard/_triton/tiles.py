@@ -132,22 +132,23 @@ def add_exactly(sums, at, x, magic, mask):
 
 
 @triton.jit
-def store_in_place(at, x, mask, WIDTH: tl.constexpr, DIRECT: tl.constexpr):
-    """Store whole numbers of WIDTH bits from the threads that hold them; ``tl.store`` would first exchange them, for
-    neighbouring addresses, which takes longer where only few are stored. DIRECT: not on the interpreter."""
+def store_in_place(at, x, mask, DIRECT: tl.constexpr):
+    """Store whole numbers from the threads that hold them; ``tl.store`` would first exchange them, for neighbouring
+    addresses, which takes longer where only few are stored. DIRECT: not on the interpreter."""
     if DIRECT:
-        if WIDTH == 64:
+        if x.dtype == tl.int64:
             tl.inline_asm_elementwise(
                 "{ .reg .pred p; setp.ne.b32 p, $3, 0; @p st.global.b64 [$1], $2; mov.u32 $0, 0; }",
                 "=r,l,l,r", [at.to(tl.int64), x, mask.to(tl.int32)], dtype=tl.int32, is_pure=False, pack=1,
             )  # fmt: skip
         else:
+            tl.static_assert(x.dtype == tl.int32)
             tl.inline_asm_elementwise(
                 "{ .reg .pred p; setp.ne.b32 p, $3, 0; @p st.global.b32 [$1], $2; mov.u32 $0, 0; }",
                 "=r,l,r,r", [at.to(tl.int64), x, mask.to(tl.int32)], dtype=tl.int32, is_pure=False, pack=1,
             )  # fmt: skip
     else:
-        tl.store(at, x, mask=mask)
+        tl.store(at, x.to(at.dtype.element_ty, bitcast=True), mask=mask)
 
 
 @triton.jit

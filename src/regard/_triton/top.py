@@ -2,7 +2,7 @@
 """The k largest weights of each row, exactly, in four steps.
 
   bound   from the maxima of disjoint groups of keys, a threshold that at least k keys reach
-  find    note the stretches of 256 keys in which a row has keys that reach it,
+  find    note the stretches of 128 keys in which a row has keys that reach it,
           one bit for each
   choose  compute the weights of the noted keys again, and keep the k largest
   search  rows with more stretches than their lists hold: a running choice over all keys. Rare on real data; programs
@@ -65,7 +65,7 @@ def bound(
 
 @triton.jit(do_not_specialize=_SIZES)
 def find(
-    Q, K, LSE, BIAS, PAIRS, PAIRS_HI, RUNS, COUNTS, THRESHOLD, COUNT, STRETCHES, WORDS,
+    Q, K, LSE, BIAS, PAIRS, PAIRS_HI, RUNS, COUNTS, THRESHOLD, COUNT, NOTED,
     q_stride_b, q_stride_h, q_stride_l, k_stride_b, k_stride_h, k_stride_s,
     bias_stride_b, bias_stride_h, bias_stride_q, bias_stride_k,
     pairs_stride_b, pairs_stride_h, pairs_stride_q, pairs_stride_k, runs_group,
@@ -75,7 +75,7 @@ def find(
     PREDICATE: tl.constexpr, SLOTS: tl.constexpr, SOFTCAP: tl.constexpr, BIASED: tl.constexpr, ROOM: tl.constexpr,
     RAW: tl.constexpr, DIRECT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """STRETCHES, WORDS: [row, list, ROOM], an index and 64 bits. COUNT, [row, list], may exceed ROOM."""
+    """NOTED: [row, list, ROOM], a stretch and 32 bits in one number. COUNT, [row, list], may exceed ROOM."""
     block = tl.num_programs(0) - 1 - tl.program_id(0) + first_row // BM
     bh = tl.program_id(1)
     b = bh // H
@@ -95,8 +95,8 @@ def find(
         threshold = tl.maximum((threshold + lse * LOG2E) / scale, NEVER / 2, propagate_nan=tl.PropagateNan.ALL)
     lists = (bh.to(tl.int64) * L + rows) * LISTS + tl.arange(0, LISTS)[None, :]
     count = tl.zeros([BM, LISTS], tl.int32)
-    words = tl.zeros([BM, LISTS], tl.int64)
-    IN_STRETCH: tl.constexpr = 256 // BN
+    words = tl.zeros([BM, LISTS], tl.int32)
+    IN_STRETCH: tl.constexpr = 128 // BN
     key = tl.arange(0, BN)
     bit = (1 << (2 * (key // 8) + key % 2))[None, :]
     for kind in tl.static_range(2):
@@ -127,23 +127,24 @@ def find(
                     low |= z == NEVER
                 reach = tl.where(low, 0, bit)
                 word = tl.sum(tl.sum(tl.reshape(reach, [BM, BN // 8, LISTS, 2]), 1), 2)
-                words |= word.to(tl.uint32, bitcast=True).to(tl.int64) << (tile % IN_STRETCH * (BN // 4))
+                words |= word << (tile % IN_STRETCH * (BN // 4))
                 if (tile % IN_STRETCH == IN_STRETCH - 1) | (tile + 1 == stop):
-                    noted = (words != 0) & (count < ROOM)
-                    store_in_place(WORDS + lists * ROOM + count, words, noted, 64, DIRECT)
-                    store_in_place(STRETCHES + lists * ROOM + count, count * 0 + tile // IN_STRETCH, noted, 32, DIRECT)
+                    stretch = tl.zeros([BM, LISTS], tl.int64) + tile // IN_STRETCH
+                    entry = (stretch << 32) | words.to(tl.uint32, bitcast=True).to(tl.int64)
+                    store_in_place(NOTED + lists * ROOM + count, entry, (words != 0) & (count < ROOM), DIRECT)
                     count += (words != 0).to(tl.int32)
-                    words = tl.zeros([BM, LISTS], tl.int64)
+                    words = tl.zeros([BM, LISTS], tl.int32)
     tl.store(COUNT + lists, count, mask=rows < L)
 
 
 @triton.jit(do_not_specialize=["L", "S"])
 def choose(
-    Q, K, LSE, BIAS, COUNT, STRETCHES, WORDS, TOP_WEIGHTS, TOP_KEYS,
+    Q, K, LSE, BIAS, COUNT, NOTED, TOP_WEIGHTS, TOP_KEYS,
     q_stride_b, q_stride_h, q_stride_l, k_stride_b, k_stride_h, k_stride_s,
     bias_stride_b, bias_stride_h, bias_stride_q, bias_stride_k, L, S, scale, cap,
     H: tl.constexpr, GROUP: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr, BM: tl.constexpr,
     SOFTCAP: tl.constexpr, BIASED: tl.constexpr, ROOM: tl.constexpr, TOP: tl.constexpr, KEPT: tl.constexpr,
+    DIRECT: tl.constexpr,
 ):  # fmt: skip
     """All noted keys are permitted: the mask is not needed again. KEPT entries of a row are looked at together, from
     each of them one key at a time: nearly always there are no more."""
@@ -180,12 +181,13 @@ def choose(
         which = (place >= begin1).to(tl.int32) + (place >= begin2).to(tl.int32) + (place >= begin3).to(tl.int32)
         begin = tl.where(which == 0, 0, tl.where(which == 1, begin1, tl.where(which == 2, begin2, begin3)))
         entry = (row[:, None] * LISTS + which) * ROOM + place - begin
-        word = tl.load(WORDS + entry, mask=place < end, other=0)
-        stretch = tl.load(STRETCHES + entry, mask=place < end, other=0)
+        noted = tl.load(NOTED + entry, mask=place < end, other=0)
+        word = noted.to(tl.int32)
+        stretch = (noted >> 32).to(tl.int32)
         while tl.max(tl.max((word != 0).to(tl.int32), 1), 0) > 0:
             low = word & -word
             some = word != 0
-            key = stretch * 256 + 2 * which + _key_of_bit(low)
+            key = stretch * 128 + 2 * which + _key_of_bit(low)
             word = word ^ low
             inside = some[:, :, None] & (d < HEAD)[None, None, :]
             k = tl.load(k_at + key.to(tl.int64)[:, :, None] * k_stride_s + d[None, None, :], mask=inside, other=0.0)
@@ -207,7 +209,7 @@ def choose(
                 kept = _put(kept, order + _count(ahead, 2), KEPT) + _put(new, better, KEPT)
                 order = tl.broadcast_to(slot, [BM, KEPT])
             fresh = False
-    _store(kept, order, row, mine, TOP_WEIGHTS, TOP_KEYS, TOP)
+    _store(kept, order, row, mine, TOP_WEIGHTS, TOP_KEYS, TOP, DIRECT)
 
 
 @triton.jit
@@ -231,14 +233,14 @@ def _key_of_bit(low):
 
 
 @triton.jit
-def _store(kept, place, row, mine, TOP_WEIGHTS, TOP_KEYS, TOP: tl.constexpr):
+def _store(kept, place, row, mine, TOP_WEIGHTS, TOP_KEYS, TOP: tl.constexpr, DIRECT: tl.constexpr):
     real = kept >= 0
-    weight = (kept >> 32).to(tl.int32).to(tl.float32, bitcast=True)
+    bits = (kept >> 32).to(tl.int32)
     key = -(kept & 0xFFFFFFFF) + LAST_KEY
     at = row[:, None] * TOP + place
     inside = mine[:, None] & (place < TOP)
-    tl.store(TOP_WEIGHTS + at, tl.where(real, weight, 0.0), mask=inside)
-    tl.store(TOP_KEYS + at, tl.where(real, key, -1), mask=inside)
+    store_in_place(TOP_WEIGHTS + at, tl.where(real, bits, 0), inside, DIRECT)
+    store_in_place(TOP_KEYS + at, tl.where(real, key, -1), inside, DIRECT)
 
 
 @triton.jit
@@ -248,6 +250,7 @@ def _search_block(
     H: tl.constexpr, GROUP: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     RUN_ROWS: tl.constexpr, PREDICATE: tl.constexpr, SLOTS: tl.constexpr, SOFTCAP: tl.constexpr,
     BIASED: tl.constexpr, ROOM: tl.constexpr, TOP: tl.constexpr, KEPT: tl.constexpr, PRECISION: tl.constexpr,
+    DIRECT: tl.constexpr,
 ):  # fmt: skip
     """Every tile's keys are offered to the rows' lists, the best first, until none is better than what is kept."""
     L, S = sizes
@@ -306,7 +309,7 @@ def _search_block(
                         best = tl.max(rank, 1)
                         worst = tl.min(kept, 1)
         place = tl.broadcast_to(tl.arange(0, KEPT)[None, :], [BM, KEPT])
-        _store(tl.sort(kept, descending=True), place, row, mine & (at < L), TOP_WEIGHTS, TOP_KEYS, TOP)
+        _store(tl.sort(kept, descending=True), place, row, mine & (at < L), TOP_WEIGHTS, TOP_KEYS, TOP, DIRECT)
 
 
 @triton.jit(do_not_specialize=_SIZES)
@@ -319,11 +322,14 @@ def search(
     H: tl.constexpr, GROUP: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     RUN_ROWS: tl.constexpr, PREDICATE: tl.constexpr, SLOTS: tl.constexpr, SOFTCAP: tl.constexpr,
     BIASED: tl.constexpr, ROOM: tl.constexpr, TOP: tl.constexpr, KEPT: tl.constexpr, PRECISION: tl.constexpr,
-    PARTS: tl.constexpr,
+    PARTS: tl.constexpr, DIRECT: tl.constexpr,
 ):  # fmt: skip
     """The rows that ``choose`` leaves, see the module. A program has several blocks of rows, nearly always none of them
     with such rows."""
-    for part in range(PARTS):
+    at = (tl.program_id(0) * PARTS + first_row // BM) * BM + tl.arange(0, PARTS * BM)
+    lists = (tl.program_id(1).to(tl.int64) * L + at[:, None]) * LISTS + tl.arange(0, LISTS)[None, :]
+    most = tl.max(tl.max(tl.load(COUNT + lists, mask=at[:, None] < L, other=0), 1), 0)
+    for part in range(tl.where(most > ROOM, PARTS, 0)):
         _search_block(
             Q, K, LSE, BIAS, PAIRS, PAIRS_HI, RUNS, COUNTS, COUNT, TOP_WEIGHTS, TOP_KEYS,
             (q_stride_b, q_stride_h, q_stride_l), (k_stride_b, k_stride_h, k_stride_s),
@@ -331,4 +337,5 @@ def search(
             (pairs_stride_b, pairs_stride_h, pairs_stride_q, pairs_stride_k), runs_group,
             (L, S), first_row, tl.program_id(0) * PARTS + part + first_row // BM, blocks, (scale, cap),
             H, GROUP, HEAD, D, BM, BN, RUN_ROWS, PREDICATE, SLOTS, SOFTCAP, BIASED, ROOM, TOP, KEPT, PRECISION,
+            DIRECT,
         )  # fmt: skip
