@@ -28,7 +28,7 @@ _MOST_BY_GROUPS = 32
 _LISTS = 4
 # how the threshold, the choice among found keys, and the search where too many were found are compiled
 _BOUND = {"BM": 64, "num_warps": 1, "num_stages": 1}
-_CHOICE = {"BM": 1, "num_warps": 1, "num_stages": 1}
+_CHOICE = {"BM": 1, "PARTS": 4, "num_warps": 1, "num_stages": 1}
 # of the sums over distances, see tiles
 _COPIES = 16
 _SEARCH = {"BM": 16, "PARTS": 4, "num_warps": 4, "num_stages": 1}
@@ -160,7 +160,7 @@ def _find_tiles(spec: CallSpec) -> dict[str, int]:
 
 def _choice(spec: CallSpec, direct: bool) -> dict[str, int]:
     if not direct:
-        return {**_CHOICE, "BM": 64}  # the interpreter runs programs in turn
+        return {**_CHOICE, "BM": 64, "PARTS": 1}  # the interpreter runs programs in turn
     # few registers: many programs share a multiprocessor, and one row waits while others are computed
     return _CHOICE if spec.head_dim > 128 else {**_CHOICE, "maxnreg": 64 if spec.head_dim <= 64 else 80}
 
@@ -304,7 +304,7 @@ def _top(given: Inputs, piece: Piece, want: Want, recipe: Recipe, found: dict[st
             choice = _choice(spec, direct)
             shape = given.shape(**choice, ROOM=room, TOP=want.top_k, KEPT=max(16, power(want.top_k)), DIRECT=direct)
             del shape["PRECISION"]
-            given.run(top.choose, (-(-spec.queries // choice["BM"]), heads), args, shape)
+            given.run(top.choose, (-(-spec.queries // (choice["BM"] * choice["PARTS"])), heads), args, shape)
     args = (*plain, runs.table, runs.counts, found["count"], *chosen, *strides, *sizes)
     shape = given.shape(**_SEARCH, **lengths, **piece.test, BN=tiles["BN"], RUN_ROWS=tiles["BM"])
     given.run(top.search, (-(-rows // (_SEARCH["BM"] * _SEARCH["PARTS"])), heads), args, shape)
@@ -333,10 +333,12 @@ def _finish(given: Inputs, want: Want, recipe: Recipe, found: dict[str, Tensor])
 
     if not recipe.sums:
         return
-    spec, sums, size = given.call.spec, found["sums"], 1024
+    spec, sums, size = given.call.spec, found["sums"], 512
     mass, cells = spec.keys * want.key_mass, recipe.grid[0] * recipe.grid[1]
     args = (
         sums, *(found.get(name, sums) for name in ("key_mass", "map", "distance")), recipe.sums,
         max(1, recipe.grid[0]), max(1, recipe.grid[1]), len(recipe.limit), spec.keys, mass, cells, recipe.sums,
     )  # fmt: skip
-    given.run(finish_sums, (-(-recipe.sums // size), spec.batch * spec.heads), args, {"SIZE": size})
+    given.run(
+        finish_sums, (-(-recipe.sums // size), spec.batch * spec.heads), args, {"SIZE": size, "WIDE": recipe.wide}
+    )

@@ -12,7 +12,7 @@ from regard._triton.tiles import BUCKETS, COPIES, load_block, load_lse, locate_p
 @triton.jit(do_not_specialize=["total", "rows", "cols", "queries", "keys", "mass", "cells", "sums_stride"])
 def finish_sums(
     SUMS, MASS, MAP, DISTANCE, total, rows, cols, queries, keys, mass, cells, sums_stride,
-    SIZE: tl.constexpr,
+    SIZE: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Sums lie as [key mass | map | copies of distances] for each head; a cell becomes a mean over its pairs."""
     at = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
@@ -20,18 +20,24 @@ def finish_sums(
     inside = at < total
     x = tl.load(SUMS + head * sums_stride + at, mask=inside, other=0).to(tl.float32)
     tl.store(MASS + head * mass + at, x, mask=at < mass)
-    cell = tl.maximum(at - mass, 0)
-    r = (cell // cols).to(tl.int64)
-    c = (cell % cols).to(tl.int64)
-    pairs = ((r + 1) * queries // rows - r * queries // rows) * ((c + 1) * keys // cols - c * keys // cols)
-    in_map = (at >= mass) & (at < mass + cells)
-    tl.store(MAP + head * cells + cell, x / tl.maximum(pairs, 1).to(tl.float32), mask=in_map)
+    first = tl.program_id(0) * SIZE
+    if (first + SIZE > mass) & (first < mass + cells):
+        cell = tl.maximum(at - mass, 0)
+        r = cell // cols
+        c = cell % cols
+        if WIDE:
+            r = r.to(tl.int64)
+            c = c.to(tl.int64)
+        pairs = ((r + 1) * queries // rows - r * queries // rows) * ((c + 1) * keys // cols - c * keys // cols)
+        in_map = (at >= mass) & (at < mass + cells)
+        tl.store(MAP + head * cells + cell, x / tl.maximum(pairs, 1).to(tl.float32), mask=in_map)
     bucket = at - mass - cells
-    in_distance = (bucket >= 0) & (bucket < BUCKETS) & inside
-    whole = tl.zeros([SIZE], tl.float64)
-    for copy in tl.static_range(COPIES):
-        whole += tl.load(SUMS + head * sums_stride + at + copy * BUCKETS, mask=in_distance, other=0)
-    tl.store(DISTANCE + head * BUCKETS + bucket, whole.to(tl.float32), mask=in_distance)
+    if (first + SIZE > mass + cells) & (first < mass + cells + BUCKETS):
+        in_distance = (bucket >= 0) & (bucket < BUCKETS) & inside
+        whole = tl.zeros([SIZE], tl.float64)
+        for copy in tl.static_range(COPIES):
+            whole += tl.load(SUMS + head * sums_stride + at + copy * BUCKETS, mask=in_distance, other=0)
+        tl.store(DISTANCE + head * BUCKETS + bucket, whole.to(tl.float32), mask=in_distance)
 
 
 @triton.jit(do_not_specialize=["L", "S", "first_row", "row_start", "row_stop", "key_start", "key_stop", "height"])
