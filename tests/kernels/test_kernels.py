@@ -77,6 +77,27 @@ def test_limited_queries_count_alone_in_key_mass_and_map() -> None:
     assert found_and_wrong(query, key, want, mask=masks.causal())[1] == []
 
 
+@pytest.mark.parametrize("kind", every_mask(2, 2, 130, 111))
+def test_the_map_of_short_calls_comes_from_the_key_mass_of_blocks_of_rows(kind: str) -> None:
+    query, key = tensors(2, 2, 1, 130, 111)
+    call = call_of(query, key, mask=every_mask(2, 2, 130, 111)[kind])
+    # 130·1/2 is 65: no block of 64 rows may lie in two rows of the map
+    assert not launch._recipe(call.spec, Want(map=(2, 7))).by_block
+    want = Want(map=(1, 7), top_k=0)
+    assert launch._recipe(call.spec, want).by_block
+    assert found_and_wrong(query, key, want, mask=every_mask(2, 2, 130, 111)[kind])[1] == []
+
+
+@pytest.mark.parametrize("more", [{}, {"key_mass": False}, {"distance": False}, {"rows": False, "key_mass": False}])
+def test_maps_of_several_rows_whose_blocks_are_apart(more: dict[str, bool]) -> None:
+    query, key = tensors(1, 2, 1, 256, 150)
+    for map in ((4, 150), (2, 3), (1, 1)):
+        want = Want(map=map, top_k=0).but(**more)
+        assert launch._recipe(call_of(query, key).spec, want).by_block
+        assert found_and_wrong(query, key, want, mask=masks.causal())[1] == []
+        assert found_and_wrong(query, key, want)[1] == []
+
+
 @pytest.mark.parametrize("offset", [300, -300], ids=["keys before", "keys after"])
 @pytest.mark.parametrize("map", [(1, 1), (2, 3), None])
 def test_tiles_that_cross_one_edge_between_buckets_of_distance(offset: int, map: tuple[int, int] | None) -> None:

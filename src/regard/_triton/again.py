@@ -32,16 +32,16 @@ Answer = TypeVar("Answer")
 
 
 class Layout(NamedTuple):
-    """The memory that kernels write: results by name, sums, which start at 0, and what one kernel leaves to another."""
+    """The memory that kernels write: results by name, what starts at 0, and what one kernel leaves to another."""
 
     results: Mapping[str, tuple[tuple[int, ...], torch.dtype]]
-    sums: tuple[int, ...] | None
+    zeros: Mapping[str, tuple[tuple[int, ...], torch.dtype]]
     between: Mapping[str, tuple[int, torch.dtype]]
 
     def allocate(self, device: torch.device) -> dict[str, Tensor]:
         found = {name: torch.empty(shape, dtype=dtype, device=device) for name, (shape, dtype) in self.results.items()}
-        if self.sums is not None:
-            found["sums"] = torch.zeros(self.sums, dtype=torch.float64, device=device)
+        for name, (shape, dtype) in self.zeros.items():
+            found[name] = torch.zeros(shape, dtype=dtype, device=device)
         for name, (count, dtype) in self.between.items():
             found[name] = torch.empty(count, dtype=dtype, device=device)
         return found
@@ -168,9 +168,8 @@ class Again:
             name: torch.empty(shape, dtype=dtype, device=device) for name, (shape, dtype) in layout.results.items()
         }
         values: list[Any] = [tensor.data_ptr() for tensor in (*inputs, *found.values())]
-        if layout.sums is not None:
-            sums = torch.zeros(layout.sums, dtype=torch.float64, device=device)
-            values.append(sums.data_ptr())
+        zeros = [torch.zeros(shape, dtype=dtype, device=device) for shape, dtype in layout.zeros.values()]
+        values += [tensor.data_ptr() for tensor in zeros]
         if self._room:
             room = torch.empty(self._room, dtype=torch.uint8, device=device)
             start = room.data_ptr()

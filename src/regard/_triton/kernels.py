@@ -199,13 +199,13 @@ _DIVISORS = ["by_keys", "by_keys_shift", "by_cols", "by_cols_shift"]
 @triton.jit
 def _rows(
     q, K, lse, bias, pairs, tables, sums_at, results, k_strides, item, sizes, offset, limit, cells, first,
-    by_keys, by_cols, scales, magic,
+    by_keys, by_cols, scales, magic, blocks,
     GROUP: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr, COPIED: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, WARPS: tl.constexpr,
     PREDICATE: tl.constexpr, SLOTS: tl.constexpr, SOFTCAP: tl.constexpr, BIASED: tl.constexpr,
     ROWS: tl.constexpr, MASS: tl.constexpr, MAP: tl.constexpr, DISTANCE: tl.constexpr, FIRSTS: tl.constexpr,
     LIMIT: tl.constexpr, TOP: tl.constexpr, GROUPS: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
-    H: tl.constexpr, DIRECT: tl.constexpr,
+    H: tl.constexpr, BY_BLOCK: tl.constexpr, DIRECT: tl.constexpr,
 ):  # fmt: skip
     """What belongs to rows, key mass, and of map and distances what plain tiles give."""
     b, h, block = item
@@ -213,7 +213,7 @@ def _rows(
     limit_start, limit_stop = limit
     map_rows, map_cols = cells
     sums, map_at, distance_at = sums_at
-    LSE, ENTROPY, LARGEST, FIRST, MAXIMA = results
+    LSE, ENTROPY, LARGEST, FIRST, MAXIMA, MASSES = results
     bh = b * H + h
     i0 = block * BM
     rows = (i0 + tl.arange(0, BM))[None, :]
@@ -321,7 +321,10 @@ def _rows(
                             farther += tl.where((place == INSIDE) & (bucket != pair), mass, 0.0)
                     if LIMIT:
                         mass = tl.sum(tl.where((rows >= limit_start) & (rows < limit_stop), p, 0.0), 1)
-                    if MASS:
+                    if BY_BLOCK:
+                        line = (bh.to(tl.int64) * blocks + block) * S
+                        tl.store(MASSES + line + keys_at, mass, mask=keys_at < S)
+                    elif MASS:
                         add_exactly(sums, keys_at, mass, magic, keys_at < S)
             if MAP and kind == 0:
                 if cell >= 0:
@@ -405,7 +408,7 @@ def _edges(
 @triton.jit(do_not_specialize=_SIZES + _DIVISORS)
 def observe(
     Q, K, LSE, BIAS, PAIRS, PAIRS_HI, RUNS, COUNTS, EDGE_RUNS, EDGE_COUNTS, OFFSETS,
-    SUMS, ENTROPY, LARGEST, FIRST, MAXIMA,
+    SUMS, ENTROPY, LARGEST, FIRST, MAXIMA, MASSES,
     q_stride_b, q_stride_h, q_stride_l, k_stride_b, k_stride_h, k_stride_s,
     bias_stride_b, bias_stride_h, bias_stride_q, bias_stride_k,
     pairs_stride_b, pairs_stride_h, pairs_stride_q, pairs_stride_k, runs_group,
@@ -416,10 +419,12 @@ def observe(
     PREDICATE: tl.constexpr, SLOTS: tl.constexpr, SOFTCAP: tl.constexpr, BIASED: tl.constexpr,
     ROWS: tl.constexpr, MASS: tl.constexpr, MAP: tl.constexpr, DISTANCE: tl.constexpr, FIRSTS: tl.constexpr,
     LIMIT: tl.constexpr, TOP: tl.constexpr, GROUPS: tl.constexpr, WIDE: tl.constexpr, EACH: tl.constexpr,
-    EDGE_MAP: tl.constexpr, EDGE_DISTANCE: tl.constexpr, PRECISION: tl.constexpr, DIRECT: tl.constexpr,
+    EDGE_MAP: tl.constexpr, EDGE_DISTANCE: tl.constexpr, BY_BLOCK: tl.constexpr,
+    PRECISION: tl.constexpr, DIRECT: tl.constexpr,
 ):  # fmt: skip
     """RUNS: the key tiles of each block, see ``encode``; EDGE_RUNS: those that are not plain. PAIRS: lo (PAIRS_HI: hi)
-    for INTERVALS, booleans for DENSE. EACH: offsets differ by item. DIRECT: not on the interpreter."""
+    for INTERVALS, booleans for DENSE. EACH: offsets differ by item. BY_BLOCK: key mass goes to MASSES, apart for each
+    block of rows, from which the map is made too. DIRECT: not on the interpreter."""
     heads = tl.num_programs(1)
     bh = tl.program_id(1)
     if EDGE_MAP or EDGE_DISTANCE:
@@ -444,10 +449,10 @@ def observe(
     if tl.program_id(1) < heads:
         _rows(
             q, K, lse, bias, pairs, (RUNS, COUNTS, owner), (sums, map_at, distance_at),
-            (LSE, ENTROPY, LARGEST, FIRST, MAXIMA), k_strides, (b, h, block), (L, S), offset,
+            (LSE, ENTROPY, LARGEST, FIRST, MAXIMA, MASSES), k_strides, (b, h, block), (L, S), offset,
             (limit_start, limit_stop), (map_rows, map_cols), first, (by_keys, by_keys_shift), (by_cols, by_cols_shift),
-            (scale, cap), magic, GROUP, HEAD, D, COPIED, BM, BN, WARPS, PREDICATE, SLOTS, SOFTCAP, BIASED,
-            ROWS, MASS, MAP, DISTANCE, FIRSTS, LIMIT, TOP, GROUPS, WIDE, PRECISION, H, DIRECT,
+            (scale, cap), magic, blocks, GROUP, HEAD, D, COPIED, BM, BN, WARPS, PREDICATE, SLOTS, SOFTCAP, BIASED,
+            ROWS, MASS, MAP, DISTANCE, FIRSTS, LIMIT, TOP, GROUPS, WIDE, PRECISION, H, BY_BLOCK, DIRECT,
         )  # fmt: skip
     else:
         position = offset

@@ -29,6 +29,9 @@ _LISTS = 4
 # how the threshold, the choice among found keys, and the search where too many were found are compiled
 _BOUND = {"BM": 64, "num_warps": 1, "num_stages": 1}
 _CHOICE = {"BM": 1, "PARTS": 4, "num_warps": 1, "num_stages": 1}
+_FOLD = {"KEYS": 128, "CELLS": 16, "WIDTH": 64}
+# numbers of the key masses of all blocks of rows, where these are kept apart
+_MOST_MASSES = 1 << 24
 # of the sums over distances, see tiles
 _COPIES = 16
 _SEARCH = {"BM": 16, "PARTS": 4, "num_warps": 4, "num_stages": 1}
@@ -57,6 +60,7 @@ class Recipe(NamedTuple):
     tiling: Tiling
     wide: bool  # cells of the map need 64-bit numbers
     room: int  # entries of a list, see top
+    by_block: bool  # key mass of each block of rows is kept apart
     layout: Layout
 
     @property
@@ -94,24 +98,40 @@ def _make_recipe(spec: CallSpec, want: Want) -> Recipe:
         "TOP": by_groups,
         "GROUPS": 64 if by_groups and want.top_k > 16 else 32,
     }
-    sums = spec.keys * want.key_mass + grid[0] * grid[1] + _COPIES * BUCKETS * want.distance
     tiles = _tiles(spec)
+    wide = (spec.queries + 1) * max(1, grid[0]) >= 1 << 31 or (spec.keys + 256) * max(1, grid[1]) >= 1 << 31
+    by_block = not wide and _by_block(spec, flags, grid, tiles["BM"])
+    sums = _COPIES * BUCKETS * want.distance
+    if by_block:
+        flags.update(MAP=False, MASS=True)
+    else:
+        sums += spec.keys * want.key_mass + grid[0] * grid[1]
     # one more loop over tiles doubles the time of compilation where logits take long to compute
     distinct = spec.bias is None and spec.softcap is None
-    split = grid, (limit.start, limit.stop), want.distance
+    split = (0, 0) if by_block else grid, (limit.start, limit.stop), want.distance
     if flags["LIMIT"] and (grid[0] or want.distance):
         split = (1, 1), (0, 0), False  # no tile is plain
     tiling = Tiling(tiles["BM"], tiles["BN"], *split, distinct)
-    wide = (spec.queries + 1) * max(1, grid[0]) >= 1 << 31 or (spec.keys + 256) * max(1, grid[1]) >= 1 << 31
     # no sum exceeds the number of rows by more than rounding, and float64 counts to 2^53
     magic = 1.5 * 2.0 ** spec.queries.bit_length()
     room = flags["GROUPS"] // 2
-    layout = _layout(spec, want, grid, sums, flags["GROUPS"] if by_groups else 0)
-    return Recipe(tiles, flags, _find_tiles(spec), limit, grid, sums, magic, tiling, wide, room, layout)
+    masses = math.prod((spec.batch, spec.heads, -(-spec.queries // tiles["BM"]), spec.keys)) if by_block else 0
+    layout = _layout(spec, want, grid, (sums, masses), flags["GROUPS"] if by_groups else 0)
+    return Recipe(tiles, flags, _find_tiles(spec), limit, grid, sums, magic, tiling, wide, room, by_block, layout)
 
 
-def _layout(spec: CallSpec, want: Want, grid: tuple[int, int], sums: int, groups: int) -> Layout:
-    """``groups``: of keys whose maxima are kept, twice the entries of a list of noted keys; 0 where none are noted."""
+def _by_block(spec: CallSpec, flags: dict[str, Any], grid: tuple[int, int], rows: int) -> bool:
+    """Whether key mass is kept apart for each block of rows, and the map made from it: short calls, in which there is a
+    cell of the map for every few tiles."""
+    numbers = spec.batch * spec.heads * -(-spec.queries // rows) * spec.keys
+    if not flags["MAP"] or flags["LIMIT"] or numbers > _MOST_MASSES:
+        return False
+    return all(row * spec.queries // grid[0] % rows == 0 for row in range(grid[0]))
+
+
+def _layout(spec: CallSpec, want: Want, grid: tuple[int, int], sums: tuple[int, int], groups: int) -> Layout:
+    """``sums``: numbers of each head, and key masses of all blocks of rows. ``groups``: of keys whose maxima are kept,
+    twice the entries of a list of noted keys; 0 where none are noted."""
     lead = (spec.batch, spec.heads)
     shapes: dict[str, tuple[int, ...]] = {}
     if want.rows:
@@ -140,7 +160,16 @@ def _layout(spec: CallSpec, want: Want, grid: tuple[int, int], sums: int, groups
         between["maxima"] = rows * groups, torch.float32
         between["threshold"] = rows, torch.float32
         between["noted"] = rows * _LISTS * room, torch.int64
-    return Layout(results, (*lead, sums) if sums else None, between)
+    zeros: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
+    if sums[0]:
+        zeros["sums"] = (*lead, sums[0]), torch.float64
+    if sums[1]:
+        # without a mask every number is written
+        if spec.mask is None:
+            between["masses"] = sums[1], torch.float32
+        else:
+            zeros["masses"] = (sums[1],), torch.float32
+    return Layout(results, zeros, between)
 
 
 def _tiles(spec: CallSpec) -> dict[str, int]:
@@ -242,16 +271,16 @@ def _observation_pass(given: Inputs, piece: Piece, want: Want, recipe: Recipe, f
     sources, strides = _sources(given, piece, lse, tiles), _strides(given, piece)
     runs = encode(call, Tiling(tiles["BM"], tiles["BN"])).runs
     tables = runs.table, runs.counts, *((runs.table, runs.counts) if edges is None else edges.runs[:2])
-    rows = tuple(found.get(name, lse) for name in ("sums", "entropy", "max_weight", "first_mass", "maxima"))
+    rows = tuple(found.get(name, lse) for name in ("sums", "entropy", "max_weight", "first_mass", "maxima", "masses"))
     sizes = (
         spec.queries, spec.keys, piece.rows.start, 0 if each else offset, recipe.limit.start, recipe.limit.stop,
         *recipe.grid, want.first, runs.blocks,
     )  # fmt: skip
     divisors = *divisor(spec.keys), *divisor(max(1, recipe.grid[1]))
-    map_at = spec.keys * want.key_mass
+    map_at, cells = (0, 0) if recipe.by_block else (spec.keys * want.key_mass, math.prod(recipe.grid))
     args = (
         *sources, *tables, offset if each else lse, *rows, *strides, int(runs.groups > 1), *sizes, *divisors,
-        recipe.sums, map_at, map_at + math.prod(recipe.grid), *given.scales, recipe.magic,
+        recipe.sums, map_at, map_at + cells, *given.scales, recipe.magic,
     )  # fmt: skip
     plain = summed if edges is None or (edges.split and not flags["LIMIT"]) else dict.fromkeys(summed, False)
     shape = given.shape(**tiles, **piece.test, WARPS=tiles["num_warps"], COPIED=given.copied, WIDE=recipe.wide)
@@ -260,6 +289,7 @@ def _observation_pass(given: Inputs, piece: Piece, want: Want, recipe: Recipe, f
         **plain,
         **shape,
         "EACH": each,
+        "BY_BLOCK": recipe.by_block,
         "DIRECT": spec.device == "cuda",
         **{f"EDGE_{name}": used for name, used in summed.items()},
     }
@@ -329,8 +359,11 @@ def _rectangle(given: Inputs, piece: Piece, want: Want, found: dict[str, Tensor]
 
 def _finish(given: Inputs, want: Want, recipe: Recipe, found: dict[str, Tensor]) -> None:
     """The sums as float32, in their places."""
-    from regard._triton.small import finish_sums
+    from regard._triton.small import finish_sums, fold_blocks
 
+    if recipe.by_block:
+        _fold_blocks(fold_blocks, given, want, recipe, found)
+        return
     if not recipe.sums:
         return
     spec, sums, size = given.call.spec, found["sums"], 512
@@ -342,3 +375,13 @@ def _finish(given: Inputs, want: Want, recipe: Recipe, found: dict[str, Tensor])
     given.run(
         finish_sums, (-(-recipe.sums // size), spec.batch * spec.heads), args, {"SIZE": size, "WIDE": recipe.wide}
     )
+
+
+def _fold_blocks(kernel: Any, given: Inputs, want: Want, recipe: Recipe, found: dict[str, Tensor]) -> None:
+    spec, masses, (rows, cols) = given.call.spec, found["masses"], recipe.grid
+    blocks = -(-spec.queries // recipe.tiles["BM"])
+    sums, *results = (found.get(name, masses) for name in ("sums", "key_mass", "map", "distance"))
+    programs = rows + 1 + (-(-spec.keys // _FOLD["KEYS"]) if want.key_mass else 0)
+    args = (masses, sums, *results, blocks, rows, cols, spec.queries, spec.keys, recipe.sums)
+    constants = {**_FOLD, "BM": recipe.tiles["BM"], "MASSED": want.key_mass, "DISTANCES": want.distance}
+    given.run(kernel, (programs, spec.batch * spec.heads), args, constants)

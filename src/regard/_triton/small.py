@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
-"""The kernels beside the observation pass: float64 sums to floats, and a rectangle of weights."""
+"""The kernels beside the observation pass: sums to floats, and a rectangle of weights."""
 
 from __future__ import annotations
 
@@ -38,6 +38,49 @@ def finish_sums(
         for copy in tl.static_range(COPIES):
             whole += tl.load(SUMS + head * sums_stride + at + copy * BUCKETS, mask=in_distance, other=0)
         tl.store(DISTANCE + head * BUCKETS + bucket, whole.to(tl.float32), mask=in_distance)
+
+
+@triton.jit(do_not_specialize=["blocks", "rows", "cols", "queries", "keys", "sums_stride"])
+def fold_blocks(
+    MASSES, SUMS, MASS, MAP, DISTANCE, blocks, rows, cols, queries, keys, sums_stride,
+    BM: tl.constexpr, KEYS: tl.constexpr, CELLS: tl.constexpr, WIDTH: tl.constexpr,
+    MASSED: tl.constexpr, DISTANCES: tl.constexpr,
+):  # fmt: skip
+    """Key mass and map from the key mass of each block of BM rows, MASSES [B·H, blocks, keys]; each block lies in one
+    row of the map. The first ``rows`` programs of a head see to a row of the map each, the next to the distances, the
+    others to KEYS keys each."""
+    role = tl.program_id(0)
+    head = tl.program_id(1).to(tl.int64)
+    masses = MASSES + head * blocks * keys
+    if role < rows:
+        first = role * queries // rows
+        last = (role + 1) * queries // rows
+        for cell0 in range(0, cols, CELLS):
+            cell = cell0 + tl.arange(0, CELLS)
+            start = cell * keys // cols
+            stop = tl.where(cell < cols, (cell + 1) * keys // cols, 0)
+            total = tl.zeros([CELLS], tl.float64)
+            for block in range(first // BM, tl.cdiv(last, BM)):
+                for offset in range(0, tl.cdiv(keys, cols), WIDTH):
+                    at = start[:, None] + offset + tl.arange(0, WIDTH)[None, :]
+                    x = tl.load(masses + block * keys + at, mask=at < stop[:, None], other=0.0)
+                    total += tl.sum(x.to(tl.float64), 1)
+            pairs = (last - first) * tl.maximum(stop - start, 1)
+            tl.store(MAP + (head * rows + role) * cols + cell, (total / pairs).to(tl.float32), mask=cell < cols)
+    elif role == rows:
+        if DISTANCES:
+            bucket = tl.arange(0, BUCKETS)
+            copies = tl.arange(0, COPIES)[:, None] * BUCKETS + bucket[None, :]
+            whole = tl.sum(tl.load(SUMS + head * sums_stride + copies), 0)
+            tl.store(DISTANCE + head * BUCKETS + bucket, whole.to(tl.float32))
+    elif MASSED:
+        key = (role - rows - 1) * KEYS + tl.arange(0, KEYS)
+        total = tl.zeros([KEYS], tl.float64)
+        for block in range(0, blocks, 16):
+            line = block + tl.arange(0, 16)[:, None]
+            x = tl.load(masses + line * keys + key[None, :], mask=(line < blocks) & (key < keys)[None, :], other=0.0)
+            total += tl.sum(x.to(tl.float64), 0)
+        tl.store(MASS + head * keys + key, total.to(tl.float32), mask=key < keys)
 
 
 @triton.jit(do_not_specialize=["L", "S", "first_row", "row_start", "row_stop", "key_start", "key_stop", "height"])
