@@ -50,6 +50,54 @@ def _careful_factor(m, powers):
     return tl.where(size > 1e30, below * 0.25, tl.where(size > 1e8, below * 2, powers))
 
 
+@triton.jit
+def _over_tiles(
+    q, K, V, m, factor, rows, bias, pairs, tables, k_strides, v_strides, item, sizes, scales,
+    GROUP: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr, VALUE: tl.constexpr, DV: tl.constexpr,
+    COPIED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PREDICATE: tl.constexpr, SLOTS: tl.constexpr,
+    SOFTCAP: tl.constexpr, BIASED: tl.constexpr, RISING: tl.constexpr, ROWS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """(m, total, e, acc) of the rows, see the module; ``m``: where it begins. ``factor``: powers of two of a unit."""
+    b, h = item
+    L, S = sizes
+    total = tl.zeros([BM], tl.float32)
+    e = tl.zeros([BM], tl.float32)
+    acc = tl.zeros([BM, DV], tl.float32)
+    for kind in tl.static_range(2):
+        runs = tl.load(tables[1] + 2 * kind)
+        table = tables[0] + tl.load(tables[1] + 3 + 2 * kind) + tables[2] * runs * 2
+        for run in range(runs):
+            start = tl.load(table + 2 * run)
+            stop = tl.load(table + 2 * run + 1)
+            for tile in range(start, stop):
+                j0 = tile * BN
+                cols = (j0 + tl.arange(0, BN))[None, :]
+                k = load_block(K, b, h // GROUP, j0, k_strides, S, BN, HEAD, D, COPIED, kind == 1)
+                s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+                if not RISING and not SOFTCAP:
+                    s = s * scales[0]
+                z = _logits(s, rows, cols, (L, S), scales, bias, pairs, PREDICATE, SLOTS, SOFTCAP, BIASED, kind == 1)
+                top = tl.maximum(m, tl.max(z, 1))
+                base = tl.where(top == _NOTHING, 0.0, top)
+                t = z * factor[:, None] - (base * factor)[:, None]
+                p = tl.exp2(t)
+                before = (m - base) * factor
+                kept = tl.exp2(before)
+                if ROWS:
+                    if BIASED:
+                        # finite: 0·t is 0, for logits near the smallest float32 too
+                        t = tl.maximum(t, NEVER, propagate_nan=tl.PropagateNan.ALL)
+                    elif kind == 1:
+                        t = tl.where(z == _NOTHING, 0.0, t)
+                    e = kept * (e + total * tl.where(m == _NOTHING, 0.0, before)) + tl.sum(p * t, 1)
+                total = total * kept + tl.sum(p, 1)
+                acc = acc * kept[:, None]
+                v = load_block(V, b, h // GROUP, j0, v_strides, S, BN, VALUE, DV, COPIED, kind == 1)
+                acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)
+                m = top
+    return m, total, e, acc
+
+
 @triton.jit(do_not_specialize=["L", "S", "first_row", "blocks"])
 def attend(
     Q, K, V, BIAS, PAIRS, PAIRS_HI, SINKS, RUNS, COUNTS, OUT, LSE, ENTROPY, LARGEST,
@@ -80,61 +128,23 @@ def attend(
     if RISING:
         unit = scale
     powers = unit * LOG2E
+    tables = (RUNS, COUNTS, b * runs_group * blocks + block)
+    k_strides = (k_stride_b, k_stride_h, k_stride_s)
+    v_strides = (v_stride_b, v_stride_h, v_stride_s)
     m = tl.full([BM], _NOTHING, tl.float32)
     factor = tl.zeros([BM], tl.float32) + powers
-    total = tl.zeros([BM], tl.float32)
-    e = tl.zeros([BM], tl.float32)
-    acc = tl.zeros([BM, DV], tl.float32)
-    attempt = 0
-    while attempt < 2:
-        for kind in tl.static_range(2):
-            runs = tl.load(COUNTS + 2 * kind)
-            table = RUNS + tl.load(COUNTS + 3 + 2 * kind) + (b * runs_group * blocks + block) * runs * 2
-            for run in range(runs):
-                start = tl.load(table + 2 * run)
-                stop = tl.load(table + 2 * run + 1)
-                for tile in range(start, stop):
-                    j0 = tile * BN
-                    cols = (j0 + tl.arange(0, BN))[None, :]
-                    k = load_block(
-                        K, b, h // GROUP, j0, (k_stride_b, k_stride_h, k_stride_s), S, BN, HEAD, D, COPIED, kind == 1
-                    )
-                    s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-                    if not RISING and not SOFTCAP:
-                        s = s * scale
-                    z = _logits(
-                        s, rows, cols, (L, S), (scale, cap), bias, pairs, PREDICATE, SLOTS, SOFTCAP, BIASED, kind == 1
-                    )
-                    top = tl.maximum(m, tl.max(z, 1))
-                    base = tl.where(top == _NOTHING, 0.0, top)
-                    t = z * factor[:, None] - (base * factor)[:, None]
-                    p = tl.exp2(t)
-                    before = (m - base) * factor
-                    kept = tl.exp2(before)
-                    if ROWS:
-                        if BIASED:
-                            # finite: 0·t is 0, for logits near the smallest float32 too
-                            t = tl.maximum(t, NEVER, propagate_nan=tl.PropagateNan.ALL)
-                        elif kind == 1:
-                            t = tl.where(z == _NOTHING, 0.0, t)
-                        e = kept * (e + total * tl.where(m == _NOTHING, 0.0, before)) + tl.sum(p * t, 1)
-                    total = total * kept + tl.sum(p, 1)
-                    acc = acc * kept[:, None]
-                    v = load_block(
-                        V, b, h // GROUP, j0, (v_stride_b, v_stride_h, v_stride_s), S, BN, VALUE, DV, COPIED, kind == 1
-                    )
-                    acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)
-                    m = top
-        huge = ((tl.abs(m) * powers > 1e8) & (m != _NOTHING)) | (total - total != 0.0)
-        if (attempt == 0) & (tl.max(huge.to(tl.int32), 0) > 0):
-            # once more, from the largest logit on, which is known now
-            factor = _careful_factor(m, powers)
-            total = tl.zeros([BM], tl.float32)
-            e = tl.zeros([BM], tl.float32)
-            acc = tl.zeros([BM, DV], tl.float32)
-            attempt = 1
-        else:
-            attempt = 2
+    m, total, e, acc = _over_tiles(
+        q, K, V, m, factor, rows, bias, pairs, tables, k_strides, v_strides, (b, h), (L, S), (scale, cap),
+        GROUP, HEAD, D, VALUE, DV, COPIED, BM, BN, PREDICATE, SLOTS, SOFTCAP, BIASED, RISING, ROWS, PRECISION,
+    )  # fmt: skip
+    huge = ((tl.abs(m) * powers > 1e8) & (m != _NOTHING)) | (total - total != 0.0)
+    if tl.max(huge.to(tl.int32), 0) > 0:
+        # once more, from the largest logit on, which is known now
+        factor = _careful_factor(m, powers)
+        m, total, e, acc = _over_tiles(
+            q, K, V, m, factor, rows, bias, pairs, tables, k_strides, v_strides, (b, h), (L, S), (scale, cap),
+            GROUP, HEAD, D, VALUE, DV, COPIED, BM, BN, PREDICATE, SLOTS, SOFTCAP, BIASED, RISING, ROWS, PRECISION,
+        )  # fmt: skip
 
     # a row of NaN has no largest logit either
     empty = (m == _NOTHING) & (total == 0.0)

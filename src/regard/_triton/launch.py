@@ -28,8 +28,8 @@ _MOST_BY_GROUPS = 32
 _LISTS = 4
 # how the threshold, the choice among found keys, and the search where too many were found are compiled
 _BOUND = {"BM": 64, "num_warps": 1, "num_stages": 1}
-_CHOICE = {"BM": 1, "PARTS": 4, "num_warps": 1, "num_stages": 1}
-_FOLD = {"KEYS": 128, "CELLS": 16, "WIDTH": 64}
+_CHOICE = {"BM": 1, "num_warps": 1, "num_stages": 1}
+_FOLD = {"KEYS": 64, "AT_ONCE": 32, "CELLS": 16, "WIDTH": 64}
 # numbers of the key masses of all blocks of rows, where these are kept apart
 _MOST_MASSES = 1 << 24
 # of the sums over distances, see tiles
@@ -189,7 +189,7 @@ def _find_tiles(spec: CallSpec) -> dict[str, int]:
 
 def _choice(spec: CallSpec, direct: bool) -> dict[str, int]:
     if not direct:
-        return {**_CHOICE, "BM": 64, "PARTS": 1}  # the interpreter runs programs in turn
+        return {**_CHOICE, "BM": 64}  # the interpreter runs programs in turn
     # few registers: many programs share a multiprocessor, and one row waits while others are computed
     return _CHOICE if spec.head_dim > 128 else {**_CHOICE, "maxnreg": 64 if spec.head_dim <= 64 else 80}
 
@@ -334,7 +334,7 @@ def _top(given: Inputs, piece: Piece, want: Want, recipe: Recipe, found: dict[st
             choice = _choice(spec, direct)
             shape = given.shape(**choice, ROOM=room, TOP=want.top_k, KEPT=max(16, power(want.top_k)), DIRECT=direct)
             del shape["PRECISION"]
-            given.run(top.choose, (-(-spec.queries // (choice["BM"] * choice["PARTS"])), heads), args, shape)
+            given.run(top.choose, (-(-spec.queries // choice["BM"]), heads), args, shape)
     args = (*plain, runs.table, runs.counts, found["count"], *chosen, *strides, *sizes)
     shape = given.shape(**_SEARCH, **lengths, **piece.test, BN=tiles["BN"], RUN_ROWS=tiles["BM"])
     given.run(top.search, (-(-rows // (_SEARCH["BM"] * _SEARCH["PARTS"])), heads), args, shape)
@@ -381,7 +381,7 @@ def _fold_blocks(kernel: Any, given: Inputs, want: Want, recipe: Recipe, found: 
     spec, masses, (rows, cols) = given.call.spec, found["masses"], recipe.grid
     blocks = -(-spec.queries // recipe.tiles["BM"])
     sums, *results = (found.get(name, masses) for name in ("sums", "key_mass", "map", "distance"))
-    programs = rows + 1 + (-(-spec.keys // _FOLD["KEYS"]) if want.key_mass else 0)
+    programs = rows * -(-cols // _FOLD["CELLS"]) + 1 + (-(-spec.keys // _FOLD["KEYS"]) if want.key_mass else 0)
     args = (masses, sums, *results, blocks, rows, cols, spec.queries, spec.keys, recipe.sums)
     constants = {**_FOLD, "BM": recipe.tiles["BM"], "MASSED": want.key_mass, "DISTANCES": want.distance}
     given.run(kernel, (programs, spec.batch * spec.heads), args, constants)

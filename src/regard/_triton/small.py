@@ -44,40 +44,41 @@ def finish_sums(
 def fold_blocks(
     MASSES, SUMS, MASS, MAP, DISTANCE, blocks, rows, cols, queries, keys, sums_stride,
     BM: tl.constexpr, KEYS: tl.constexpr, CELLS: tl.constexpr, WIDTH: tl.constexpr,
-    MASSED: tl.constexpr, DISTANCES: tl.constexpr,
+    AT_ONCE: tl.constexpr, MASSED: tl.constexpr, DISTANCES: tl.constexpr,
 ):  # fmt: skip
     """Key mass and map from the key mass of each block of BM rows, MASSES [B·H, blocks, keys]; each block lies in one
-    row of the map. The first ``rows`` programs of a head see to a row of the map each, the next to the distances, the
-    others to KEYS keys each."""
+    row of the map. Programs of a head: first one for each CELLS cells of a row of the map, then one for the distances,
+    then one for each KEYS keys."""
     role = tl.program_id(0)
     head = tl.program_id(1).to(tl.int64)
     masses = MASSES + head * blocks * keys
-    if role < rows:
-        first = role * queries // rows
-        last = (role + 1) * queries // rows
-        for cell0 in range(0, cols, CELLS):
-            cell = cell0 + tl.arange(0, CELLS)
-            start = cell * keys // cols
-            stop = tl.where(cell < cols, (cell + 1) * keys // cols, 0)
-            total = tl.zeros([CELLS], tl.float64)
-            for block in range(first // BM, tl.cdiv(last, BM)):
-                for offset in range(0, tl.cdiv(keys, cols), WIDTH):
-                    at = start[:, None] + offset + tl.arange(0, WIDTH)[None, :]
-                    x = tl.load(masses + block * keys + at, mask=at < stop[:, None], other=0.0)
-                    total += tl.sum(x.to(tl.float64), 1)
-            pairs = (last - first) * tl.maximum(stop - start, 1)
-            tl.store(MAP + (head * rows + role) * cols + cell, (total / pairs).to(tl.float32), mask=cell < cols)
-    elif role == rows:
+    in_row = tl.cdiv(cols, CELLS)
+    if role < rows * in_row:
+        row = role // in_row
+        first = row * queries // rows
+        last = (row + 1) * queries // rows
+        cell = role % in_row * CELLS + tl.arange(0, CELLS)
+        start = cell * keys // cols
+        stop = tl.where(cell < cols, (cell + 1) * keys // cols, 0)
+        total = tl.zeros([CELLS], tl.float64)
+        for block in range(first // BM, tl.cdiv(last, BM)):
+            for offset in range(0, tl.cdiv(keys, cols), WIDTH):
+                at = start[:, None] + offset + tl.arange(0, WIDTH)[None, :]
+                x = tl.load(masses + block * keys + at, mask=at < stop[:, None], other=0.0)
+                total += tl.sum(x.to(tl.float64), 1)
+        pairs = (last - first) * tl.maximum(stop - start, 1)
+        tl.store(MAP + (head * rows + row) * cols + cell, (total / pairs).to(tl.float32), mask=cell < cols)
+    elif role == rows * in_row:
         if DISTANCES:
             bucket = tl.arange(0, BUCKETS)
             copies = tl.arange(0, COPIES)[:, None] * BUCKETS + bucket[None, :]
             whole = tl.sum(tl.load(SUMS + head * sums_stride + copies), 0)
             tl.store(DISTANCE + head * BUCKETS + bucket, whole.to(tl.float32))
     elif MASSED:
-        key = (role - rows - 1) * KEYS + tl.arange(0, KEYS)
+        key = (role - rows * in_row - 1) * KEYS + tl.arange(0, KEYS)
         total = tl.zeros([KEYS], tl.float64)
-        for block in range(0, blocks, 16):
-            line = block + tl.arange(0, 16)[:, None]
+        for block in range(0, blocks, AT_ONCE):
+            line = block + tl.arange(0, AT_ONCE)[:, None]
             x = tl.load(masses + line * keys + key[None, :], mask=(line < blocks) & (key < keys)[None, :], other=0.0)
             total += tl.sum(x.to(tl.float64), 0)
         tl.store(MASS + head * keys + key, total.to(tl.float32), mask=key < keys)

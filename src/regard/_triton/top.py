@@ -137,20 +137,21 @@ def find(
     tl.store(COUNT + lists, count, mask=rows < L)
 
 
-@triton.jit
-def _choose_rows(
-    Q, K, LSE, BIAS, COUNT, NOTED, TOP_WEIGHTS, TOP_KEYS, q_strides, k_strides, bias_strides, sizes, start, scales,
+@triton.jit(do_not_specialize=["L", "S"])
+def choose(
+    Q, K, LSE, BIAS, COUNT, NOTED, TOP_WEIGHTS, TOP_KEYS,
+    q_stride_b, q_stride_h, q_stride_l, k_stride_b, k_stride_h, k_stride_s,
+    bias_stride_b, bias_stride_h, bias_stride_q, bias_stride_k, L, S, scale, cap,
     H: tl.constexpr, GROUP: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr, BM: tl.constexpr,
     SOFTCAP: tl.constexpr, BIASED: tl.constexpr, ROOM: tl.constexpr, TOP: tl.constexpr, KEPT: tl.constexpr,
     DIRECT: tl.constexpr,
 ):  # fmt: skip
-    """KEPT entries of a row are looked at together, from each of them one key at a time: nearly always there are no
-    more."""
+    """All noted keys are permitted: the mask is not needed again. KEPT entries of a row are looked at together, from
+    each of them one key at a time: nearly always there are no more."""
     bh = tl.program_id(1)
     b = bh // H
     h = bh % H
-    L, S = sizes
-    at = start + tl.arange(0, BM)
+    at = tl.program_id(0) * BM + tl.arange(0, BM)
     row = bh.to(tl.int64) * L + at
     # the entries of the four lists in one line: where each list begins there, and where the last ends
     list0 = tl.load(COUNT + row * LISTS, mask=at < L, other=0)
@@ -165,11 +166,11 @@ def _choose_rows(
     end = tl.where(mine[:, None], begin3 + list3[:, None], 0)
     lse = load_lse(LSE + bh.to(tl.int64) * L, at, L)[:, None]
     d = tl.arange(0, D)
-    q = load_block(Q, b, h, start, q_strides, L, BM, HEAD, D, False, True)
+    q = load_block(Q, b, h, tl.program_id(0) * BM, (q_stride_b, q_stride_h, q_stride_l), L, BM, HEAD, D, False, True)
     # the same column 16 times: the smallest product there is
     q = tl.broadcast_to(q[:, :, None], [BM, D, 16])
-    k_at = K + b.to(tl.int64) * k_strides[0] + (h // GROUP) * k_strides[1]
-    bias_at = BIAS + b.to(tl.int64) * bias_strides[0] + h * bias_strides[1] + at.to(tl.int64)[:, None] * bias_strides[2]
+    k_at = K + b.to(tl.int64) * k_stride_b + (h // GROUP) * k_stride_h
+    bias_at = BIAS + b.to(tl.int64) * bias_stride_b + h * bias_stride_h + at.to(tl.int64)[:, None] * bias_stride_q
     slot = tl.arange(0, KEPT)[None, :]
     # the best so far and how many are better than each
     kept = tl.zeros([BM, KEPT], tl.int64) - 1 - slot
@@ -189,13 +190,13 @@ def _choose_rows(
             key = stretch * 128 + 2 * which + _key_of_bit(low)
             word = word ^ low
             inside = some[:, :, None] & (d < HEAD)[None, None, :]
-            k = tl.load(k_at + key.to(tl.int64)[:, :, None] * k_strides[2] + d[None, None, :], mask=inside, other=0.0)
-            z = tl.max(tl.dot(k, q, input_precision="ieee"), 2) * scales[0]
+            k = tl.load(k_at + key.to(tl.int64)[:, :, None] * k_stride_s + d[None, None, :], mask=inside, other=0.0)
+            z = tl.max(tl.dot(k, q, input_precision="ieee"), 2) * scale
             if SOFTCAP:
-                z = tanh(z) * scales[1]
+                z = tanh(z) * cap
             rest = -lse
             if BIASED:
-                rest += tl.load(bias_at + key.to(tl.int64) * bias_strides[3], mask=some, other=0.0).to(tl.float32)
+                rest += tl.load(bias_at + key.to(tl.int64) * bias_stride_k, mask=some, other=0.0).to(tl.float32)
             # those that are none have ranks of their own, below those of the kept ones that are none
             new = tl.where(some, _rank(tl.exp2(z + rest * LOG2E), key), -1 - KEPT - slot)
             better = _count(new[:, None, :] > new[:, :, None], 2)
@@ -209,26 +210,6 @@ def _choose_rows(
                 order = tl.broadcast_to(slot, [BM, KEPT])
             fresh = False
     _store(kept, order, row, mine, TOP_WEIGHTS, TOP_KEYS, TOP, DIRECT)
-
-
-@triton.jit(do_not_specialize=["L", "S"])
-def choose(
-    Q, K, LSE, BIAS, COUNT, NOTED, TOP_WEIGHTS, TOP_KEYS,
-    q_stride_b, q_stride_h, q_stride_l, k_stride_b, k_stride_h, k_stride_s,
-    bias_stride_b, bias_stride_h, bias_stride_q, bias_stride_k, L, S, scale, cap,
-    H: tl.constexpr, GROUP: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr, BM: tl.constexpr,
-    SOFTCAP: tl.constexpr, BIASED: tl.constexpr, ROOM: tl.constexpr, TOP: tl.constexpr, KEPT: tl.constexpr,
-    PARTS: tl.constexpr, DIRECT: tl.constexpr,
-):  # fmt: skip
-    """All noted keys are permitted: the mask is not needed again. A program sees to PARTS times BM rows."""
-    for part in range(PARTS):
-        _choose_rows(
-            Q, K, LSE, BIAS, COUNT, NOTED, TOP_WEIGHTS, TOP_KEYS,
-            (q_stride_b, q_stride_h, q_stride_l), (k_stride_b, k_stride_h, k_stride_s),
-            (bias_stride_b, bias_stride_h, bias_stride_q, bias_stride_k), (L, S),
-            (tl.program_id(0) * PARTS + part) * BM, (scale, cap),
-            H, GROUP, HEAD, D, BM, SOFTCAP, BIASED, ROOM, TOP, KEPT, DIRECT,
-        )  # fmt: skip
 
 
 @triton.jit
