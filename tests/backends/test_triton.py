@@ -12,8 +12,8 @@ import torch
 
 import regard
 from regard import masks
-from regard._arguments import prepare
-from regard.backends import triton
+from regard._arguments import _flags, prepare
+from regard.backends import _cuda, triton
 from regard.bias import alibi
 from regard.plan import _choose
 
@@ -76,6 +76,30 @@ def test_the_table_agrees_with_the_stored_measurement() -> None:
         "random blocks or window": "half, masked pair by pair",
     }.items():
         assert (figures[case]["triton ms"] < figures[case]["flex ms"]) == (table[kind] < flex)
+
+
+@pytest.mark.parametrize("mask", [masks.window(left=1023), masks.documents(lengths=[512] * 8) & masks.causal()])
+def test_long_windows_and_documents_are_its_own_on_hopper(monkeypatch: pytest.MonkeyPatch, mask: masks.Mask) -> None:
+    monkeypatch.setattr("regard.backends.flex._has_triton", lambda: True)
+    monkeypatch.setattr(triton, "_has_triton", lambda: True)
+    chosen = {}
+    for length in (4096, 65_536):
+        flags = _flags(mask, length, length, 0)
+        spec = spec_of()._replace(mask=mask.structure, queries=length, keys=length, offset=0, flags=flags)
+        for hopper in (False, True):
+            monkeypatch.setattr(_cuda, "_is_hopper", lambda hopper=hopper: hopper)
+            chosen[length, hopper] = _choose(spec, "auto").backend.name
+    assert chosen == {(4096, False): "sdpa", (4096, True): "sdpa", (65_536, False): "sdpa", (65_536, True): "triton"}
+
+
+def test_with_windows_and_documents_it_was_faster_in_the_run_that_is_stored() -> None:
+    stored = Path(__file__).parents[2] / "benchmarks" / "results" / "observe_gpu.json"
+    figures = json.loads(stored.read_text())["figures"]
+    masked = [name for name in figures if "window" in name or "documents" in name]
+    assert len(masked) == 2
+    for name in masked:
+        ratio = figures[name]["sdpa ms"] / figures[name]["triton ms"]
+        assert ratio == pytest.approx(_cuda._FLASH_ON_HOPPER * 1e12 / triton._table()["half"], rel=0.1)
 
 
 def test_calls_that_need_gradients_are_left_to_backends_that_have_them() -> None:

@@ -78,7 +78,17 @@ def test_limited_queries_count_alone_in_key_mass_and_map() -> None:
 
 
 @pytest.mark.parametrize("kind", every_mask(2, 2, 130, 111))
-def test_the_map_of_short_calls_comes_from_the_key_mass_of_blocks_of_rows(kind: str) -> None:
+def test_the_map_of_short_calls_comes_from_the_key_mass_of_blocks_of_rows(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = torch.empty
+
+    def spoiled(*sizes: Any, **given: Any) -> torch.Tensor:
+        """Memory in which nothing may be read before it is written."""
+        found = made(*sizes, **given)
+        return found.fill_(torch.nan) if found.is_floating_point() else found
+
+    monkeypatch.setattr(torch, "empty", spoiled)
     query, key = tensors(2, 2, 1, 130, 111)
     call = call_of(query, key, mask=every_mask(2, 2, 130, 111)[kind])
     # 130·1/2 is 65: no block of 64 rows may lie in two rows of the map

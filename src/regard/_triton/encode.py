@@ -47,12 +47,18 @@ class Tiling(NamedTuple):
 
 class Runs(NamedTuple):
     """``table``: int32 [groups, blocks, runs, 2] for each kind, one after the other; ``counts``: how many runs
-    each kind has, then where each begins."""
+    each kind has, then where each begins. ``extents``: int32 [groups, blocks, 1, 2], the tiles of each block from the
+    first to the last; None where some between them are not visited."""
 
     table: Tensor
     counts: Tensor
     groups: int
     blocks: int
+    extents: Tensor | None = None
+
+    def on(self, device: torch.device) -> Runs:
+        extents = None if self.extents is None else self.extents.to(device)
+        return self._replace(table=self.table.to(device), counts=self.counts.to(device), extents=extents)
 
 
 class Encoded(NamedTuple):
@@ -67,7 +73,7 @@ class Encoded(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        return sum(t.nbytes for t in (self.runs.table, self.lo, self.hi) if t is not None)
+        return sum(t.nbytes for t in (self.runs.table, self.runs.extents, self.lo, self.hi) if t is not None)
 
 
 def encode(call: Call, tiling: Tiling) -> Encoded:
@@ -129,7 +135,7 @@ def _build(call: Call, mask: Mask, tiling: Tiling) -> Encoded:
         tiling = _unsplit(tiling)
     with torch.inference_mode(False):
         runs = _runs(owner, blocks.cols, blocks.full, shape, L, S, 0 if isinstance(offset, Tensor) else offset, tiling)
-        runs = runs._replace(table=runs.table.to(device), counts=runs.counts.to(device))
+        runs = runs.on(device)
         if rows is None:
             return Encoded(DENSE, runs, split=split)
         lo, hi = (torch.from_numpy(side.astype(np.int32)).to(device) for side in (rows.lo, rows.hi))
@@ -143,7 +149,7 @@ def _everything(L: int, S: int, offset: int, tiling: Tiling, device: torch.devic
     cols = np.tile(np.arange(tiles, dtype=np.int32), blocks)
     with torch.inference_mode(False):
         runs = _runs(owner, cols, np.ones(len(cols), dtype=np.bool_), (1, blocks), L, S, offset, tiling)
-        return Encoded(ANY, runs._replace(table=runs.table.to(device), counts=runs.counts.to(device)))
+        return Encoded(ANY, runs.on(device))
 
 
 def _runs(
@@ -168,7 +174,9 @@ def _runs(
     begins = np.cumsum([0] + [table.size for table in tables[:2]])
     counts = np.array([*(table.shape[1] for table in tables), *begins], dtype=np.int32)
     whole = np.concatenate([table.ravel() for table in tables])
-    return Runs(torch.from_numpy(whole), torch.from_numpy(counts), *shape)
+    extents = _grouped(owner, cols, shape[0] * shape[1])
+    whole_blocks = torch.from_numpy(extents) if extents.shape[1] == 1 else None
+    return Runs(torch.from_numpy(whole), torch.from_numpy(counts), *shape, whole_blocks)
 
 
 def _straddling(
@@ -254,7 +262,8 @@ def _band_runs(lo: Tensor, hi: Tensor, S: int, tiling: Tiling) -> Runs:
     table = torch.stack([inner, outer, first, inner, outer, last], -1)
     groups, blocks = first.shape
     table = torch.cat([table[..., :2].flatten(), table[..., 2:].flatten(), torch.stack([first, last], -1).flatten()])
-    return Runs(table.to(torch.int32), _band_counts(groups * blocks, tiling, lo.device), groups, blocks)
+    extents = torch.stack([first, torch.maximum(first, last)], -1).to(torch.int32).unsqueeze(2)
+    return Runs(table.to(torch.int32), _band_counts(groups * blocks, tiling, lo.device), groups, blocks, extents)
 
 
 @lru_cache(256)

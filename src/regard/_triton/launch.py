@@ -29,7 +29,7 @@ _LISTS = 4
 # how the threshold, the choice among found keys, and the search where too many were found are compiled
 _BOUND = {"BM": 64, "num_warps": 1, "num_stages": 1}
 _CHOICE = {"BM": 1, "num_warps": 1, "num_stages": 1}
-_FOLD = {"KEYS": 64, "AT_ONCE": 32, "CELLS": 16, "WIDTH": 64}
+_FOLD = {"KEYS": 64, "AT_ONCE": 16, "CELLS": 8, "WIDTH": 64, "num_warps": 1}
 # numbers of the key masses of all blocks of rows, where these are kept apart
 _MOST_MASSES = 1 << 24
 # of the sums over distances, see tiles
@@ -164,12 +164,15 @@ def _layout(spec: CallSpec, want: Want, grid: tuple[int, int], sums: tuple[int, 
     if sums[0]:
         zeros["sums"] = (*lead, sums[0]), torch.float64
     if sums[1]:
-        # without a mask every number is written
-        if spec.mask is None:
-            between["masses"] = sums[1], torch.float32
-        else:
-            zeros["masses"] = (sums[1],), torch.float32
+        between["masses"] = sums[1], torch.float32
     return Layout(results, zeros, between)
+
+
+def _zeroed(layout: Layout) -> Layout:
+    """Key masses of blocks of rows start at 0: not all of them are written."""
+    between = dict(layout.between)
+    count, dtype = between.pop("masses")
+    return layout._replace(zeros={**layout.zeros, "masses": ((count,), dtype)}, between=between)
 
 
 def _tiles(spec: CallSpec) -> dict[str, int]:
@@ -225,7 +228,10 @@ def _observe(call: Call, lse: Tensor, want: Want, keep: bool = False) -> tuple[d
     # a DENSE test is made for each call, and large
     keep = keep and encoded.test != DENSE
     given = Inputs(call, launched if keep else None)
-    memory = recipe.layout.allocate(call.query.device)
+    layout = recipe.layout
+    if recipe.by_block and encode(call, _plain_tiling(recipe)).runs.extents is None:
+        layout = _zeroed(layout)
+    memory = layout.allocate(call.query.device)
     found = {**memory, "lse": lse}
     if want.top_k and not recipe.flags["TOP"]:
         found["count"].fill_(recipe.room + 1)
@@ -234,7 +240,7 @@ def _observe(call: Call, lse: Tensor, want: Want, keep: bool = False) -> tuple[d
         _observe_piece(given, piece, want, recipe, found)
     _finish(given, want, recipe, found)
     own = (given.query, given.key, lse) if call.bias is None else (given.query, given.key, lse, given.bias)
-    again = Again.of(launched, own, recipe.layout, memory) if keep else None
+    again = Again.of(launched, own, layout, memory) if keep else None
     return {name: memory[name] for name in recipe.layout.results}, again
 
 
@@ -269,7 +275,7 @@ def _observation_pass(given: Inputs, piece: Piece, want: Want, recipe: Recipe, f
     summed = {name: flags[name] for name in ("MAP", "DISTANCE")}
     edges = encode(call, recipe.tiling) if any(summed.values()) else None
     sources, strides = _sources(given, piece, lse, tiles), _strides(given, piece)
-    runs = encode(call, Tiling(tiles["BM"], tiles["BN"])).runs
+    runs = encode(call, _plain_tiling(recipe)).runs
     tables = runs.table, runs.counts, *((runs.table, runs.counts) if edges is None else edges.runs[:2])
     rows = tuple(found.get(name, lse) for name in ("sums", "entropy", "max_weight", "first_mass", "maxima", "masses"))
     sizes = (
@@ -295,6 +301,11 @@ def _observation_pass(given: Inputs, piece: Piece, want: Want, recipe: Recipe, f
     }
     programs = spec.batch * spec.heads * (1 if edges is None else 2)
     given.run(kernel, (-(-len(piece.rows) // tiles["BM"]), programs), args, constants)
+
+
+def _plain_tiling(recipe: Recipe) -> Tiling:
+    """Of the observation pass, but for the edges."""
+    return Tiling(recipe.tiles["BM"], recipe.tiles["BN"])
 
 
 def divisor(d: int) -> tuple[int, int]:
@@ -379,9 +390,12 @@ def _finish(given: Inputs, want: Want, recipe: Recipe, found: dict[str, Tensor])
 
 def _fold_blocks(kernel: Any, given: Inputs, want: Want, recipe: Recipe, found: dict[str, Tensor]) -> None:
     spec, masses, (rows, cols) = given.call.spec, found["masses"], recipe.grid
-    blocks = -(-spec.queries // recipe.tiles["BM"])
+    runs = encode(given.call, _plain_tiling(recipe)).runs
+    partly = spec.mask is not None and runs.extents is not None
+    extents = runs.extents if partly else masses
     sums, *results = (found.get(name, masses) for name in ("sums", "key_mass", "map", "distance"))
     programs = rows * -(-cols // _FOLD["CELLS"]) + 1 + (-(-spec.keys // _FOLD["KEYS"]) if want.key_mass else 0)
-    args = (masses, sums, *results, blocks, rows, cols, spec.queries, spec.keys, recipe.sums)
-    constants = {**_FOLD, "BM": recipe.tiles["BM"], "MASSED": want.key_mass, "DISTANCES": want.distance}
-    given.run(kernel, (programs, spec.batch * spec.heads), args, constants)
+    sizes = runs.blocks, int(runs.groups > 1), rows, cols, spec.queries, spec.keys, recipe.sums
+    constants = {**_FOLD, "H": spec.heads, "BM": recipe.tiles["BM"], "BN": recipe.tiles["BN"]}
+    constants.update(PARTLY=partly, MASSED=want.key_mass, DISTANCES=want.distance)
+    given.run(kernel, (programs, spec.batch * spec.heads), (masses, extents, sums, *results, *sizes), constants)

@@ -40,18 +40,19 @@ def finish_sums(
         tl.store(DISTANCE + head * BUCKETS + bucket, whole.to(tl.float32), mask=in_distance)
 
 
-@triton.jit(do_not_specialize=["blocks", "rows", "cols", "queries", "keys", "sums_stride"])
+@triton.jit(do_not_specialize=["blocks", "extents_group", "rows", "cols", "queries", "keys", "sums_stride"])
 def fold_blocks(
-    MASSES, SUMS, MASS, MAP, DISTANCE, blocks, rows, cols, queries, keys, sums_stride,
-    BM: tl.constexpr, KEYS: tl.constexpr, CELLS: tl.constexpr, WIDTH: tl.constexpr,
-    AT_ONCE: tl.constexpr, MASSED: tl.constexpr, DISTANCES: tl.constexpr,
+    MASSES, EXTENTS, SUMS, MASS, MAP, DISTANCE, blocks, extents_group, rows, cols, queries, keys, sums_stride,
+    H: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, KEYS: tl.constexpr, CELLS: tl.constexpr, WIDTH: tl.constexpr,
+    AT_ONCE: tl.constexpr, PARTLY: tl.constexpr, MASSED: tl.constexpr, DISTANCES: tl.constexpr,
 ):  # fmt: skip
     """Key mass and map from the key mass of each block of BM rows, MASSES [B·H, blocks, keys]; each block lies in one
-    row of the map. Programs of a head: first one for each CELLS cells of a row of the map, then one for the distances,
-    then one for each KEYS keys."""
+    row of the map. PARTLY: only what EXTENTS says was written, in tiles of BN keys. Programs of a head: first one for
+    each CELLS cells of a row of the map, then one for the distances, then one for each KEYS keys."""
     role = tl.program_id(0)
     head = tl.program_id(1).to(tl.int64)
     masses = MASSES + head * blocks * keys
+    extents = EXTENTS + tl.program_id(1) // H * extents_group * blocks * 2
     in_row = tl.cdiv(cols, CELLS)
     if role < rows * in_row:
         row = role // in_row
@@ -64,7 +65,10 @@ def fold_blocks(
         for block in range(first // BM, tl.cdiv(last, BM)):
             for offset in range(0, tl.cdiv(keys, cols), WIDTH):
                 at = start[:, None] + offset + tl.arange(0, WIDTH)[None, :]
-                x = tl.load(masses + block * keys + at, mask=at < stop[:, None], other=0.0)
+                there = at < stop[:, None]
+                if PARTLY:
+                    there &= (at >= tl.load(extents + block * 2) * BN) & (at < tl.load(extents + block * 2 + 1) * BN)
+                x = tl.load(masses + block * keys + at, mask=there, other=0.0)
                 total += tl.sum(x.to(tl.float64), 1)
         pairs = (last - first) * tl.maximum(stop - start, 1)
         tl.store(MAP + (head * rows + row) * cols + cell, (total / pairs).to(tl.float32), mask=cell < cols)
@@ -79,7 +83,11 @@ def fold_blocks(
         total = tl.zeros([KEYS], tl.float64)
         for block in range(0, blocks, AT_ONCE):
             line = block + tl.arange(0, AT_ONCE)[:, None]
-            x = tl.load(masses + line * keys + key[None, :], mask=(line < blocks) & (key < keys)[None, :], other=0.0)
+            there = (line < blocks) & (key < keys)[None, :]
+            if PARTLY:
+                there &= key[None, :] >= tl.load(extents + line * 2, mask=line < blocks, other=0) * BN
+                there &= key[None, :] < tl.load(extents + line * 2 + 1, mask=line < blocks, other=0) * BN
+            x = tl.load(masses + line * keys + key[None, :], mask=there, other=0.0)
             total += tl.sum(x.to(tl.float64), 0)
         tl.store(MASS + head * keys + key, total.to(tl.float32), mask=key < keys)
 

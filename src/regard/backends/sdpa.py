@@ -75,7 +75,7 @@ class Sdpa(TiledBackend):
         return spec.device == "cpu"
 
     def seconds(self, spec: CallSpec) -> float:
-        return 2e-5 + spec.pairs * (PAIR_SECONDS if spec.device == "cpu" else 1e-12)
+        return 2e-5 + spec.pairs * (PAIR_SECONDS if spec.device == "cpu" else _cuda.pair_seconds(spec))
 
     def workspace(self, spec: CallSpec, kept_pairs: int) -> int:
         rows = spec.batch * spec.heads * spec.queries
