@@ -9,6 +9,8 @@ from torch import Tensor
 import regard
 from core_calls import BACKENDS, tensors
 from regard import _guard, masks
+from regard._arguments import prepare
+from regard.backends.sdpa import Sdpa
 
 L, S = 63, 111
 POISON = [float("nan"), float("inf"), -float("inf")]
@@ -153,6 +155,22 @@ def test_keys_hidden_from_a_whole_item_are_neutralised_where_nothing_may_be_read
     mapped = torch.func.vmap(lambda q, k, v, n: regard.attention(q[None], k[None], v[None], mask=masks.padding(n))[0])
     out = mapped(query, key, value, torch.tensor([[60], [111]]))
     assert torch.allclose(out, clean, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 1, S), (1, 4, 1, S), (S,)])
+def test_so_are_keys_that_a_bias_hides_from_every_query_and_head(shape: tuple[int, ...]) -> None:
+    query, key, value = tensors(2, 4, 2, L, S, 8)
+    bias = torch.randn(shape, dtype=torch.float64)
+    bias[..., 60:70] = -torch.inf
+    if shape[0] == 1:
+        bias[:, 0, :, 80] = -torch.inf  # seen by the other heads
+    call = prepare(query, key, value, None, bias, None, None, None, 0.0, None)
+    clean, lost = _guard.unread(Sdpa(), call)
+    hidden = torch.zeros(S, dtype=torch.bool)
+    hidden[60:70] = True
+    assert lost is None
+    for before, after in ((key, clean.key), (value, clean.value)):
+        assert torch.equal(after, before.masked_fill(hidden[:, None], 0.0))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
