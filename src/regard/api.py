@@ -144,7 +144,7 @@ def make_plan(call: Call, choice: Choice, want: Want | None = None) -> Plan:
         peak = choice.backend.workspace(spec, kept) + choice.backend.mask_bytes(call)
         if want is not None and want.asks:
             flops += 2 * kept * spec.head_dim
-            peak += observing_bytes(call, want)
+            peak += _observing_bytes(call, want)
         return Cost(flops, moved, kept, peak, exact)
 
     observer = None
@@ -211,6 +211,14 @@ def _observe(call: Call, lse: Tensor, want: Want) -> dict[str, Tensor]:
 
         return by_kernels(call, lse, want)
     return observe_rows(call, lse, want)
+
+
+def _observing_bytes(call: Call, want: Want) -> int:
+    if not _kernel_refusals(call.spec, want):
+        from regard._triton.launch import observing_bytes as by_kernels
+
+        return by_kernels(call.spec, want)
+    return observing_bytes(call, want)
 
 
 def _kernel_refusals(spec: CallSpec, want: Want) -> list[str]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -156,6 +159,19 @@ def test_the_same_call_twice_is_bitwise_equal() -> None:
 
 def test_the_room_for_sums_is_what_the_kernels_use() -> None:
     assert tiles.COPIES.value == launch._COPIES and tiles.BUCKETS.value == BUCKETS
+
+
+@pytest.mark.parametrize("case", ["4096 tokens 16×128 full", "16384 tokens 16×128 causal", "16384 tokens 32×64 full"])
+def test_the_memory_that_a_plan_tells_is_what_was_measured(case: str) -> None:
+    stored = Path(__file__).parents[2] / "benchmarks" / "results" / "observe_gpu.json"
+    measured = json.loads(stored.read_text())["figures"][case]
+    length, heads, dim = map(int, re.findall(r"\d+", case))
+    query = torch.empty(1, heads, length, dim, dtype=torch.bfloat16, device=DEVICE)
+    call = call_of(query, query, mask=masks.causal() if "causal" in case else None)
+    lse = 4 * heads * length
+    for name, want in {"all but top": Want(top_k=0), "all": Want()}.items():
+        told = launch.observing_bytes(call.spec, want) + lse
+        assert told / 2**20 == pytest.approx(measured[f"{name} MiB"], rel=0.05)
 
 
 def test_refusals_name_what_cannot_be_done() -> None:

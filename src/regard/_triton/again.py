@@ -7,6 +7,7 @@ What is kept of a call is what it launched, without its own tensors, in the memo
 
 from __future__ import annotations
 
+import math
 from functools import reduce
 from itertools import accumulate, takewhile
 from operator import or_
@@ -37,6 +38,13 @@ class Layout(NamedTuple):
     results: Mapping[str, tuple[tuple[int, ...], torch.dtype]]
     zeros: Mapping[str, tuple[tuple[int, ...], torch.dtype]]
     between: Mapping[str, tuple[int, torch.dtype]]
+
+    @property
+    def nbytes(self) -> int:
+        shaped = sum(
+            math.prod(shape) * dtype.itemsize for shape, dtype in (*self.results.values(), *self.zeros.values())
+        )
+        return shaped + sum(count * dtype.itemsize for count, dtype in self.between.values())
 
     def allocate(self, device: torch.device) -> dict[str, Tensor]:
         found = {name: torch.empty(shape, dtype=dtype, device=device) for name, (shape, dtype) in self.results.items()}

@@ -47,6 +47,11 @@ def refuse(spec: CallSpec, want: Want) -> list[str]:
     return reasons
 
 
+def observing_bytes(spec: CallSpec, want: Want) -> int:
+    """Bytes of the statistics and of what the kernels leave to each other."""
+    return _recipe(spec, want).layout.nbytes
+
+
 class Recipe(NamedTuple):
     """What is the same in every call of one spec and want."""
 
