@@ -26,13 +26,13 @@ def refuse(spec: CallSpec) -> list[str]:
     return [f"torch has no fused kernel that returns the log-sum-exp on {spec.device}"]
 
 
-def workspace(spec: CallSpec) -> int:
-    """Bytes a kernel allocates for itself."""
+def workspace(spec: CallSpec, queries: int, keys: int) -> int:
+    """Bytes a kernel allocates for itself for so many queries and keys of the call."""
     if spec.device != "cpu":
         return 0
     # a tile of logits and an accumulator a thread
-    rows = 256 if spec.queries >= 768 else 64 if spec.queries >= 192 else 32
-    rows, keys = min(rows, spec.queries), min(512, spec.keys)
+    rows = 256 if queries >= 768 else 64 if queries >= 192 else 32
+    rows, keys = min(rows, queries), min(512, keys)
     itemsize = 8 if spec.dtype == torch.float64 else 4
     return torch.get_num_threads() * rows * (keys + 2 + spec.value_dim) * itemsize
 

@@ -25,8 +25,12 @@ from regard.backends._stacks import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch import Tensor
 
+    from regard.backends._stacks import Places, Stack
+    from regard.masks import Mask
     from regard.spec import Call, CallSpec
 
 Grads = tuple["Tensor | None", ...]
@@ -217,6 +221,40 @@ def _take(tensor: Tensor, step: Step) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
 
 
+def planned(backend: TiledBackend, call: Call) -> tuple[list[Step], Stacks | None]:
+    """The steps that the call is computed in, beside its stacks where it has some."""
+    stacks = None if by_heads(call) is not None else backend.plan_stacks(call)
+    return (backend.plan_steps(call), None) if stacks is None else (stacks.rest, stacks)
+
+
+def part_bytes(call: Call, step: Step, alone: bool) -> int:
+    """Bytes of a step's result and of keys that are gathered for it; ``alone``: the result is that of the call."""
+    spec = call.spec
+    items = spec.batch if step.batch is None else 1
+    whole = alone and step.batch is None and step.rows == spec.queries
+    numbers = 0 if whole else items * spec.heads * step.rows * (spec.value_dim + 1)
+    if len(step.runs) > 1:
+        numbers += items * spec.kv_heads * step.width * (spec.head_dim + spec.value_dim)
+    return numbers * accumulation(spec.dtype).itemsize
+
+
+def boolean_bytes(mask: Mask, step: Step) -> int:
+    """Bytes a pair of a tile takes for what it permits: booleans; a rule that is computed makes more, of positions."""
+    if step.lo is not None:
+        return 3
+    return max(mask.batch, 1) * max(mask.heads, 1) * (1 if mask.tensors else 12)
+
+
+def stack_parts(stacks: Stacks, spec: CallSpec) -> Iterator[tuple[Stack, Places, int]]:
+    """Each part of each stack, with the bytes of the keys and values that are gathered for it and of its result."""
+    itemsize = accumulation(spec.dtype).itemsize
+    for stack, parts in stacks.parts(spec):
+        for at in parts:
+            gathered = len(at.col_numbers) * (spec.head_dim + spec.value_dim)
+            rows = len(at.row_numbers) * (spec.value_dim + 1 + (0 if at.first is not None else spec.head_dim))
+            yield stack, at, stack.block * itemsize * (gathered + rows * (2 if stack.causal else 1))
+
+
 def _scatter(total: Tensor, step: Step, part: Tensor) -> None:
     batch, at = rows_of(step)[0], 0
     for run in step.runs:
@@ -232,11 +270,11 @@ def is_whole(step: Step, spec: CallSpec) -> bool:
 
 
 def merge(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
-    """Join two parts of the same rows in place; each part is normalised on its own keys."""
+    """Join two parts of the same rows in place of the first, each normalised on its own keys; ``part`` is used up."""
     total = torch.logaddexp(lse, part_lse)
     safe = total.masked_fill(total == -torch.inf, 0.0)
     mine, theirs = torch.exp(lse - safe).unsqueeze(-1), torch.exp(part_lse - safe).unsqueeze(-1)
-    out.copy_(out * mine + part * theirs)
+    out.mul_(mine).add_(part.mul_(theirs))
     lse.copy_(total)
 
 

@@ -8,8 +8,8 @@ import torch
 
 from regard.backends._base import accumulation, reads_values
 from regard.backends._bias import add_bias_gradient, is_rule, items_of
-from regard.backends._schedule import TILE, Run, Step, permitted_of
-from regard.backends._tiled import TiledBackend, bias_tile
+from regard.backends._schedule import Run, Step, permitted_of
+from regard.backends._tiled import TiledBackend, bias_tile, boolean_bytes, part_bytes, planned, stack_parts
 from regard.backends.eager import dropout_factor
 
 if TYPE_CHECKING:
@@ -45,20 +45,32 @@ class Blockwise(TiledBackend):
     def workspace(self, spec: CallSpec, kept_pairs: int) -> int:
         if spec.empty:
             return 0
-        itemsize = 8 if spec.dtype == torch.float64 else 4
-        lead = spec.batch * spec.heads
-        rows, keys = tile_shape(spec, spec.batch, *_step_size(spec, kept_pairs))
-        rows = min(rows, spec.queries)
-        tile = lead * rows * keys * itemsize
-        # the tile before is still there when the next is made; a softcap makes a copy, a draw some in int64
-        alive = 1 + (spec.pairs * itemsize > tile) + (spec.softcap is not None) + 8 * (spec.dropout > 0) + is_rule(spec)
-        inputs = lead * rows * spec.head_dim * itemsize
-        half = spec.dtype.itemsize < itemsize
-        if half:
-            inputs += spec.batch * spec.kv_heads * keys * max(spec.head_dim, spec.value_dim) * itemsize
-        out = lead * spec.queries * (spec.value_dim + 1) * itemsize
-        rounded = lead * spec.queries * spec.value_dim * spec.dtype.itemsize if half else 0
-        return out + max(tile * alive + inputs, rounded)
+        itemsize = accumulation(spec.dtype).itemsize
+        lead = spec.batch * spec.heads * spec.queries
+        out = lead * (spec.value_dim + 1) * itemsize
+        rounded = lead * spec.value_dim * spec.dtype.itemsize if spec.dtype.itemsize < itemsize else 0
+        # with a mask the call is computed in parts: see mask_bytes
+        tiles = 0 if spec.mask is not None else _tile_bytes(spec, spec.batch, spec.queries, spec.keys)
+        return out + max(tiles, rounded)
+
+    def mask_bytes(self, call: Call) -> int:
+        spec, mask = call.spec, call.mask
+        if mask is None or spec.empty:
+            return 0
+        steps, stacks = planned(self, call)
+        found = []
+        for step in steps:
+            items = spec.batch if step.batch is None else 1
+            rows, keys = tile_shape(spec, items, step.rows, step.width)
+            booleans = min(rows, step.rows) * keys * boolean_bytes(mask, step) if step.kind == "tile" else 0
+            tiles = _tile_bytes(spec, items, step.rows, step.width)
+            found.append(tiles + booleans + part_bytes(call, step, len(steps) == 1 and stacks is None))
+        if stacks is not None:
+            apart = spec._replace(heads=spec.heads // spec.kv_heads, kv_heads=1)  # see by_keys
+            for stack, at, size in stack_parts(stacks, spec):
+                rows, keys = (blocks.shape[1] * stack.block for blocks in (stack.rows, stack.cols))
+                found.append(size + _tile_bytes(apart, len(at.item), rows, keys))
+        return max(found, default=0)
 
     def step_forward(self, call: Call, step: Step, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         spec = call.spec
@@ -165,12 +177,19 @@ def tile_shape(spec: CallSpec, batch: int, rows: int, width: int, passes: int = 
     return max(16, min(rows, numbers // (batch * spec.heads * keys))), keys
 
 
-def _step_size(spec: CallSpec, kept_pairs: int) -> tuple[int, int]:
-    """Rows and keys of a typical step, guessed from how many keys a row sees: a band is cut into short steps."""
-    seen = -(-kept_pairs // (spec.batch * spec.heads * spec.queries))
-    if 4 * seen > spec.keys:
-        return spec.queries, spec.keys
-    return min(spec.queries, TILE), min(spec.keys, seen + TILE)
+def _tile_bytes(spec: CallSpec, items: int, queries: int, width: int) -> int:
+    """Bytes alive while the tiles of so many items, queries and keys are computed."""
+    itemsize = accumulation(spec.dtype).itemsize
+    rows, keys = tile_shape(spec, items, queries, width)
+    rows, lead = min(rows, queries), items * spec.heads
+    tile = lead * rows * keys * itemsize
+    # the tile before is still there when the next is made; a softcap makes a copy, a draw some in int64
+    several = lead * queries * width * itemsize > tile
+    alive = 1 + several + (spec.softcap is not None) + 8 * (spec.dropout > 0) + is_rule(spec)
+    inputs = lead * rows * spec.head_dim
+    if spec.dtype.itemsize < itemsize:
+        inputs += items * spec.kv_heads * keys * max(spec.head_dim, spec.value_dim)
+    return tile * alive + inputs * itemsize
 
 
 def _tile_runs(step: Step, rows: range, size: int) -> Iterator[tuple[Run, slice]]:

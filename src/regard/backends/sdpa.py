@@ -17,12 +17,24 @@ from regard.backends._base import reads_values
 from regard.backends._bias import is_rule, may_hide, rule_bytes, short_steps
 from regard.backends._schedule import Run, Step, permitted_of, steps_of
 from regard.backends._stacks import Stacks, by_heads, stacks_of
-from regard.backends._tiled import Grads, TiledBackend, add_sinks, bias_tile, is_whole, sink_gradient
+from regard.backends._tiled import (
+    Grads,
+    TiledBackend,
+    add_sinks,
+    bias_tile,
+    boolean_bytes,
+    is_whole,
+    part_bytes,
+    planned,
+    sink_gradient,
+    stack_parts,
+)
 from regard.masks._memo import versions
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from regard.masks import Mask
     from regard.spec import Call, CallSpec
 
 # seconds to launch a step, and seconds a query-key pair takes at head dim 64, on an ordinary CPU; their ratio matters
@@ -79,7 +91,8 @@ class Sdpa(TiledBackend):
 
     def workspace(self, spec: CallSpec, kept_pairs: int) -> int:
         rows = spec.batch * spec.heads * spec.queries
-        own = _kernels.workspace(spec)
+        # with a mask the kernel may be called for parts of the call: see mask_bytes
+        own = _kernels.workspace(spec, spec.queries, spec.keys) if spec.mask is None else 0
         if spec.device == "cpu" and spec.dtype.itemsize == 2:
             # all of it in float32: inputs, output, log-sum-exp
             keys = spec.batch * spec.kv_heads * spec.keys
@@ -142,16 +155,21 @@ class Sdpa(TiledBackend):
         return (*(grad if need else None for grad, need in zip(grads, needs, strict=False)), None, sinks)
 
     def mask_bytes(self, call: Call) -> int:
-        if is_rule(call.spec) and not call.spec.empty:
-            return rule_bytes(self.plan_steps(call), call.spec)
-        if call.spec.device != "cpu" or call.mask is None or call.spec.empty:
+        spec, mask = call.spec, call.mask
+        if spec.empty or (spec.device != "cpu" and not is_rule(spec)):
             return 0
-        # tiles of intervals are small beside the rest
-        tiles = [step for step in self.plan_steps(call) if step.kind == "tile" and step.lo is None]
-        groups = max(call.mask.batch, 1) * max(call.mask.heads, 1)
-        pairs = groups * max((step.rows * step.width for step in tiles), default=0)
-        # what is added, and the booleans it is made from; a rule that is computed makes more, of positions
-        return pairs * (call.spec.dtype.itemsize + (1 if call.mask.tensors else 12))
+        if is_rule(spec):
+            steps = self.plan_steps(call)
+            return rule_bytes(steps, spec) + (0 if mask is None else _kernels.workspace(spec, spec.queries, spec.keys))
+        if mask is None:
+            return 0
+        steps, stacks = planned(self, call)
+        found = [_step_bytes(call, mask, step, len(steps) == 1 and stacks is None) for step in steps]
+        if stacks is not None:
+            for stack, _, size in stack_parts(stacks, spec):
+                rows, keys = (blocks.shape[1] * stack.block for blocks in (stack.rows, stack.cols))
+                found.append(size + _kernels.workspace(spec, rows, keys))
+        return max(found, default=0)
 
     def plan_steps(self, call: Call) -> list[Step]:
         """Steps where they save work; one masked call where launching them would cost more than the pairs they skip."""
@@ -234,6 +252,16 @@ class Sdpa(TiledBackend):
         else:
             added = torch.zeros(permitted.shape, dtype=dtype, device=device).masked_fill_(~permitted, -torch.inf)
         return added.expand(*added.shape[:2], len(rows), run.stop - run.start)
+
+
+def _step_bytes(call: Call, mask: Mask, step: Step, alone: bool) -> int:
+    """Bytes alive for one step beside output and log-sum-exp of the call."""
+    found = _kernels.workspace(call.spec, step.rows, step.width) + part_bytes(call, step, alone)
+    if step.kind == "tile":
+        # what is added, and the booleans it is made from
+        groups = 1 if step.lo is not None else max(mask.batch, 1) * max(mask.heads, 1)
+        found += step.rows * step.width * (groups * call.spec.dtype.itemsize + boolean_bytes(mask, step))
+    return found
 
 
 def _recorded_by_torch(call: Call, named: bool, causal: bool, added: Tensor | None) -> tuple[Tensor, Tensor] | None:
