@@ -128,6 +128,15 @@ def wrong_by(mask: masks.Mask) -> list[str]:
     return definitions.wrong(launch.observe(call, lse.float(), SUMS), exact)
 
 
+def test_key_masses_of_blocks_are_those_of_the_call(repeated: list[Any]) -> None:
+    want = Want(map=(1, 5), top_k=0)
+    holes = masks.keep(torch.arange(37, device=DEVICE) % 30 < 7)
+    for mask in (None, masks.causal(), holes):
+        for _ in range(3):
+            assert wrong(want, mask=mask) == []
+    assert len(repeated) >= 4
+
+
 def test_other_wants_are_other_calls(repeated: list[Any]) -> None:
     wants = [SUMS, MORE, Want.none().but(rows=True), SUMS.but(queries=slice(3, 11)), SUMS.but(map=(5, 3)), MORE]
     assert [wrong(want, mask=masks.causal()) for want in wants] == [[]] * 6

@@ -172,8 +172,27 @@ def test_rules_that_need_care_hold(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_huge_key_changes_no_bit_of_rows_that_may_not_see_it() -> None:
+    call = call_of(1, 1, 1, 256, 256, mask=masks.causal())
+    before = attend.attend(call, rows=True)
+    call.key[:, :, 230] = 1e10
+    after = attend.attend(call, rows=True)
+    for one, other in zip(before, after, strict=True):
+        assert one is not None and other is not None and torch.equal(one[:, :, :230], other[:, :, :230])
+    assert not torch.equal(before.out[:, :, 230:], after.out[:, :, 230:])
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize(
-    ("first", "last"), [(torch.finfo(torch.float32).min, 3.0), (-1e30, 2e8), (3e38, -3e38), (-3e38, -3e38)]
+    ("first", "last"),
+    [
+        (torch.finfo(torch.float32).min, 3.0),
+        (-1e37, 3.0),
+        (-(2.0**126), 3.0),
+        (-1e30, 2e8),
+        (3e38, -3e38),
+        (-3e38, -3e38),
+    ],
 )
 def test_logits_of_any_size_give_their_weights(first: float, last: float) -> None:
     """On the way to a row's largest logit nothing may overflow, nor where all of them are the smallest there are."""

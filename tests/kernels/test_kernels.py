@@ -14,7 +14,7 @@ from tests.kernels import definitions
 from tests.kernels.calls import DEVICE, call_of, found_and_wrong, tensors
 
 from regard import Want, masks
-from regard._triton import launch, tiles
+from regard._triton import launch, small, tiles
 from regard.statistics import BUCKETS
 
 SUMS = Want(map=(5, 7), first=3, top_k=0, weights=(slice(3, 70), slice(5, 100)))
@@ -174,9 +174,38 @@ def test_the_memory_that_a_plan_tells_is_what_was_measured(case: str) -> None:
         assert told / 2**20 == pytest.approx(measured[f"{name} MiB"], rel=0.05)
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("top_k", [0, 8])
+def test_rows_beyond_the_end_see_no_key_that_a_bias_hides(top_k: int) -> None:
+    query, key = tensors(L=70, S=143)
+    bias = torch.zeros(1, 1, 1, 143, device=DEVICE)
+    bias[..., 100] = -torch.inf
+    key[:, :, 100] = torch.nan
+    call = call_of(query, key, bias=bias)
+    lse, exact = definitions.statistics(call_of(query, key.nan_to_num(0.0), bias=bias), Want(map=(5, 7), top_k=top_k))
+    assert definitions.wrong(launch.observe(call, lse.float(), Want(map=(5, 7), top_k=top_k)), exact) == []
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_nan_key_is_noted_for_rows_of_the_call_only() -> None:
+    query, key = tensors(L=70, S=143)
+    key[:, :, 100] = torch.nan
+    found = launch.observe(call_of(query, key), torch.full((1, 2, 70), torch.nan, device=DEVICE), Want())
+    assert found["top_weights"].isnan().any(-1).all()
+
+
+def test_cells_of_more_pairs_than_32_bits_count_keep_their_mean() -> None:
+    sums = torch.full((1, 1, 1), 65_536.0, dtype=torch.float64, device=DEVICE)
+    found = torch.zeros(1, 1, 1, device=DEVICE)
+    small.finish_sums[(1, 1)](sums, found, found, found, 1, 1, 1, 65_536, 65_536, 0, 1, 1, SIZE=512, WIDE=False)
+    assert found.item() == 2.0**-16
+
+
 def test_refusals_name_what_cannot_be_done() -> None:
     query, key = tensors(L=3, S=5)
     assert "float32" in launch.refuse(call_of(query.double(), key.double()).spec, Want())[0]
     wide = torch.zeros(1, 2, 3, 257, device=DEVICE)
     assert "257" in launch.refuse(call_of(wide, wide).spec, Want())[0]
+    many = call_of(query, key).spec._replace(batch=4096, heads=8)
+    assert "32,767" in launch.refuse(many, Want())[0]
     assert "top_k" in launch.refuse(call_of(query, key).spec, Want(top_k=257))[0]

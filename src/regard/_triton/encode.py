@@ -47,8 +47,8 @@ class Tiling(NamedTuple):
 
 class Runs(NamedTuple):
     """``table``: int32 [groups, blocks, runs, 2] for each kind, one after the other; ``counts``: how many runs
-    each kind has, then where each begins. ``extents``: int32 [groups, blocks, 1, 2], the tiles of each block from the
-    first to the last; None where some between them are not visited."""
+    each kind has, then where each begins. ``extents``: int32, two for each group and block, its tiles from the first to
+    the last; None where some between them are not visited."""
 
     table: Tensor
     counts: Tensor

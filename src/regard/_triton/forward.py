@@ -1,5 +1,6 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
-"""Attention itself, in one pass with a running maximum, and the row statistics that come with it.
+"""Attention itself, in one pass with a running maximum, and the row statistics that come with it. Rows with huge logits
+take a second pass.
 
 A program owns BM rows of one head. For each row it keeps, relative to the largest logit m so far (t = logit - m in
 powers of two): total = sum 2^t, e = sum 2^t·t, and acc = sum 2^t·v. Out, lse, entropy and the largest weight
@@ -17,6 +18,8 @@ import triton.language as tl
 from regard._triton.tiles import LN2, LOG2E, NEVER, load_block, load_pairs, locate_pairs, permitted, tanh
 
 _NOTHING = tl.constexpr(float("-inf"))
+# in powers of two
+HUGE = tl.constexpr(1e8)
 
 
 @triton.jit
@@ -29,11 +32,16 @@ def _logits(
     if SOFTCAP:
         z = tanh(s * scales[0]) * scales[1]
     if BIASED:
-        added = load_pairs(bias, rows, cols, sizes).to(tl.float32)
+        added = load_pairs(bias, rows, cols, sizes, _NOTHING).to(tl.float32)
         z = tl.where(added == _NOTHING, _NOTHING, z + added)
     if MASKED:
         z = tl.where(permitted(rows, cols, sizes, pairs, PREDICATE, SLOTS), z, _NOTHING)
     return z
+
+
+@triton.jit
+def _power_below(powers):
+    return (powers.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -42,12 +50,49 @@ def _careful_factor(m, powers):
 
     t = z·powers - m·powers is computed in one step, in which only m·powers is rounded. Where that error would count,
     the factor is made a power of two, with which nothing is rounded: first the next larger one, as then any two logits
-    that differ are so far apart that the smaller has next to no weight, with the right factor or a larger one; then a
-    small one, with which the largest float32 does not overflow.
+    that differ are so far apart that the smaller has little weight, with the right factor or a larger one; then a small
+    one, with which the largest float32 does not overflow.
     """
-    below = (powers.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
+    below = _power_below(powers)
     size = tl.abs(m) * below
-    return tl.where(size > 1e30, below * 0.25, tl.where(size > 1e8, below * 2, powers))
+    return tl.where(size > 1e30, below * 0.25, tl.where(size > HUGE, below * 2, powers))
+
+
+@triton.jit
+def _store_rows(
+    results, m, total, e, acc, factor, unit, SINK_AT, mine,
+    VALUE: tl.constexpr, DV: tl.constexpr, SINK: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """What follows from a row's numbers, see the module, for the rows that are ``mine``. ``unit``: natural logits."""
+    OUT, LSE, ENTROPY, LARGEST, row = results
+    # a row of NaN has no largest logit either
+    empty = (m == _NOTHING) & (total == 0.0)
+    m = tl.where(m == _NOTHING, 0.0, m)
+    # what was taken for the largest logit, m·factor, was rounded: the numbers are put right by the difference
+    rest = tl.fma(m, factor, -(m * factor))
+    right = tl.exp2(-rest)
+    e = (e - rest * total) * right
+    total = total * right
+    whole = total
+    shift = total * 0.0
+    highest = m * unit
+    if SINK:
+        sink = tl.load(SINK_AT).to(tl.float32)
+        base = highest
+        highest = tl.maximum(base, sink)
+        shift = (base - highest) * LOG2E
+        whole = total * tl.exp2(shift) + tl.exp2((sink - highest) * LOG2E)
+    whole = tl.where(empty, 1.0, whole)
+    share = tl.exp2(shift) / whole
+    tl.store(LSE + row, tl.where(empty, _NOTHING, highest + tl.log2(whole) * LN2), mask=mine)
+    if ROWS:
+        entropy = -LN2 * share * (e + total * (shift - tl.log2(whole)))
+        entropy = tl.maximum(entropy, 0.0, propagate_nan=tl.PropagateNan.ALL)
+        tl.store(ENTROPY + row, tl.where(empty, float("nan"), entropy), mask=mine)
+        tl.store(LARGEST + row, tl.where(empty, float("nan"), share), mask=mine)
+    out = tl.where(empty[:, None], 0.0, acc * (share * right)[:, None])
+    d = tl.arange(0, DV)[None, :]
+    tl.store(OUT + row[:, None] * VALUE + d, out.to(OUT.dtype.element_ty), mask=mine[:, None] & (d < VALUE))
 
 
 @triton.jit
@@ -89,7 +134,7 @@ def _over_tiles(
                         t = tl.maximum(t, NEVER, propagate_nan=tl.PropagateNan.ALL)
                     elif kind == 1:
                         t = tl.where(z == _NOTHING, 0.0, t)
-                    e = kept * (e + total * tl.where(m == _NOTHING, 0.0, before)) + tl.sum(p * t, 1)
+                    e = kept * (e + total * tl.where(m == _NOTHING, 0.0, tl.maximum(before, NEVER))) + tl.sum(p * t, 1)
                 total = total * kept + tl.sum(p, 1)
                 acc = acc * kept[:, None]
                 v = load_block(V, b, h // GROUP, j0, v_strides, S, BN, VALUE, DV, COPIED, kind == 1)
@@ -118,7 +163,7 @@ def attend(
     i0 = block * BM
     at = i0 + tl.arange(0, BM)
     rows = at[:, None]
-    bias = (BIAS + b.to(tl.int64) * bias_stride_b + h * bias_stride_h, bias_stride_q, bias_stride_k)
+    bias = (BIAS + b.to(tl.int64) * bias_stride_b + h.to(tl.int64) * bias_stride_h, bias_stride_q, bias_stride_k)
     pairs = locate_pairs(
         PAIRS, PAIRS_HI, b, h, first_row, pairs_stride_b, pairs_stride_h, pairs_stride_q, pairs_stride_k, PREDICATE
     )
@@ -137,36 +182,15 @@ def attend(
         q, K, V, m, factor, rows, bias, pairs, tables, k_strides, v_strides, (b, h), (L, S), (scale, cap),
         GROUP, HEAD, D, VALUE, DV, COPIED, BM, BN, PREDICATE, SLOTS, SOFTCAP, BIASED, RISING, ROWS, PRECISION,
     )  # fmt: skip
-    huge = ((tl.abs(m) * powers > 1e8) & (m != _NOTHING)) | (total - total != 0.0)
+    row = bh.to(tl.int64) * L + at
+    results = (OUT, LSE, ENTROPY, LARGEST, row)
+    huge = ((tl.abs(m) * _power_below(powers) > HUGE) & (m != _NOTHING)) | (total - total != 0.0)
+    _store_rows(results, m, total, e, acc, factor, unit, SINKS + h, (at < L) & (huge == 0), VALUE, DV, SINK, ROWS)
     if tl.max(huge.to(tl.int32), 0) > 0:
-        # once more, from the largest logit on, which is known now
+        # these rows, and no others, once more: from the largest logit on, which is known now
         factor = _careful_factor(m, powers)
         m, total, e, acc = _over_tiles(
             q, K, V, m, factor, rows, bias, pairs, tables, k_strides, v_strides, (b, h), (L, S), (scale, cap),
             GROUP, HEAD, D, VALUE, DV, COPIED, BM, BN, PREDICATE, SLOTS, SOFTCAP, BIASED, RISING, ROWS, PRECISION,
         )  # fmt: skip
-
-    # a row of NaN has no largest logit either
-    empty = (m == _NOTHING) & (total == 0.0)
-    base = tl.where(m == _NOTHING, 0.0, m * unit)
-    whole = total
-    shift = tl.zeros([BM], tl.float32)
-    highest = base
-    if SINK:
-        sink = tl.load(SINKS + h).to(tl.float32)
-        highest = tl.maximum(base, sink)
-        shift = (base - highest) * LOG2E
-        whole = total * tl.exp2(shift) + tl.exp2((sink - highest) * LOG2E)
-    whole = tl.where(empty, 1.0, whole)
-    share = tl.exp2(shift) / whole
-    row = bh.to(tl.int64) * L + at
-    inside = at < L
-    tl.store(LSE + row, tl.where(empty, _NOTHING, highest + tl.log2(whole) * LN2), mask=inside)
-    if ROWS:
-        entropy = -LN2 * share * (e + total * (shift - tl.log2(whole)))
-        entropy = tl.maximum(entropy, 0.0, propagate_nan=tl.PropagateNan.ALL)
-        tl.store(ENTROPY + row, tl.where(empty, float("nan"), entropy), mask=inside)
-        tl.store(LARGEST + row, tl.where(empty, float("nan"), share), mask=inside)
-    out = tl.where(empty[:, None], 0.0, acc * share[:, None])
-    d = tl.arange(0, DV)[None, :]
-    tl.store(OUT + row[:, None] * VALUE + d, out.to(OUT.dtype.element_ty), mask=inside[:, None] & (d < VALUE))
+        _store_rows(results, m, total, e, acc, factor, unit, SINKS + h, (at < L) & huge, VALUE, DV, SINK, ROWS)

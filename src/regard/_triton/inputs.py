@@ -19,9 +19,13 @@ if TYPE_CHECKING:
     from regard.spec import Call, CallSpec
 
 _LOG2E = math.log2(math.e)
+# smaller ones may be 0 in float32, and -inf·0 is NaN
+_SMALLEST_SCALE = 1e-30
 # three products of rounded halves keep float32's accuracy on the tensor cores
 PRECISION = {torch.float32: "tf32x3", torch.float16: "ieee", torch.bfloat16: "ieee"}
 _FAR = 1 << 30
+# half of what a grid holds on its second axis
+_MOST_HEADS = 32_767
 
 
 def refuse(spec: CallSpec) -> list[str]:
@@ -35,6 +39,8 @@ def refuse(spec: CallSpec) -> list[str]:
         reasons.append(f"head dim {spec.head_dim} does not fit the Triton kernels' tiles")
     if spec.mode != "plain":
         reasons.append(f"the Triton kernels cannot be traced ({spec.mode} mode)")
+    if spec.batch * spec.heads > _MOST_HEADS:
+        reasons.append(f"more than {_MOST_HEADS:,} heads of all items: the grid of a kernel has no more room")
     if max(spec.queries, spec.keys) + abs(spec.offset or 0) >= _FAR:
         reasons.append("positions beyond 2^30")
     return reasons
@@ -121,7 +127,7 @@ class Inputs:
     def rises(self) -> bool:
         """Whether a logit is the product of query and key times a positive number, and nothing more."""
         spec = self.call.spec
-        return spec.softcap is None and spec.bias is None and spec.scale > 0
+        return spec.softcap is None and spec.bias is None and spec.scale >= _SMALLEST_SCALE
 
 
 def rows_of_unit_stride(tensor: Tensor) -> Tensor:

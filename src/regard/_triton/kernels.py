@@ -435,7 +435,7 @@ def observe(
     block = tl.num_programs(0) - 1 - tl.program_id(0) + first_row // BM
     b = bh // H
     h = bh % H
-    bias = (BIAS + b.to(tl.int64) * bias_stride_b + h * bias_stride_h, bias_stride_q, bias_stride_k)
+    bias = (BIAS + b.to(tl.int64) * bias_stride_b + h.to(tl.int64) * bias_stride_h, bias_stride_q, bias_stride_k)
     pairs = locate_pairs(
         PAIRS, PAIRS_HI, b, h, first_row, pairs_stride_b, pairs_stride_h, pairs_stride_q, pairs_stride_k, PREDICATE
     )
@@ -446,6 +446,17 @@ def observe(
     distance_at += block % COPIES * BUCKETS
     owner = b * runs_group * blocks + block
     k_strides = (k_stride_b, k_stride_h, k_stride_s)
+    if EDGE_MAP or EDGE_DISTANCE:
+        if tl.program_id(1) >= heads:
+            position = offset
+            if EACH:
+                position = tl.load(OFFSETS + b).to(tl.int32)
+            _edges(
+                q, K, lse, bias, pairs, (EDGE_RUNS, EDGE_COUNTS, owner), (sums, map_at, distance_at), k_strides,
+                (b, h, block), (L, S), position, (limit_start, limit_stop), (map_rows, map_cols), (scale, cap), magic,
+                GROUP, HEAD, D, COPIED, BM, BN, WARPS, PREDICATE, SLOTS, SOFTCAP, BIASED,
+                EDGE_MAP, EDGE_DISTANCE, LIMIT, WIDE, PRECISION,
+            )  # fmt: skip
     if tl.program_id(1) < heads:
         _rows(
             q, K, lse, bias, pairs, (RUNS, COUNTS, owner), (sums, map_at, distance_at),
@@ -453,14 +464,4 @@ def observe(
             (limit_start, limit_stop), (map_rows, map_cols), first, (by_keys, by_keys_shift), (by_cols, by_cols_shift),
             (scale, cap), magic, blocks, GROUP, HEAD, D, COPIED, BM, BN, WARPS, PREDICATE, SLOTS, SOFTCAP, BIASED,
             ROWS, MASS, MAP, DISTANCE, FIRSTS, LIMIT, TOP, GROUPS, WIDE, PRECISION, H, BY_BLOCK, DIRECT,
-        )  # fmt: skip
-    else:
-        position = offset
-        if EACH:
-            position = tl.load(OFFSETS + b).to(tl.int32)
-        _edges(
-            q, K, lse, bias, pairs, (EDGE_RUNS, EDGE_COUNTS, owner), (sums, map_at, distance_at), k_strides,
-            (b, h, block), (L, S), position, (limit_start, limit_stop), (map_rows, map_cols), (scale, cap), magic,
-            GROUP, HEAD, D, COPIED, BM, BN, WARPS, PREDICATE, SLOTS, SOFTCAP, BIASED,
-            EDGE_MAP, EDGE_DISTANCE, LIMIT, WIDE, PRECISION,
         )  # fmt: skip

@@ -346,7 +346,7 @@ def _top(given: Inputs, piece: Piece, want: Want, recipe: Recipe, found: dict[st
         shape = given.shape(**tiles, **piece.test, RAW=given.rises(), COPIED=given.copied, ROOM=room, DIRECT=direct)
         given.run(top.find, (-(-rows // tiles["BM"]), heads), args, shape)
         if piece.rows.stop == spec.queries:
-            args = (*plain[:4], *noted, *chosen, *strides[:10], spec.queries, spec.keys, *given.scales)
+            args = (*plain[:4], *noted, *chosen, *strides[:10], spec.queries, *given.scales)
             choice = _choice(spec, direct)
             shape = given.shape(**choice, ROOM=room, TOP=want.top_k, KEPT=max(16, power(want.top_k)), DIRECT=direct)
             del shape["PRECISION"]

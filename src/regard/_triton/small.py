@@ -28,9 +28,10 @@ def finish_sums(
         if WIDE:
             r = r.to(tl.int64)
             c = c.to(tl.int64)
-        pairs = ((r + 1) * queries // rows - r * queries // rows) * ((c + 1) * keys // cols - c * keys // cols)
+        height = (r + 1) * queries // rows - r * queries // rows
+        pairs = height.to(tl.float32) * ((c + 1) * keys // cols - c * keys // cols).to(tl.float32)
         in_map = (at >= mass) & (at < mass + cells)
-        tl.store(MAP + head * cells + cell, x / tl.maximum(pairs, 1).to(tl.float32), mask=in_map)
+        tl.store(MAP + head * cells + cell, x / tl.maximum(pairs, 1.0), mask=in_map)
     bucket = at - mass - cells
     if (first + SIZE > mass + cells) & (first < mass + cells + BUCKETS):
         in_distance = (bucket >= 0) & (bucket < BUCKETS) & inside
@@ -65,7 +66,7 @@ def fold_blocks(
         for block in range(first // BM, tl.cdiv(last, BM)):
             for offset in range(0, tl.cdiv(keys, cols), WIDTH):
                 at = start[:, None] + offset + tl.arange(0, WIDTH)[None, :]
-                there = at < stop[:, None]
+                there = (at < stop[:, None]) & (cell < cols)[:, None]
                 if PARTLY:
                     there &= (at >= tl.load(extents + block * 2) * BN) & (at < tl.load(extents + block * 2 + 1) * BN)
                 x = tl.load(masses + block * keys + at, mask=there, other=0.0)
@@ -115,7 +116,7 @@ def rectangle(
     j0 = key_start + tl.program_id(0) * BN
     rows = (i0 + tl.arange(0, BM))[:, None]
     cols = (j0 + tl.arange(0, BN))[None, :]
-    bias = (BIAS + b.to(tl.int64) * bias_stride_b + h * bias_stride_h, bias_stride_q, bias_stride_k)
+    bias = (BIAS + b.to(tl.int64) * bias_stride_b + h.to(tl.int64) * bias_stride_h, bias_stride_q, bias_stride_k)
     pairs = locate_pairs(
         PAIRS, PAIRS_HI, b, h, first_row, pairs_stride_b, pairs_stride_h, pairs_stride_q, pairs_stride_k, PREDICATE
     )

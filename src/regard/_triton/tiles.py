@@ -39,7 +39,7 @@ def load_block(
     else:
         at = start + tl.arange(0, SIZE)
         d = tl.arange(0, D)
-        base = X + b.to(tl.int64) * strides[0] + h * strides[1]
+        base = X + b.to(tl.int64) * strides[0] + h.to(tl.int64) * strides[1]
         where = base + at.to(tl.int64)[:, None] * strides[2] + d[None, :]
         if CHECK:
             found = tl.load(where, mask=(at < count)[:, None] & (d < HEAD)[None, :], other=0.0)
@@ -78,7 +78,7 @@ def log_weights(
     if SOFTCAP:
         z = tanh(z) * scales[1]
     if BIAS:
-        added = load_pairs(bias, rows, cols, sizes).to(tl.float32)
+        added = load_pairs(bias, rows, cols, sizes, float("-inf")).to(tl.float32)
         # either may be near the smallest float32, which powers of two cannot express; finite, as 0·z is to be 0
         z = tl.maximum(z + (added - lse) * LOG2E, NEVER / 2, propagate_nan=tl.PropagateNan.ALL)
         z = tl.where(added == float("-inf"), NEVER, z)
@@ -92,7 +92,7 @@ def log_weights(
 @triton.jit
 def locate_pairs(LO, HI, b, h, first_row, stride_b, stride_h, stride_q, stride_k, PREDICATE: tl.constexpr):
     """What ``permitted`` reads of this head. A matrix of booleans may begin at a later row than 0."""
-    at = b.to(tl.int64) * stride_b + h * stride_h
+    at = b.to(tl.int64) * stride_b + h.to(tl.int64) * stride_h
     if PREDICATE == INTERVALS:
         return LO + at, HI + at, stride_k
     else:
@@ -100,10 +100,10 @@ def locate_pairs(LO, HI, b, h, first_row, stride_b, stride_h, stride_q, stride_k
 
 
 @triton.jit
-def load_pairs(matrix, rows, cols, sizes):
-    """A tile of a matrix (address, row stride, column stride); zeros beyond the ends."""
+def load_pairs(matrix, rows, cols, sizes, OTHER: tl.constexpr):
+    """A tile of a matrix (address, row stride, column stride); OTHER beyond the ends."""
     at = matrix[0] + rows.to(tl.int64) * matrix[1] + cols.to(tl.int64) * matrix[2]
-    return tl.load(at, mask=(rows < sizes[0]) & (cols < sizes[1]), other=0)
+    return tl.load(at, mask=(rows < sizes[0]) & (cols < sizes[1]), other=OTHER)
 
 
 @triton.jit
@@ -116,7 +116,7 @@ def permitted(rows, cols, sizes, pairs, PREDICATE: tl.constexpr, SLOTS: tl.const
             hi = tl.load(pairs[1] + slot * pairs[2] + rows, mask=rows < sizes[0], other=0)
             seen |= (cols >= lo) & (cols < hi)
     elif PREDICATE == DENSE:
-        seen = load_pairs(pairs, rows, cols, sizes) != 0
+        seen = load_pairs(pairs, rows, cols, sizes, 0) != 0
     else:
         seen = (cols < sizes[1]) & (rows >= 0)
     return seen

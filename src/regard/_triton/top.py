@@ -83,7 +83,7 @@ def find(
     i0 = block * BM
     at = i0 + tl.arange(0, BM)
     rows = at[:, None]
-    bias = (BIAS + b.to(tl.int64) * bias_stride_b + h * bias_stride_h, bias_stride_q, bias_stride_k)
+    bias = (BIAS + b.to(tl.int64) * bias_stride_b + h.to(tl.int64) * bias_stride_h, bias_stride_q, bias_stride_k)
     pairs = locate_pairs(
         PAIRS, PAIRS_HI, b, h, first_row, pairs_stride_b, pairs_stride_h, pairs_stride_q, pairs_stride_k, PREDICATE
     )
@@ -131,17 +131,19 @@ def find(
                 if (tile % IN_STRETCH == IN_STRETCH - 1) | (tile + 1 == stop):
                     stretch = tl.zeros([BM, LISTS], tl.int64) + tile // IN_STRETCH
                     entry = (stretch << 32) | words.to(tl.uint32, bitcast=True).to(tl.int64)
-                    store_in_place(NOTED + lists * ROOM + count, entry, (words != 0) & (count < ROOM), DIRECT)
+                    store_in_place(
+                        NOTED + lists * ROOM + count, entry, (words != 0) & (count < ROOM) & (rows < L), DIRECT
+                    )
                     count += (words != 0).to(tl.int32)
                     words = tl.zeros([BM, LISTS], tl.int32)
     tl.store(COUNT + lists, count, mask=rows < L)
 
 
-@triton.jit(do_not_specialize=["L", "S"])
+@triton.jit(do_not_specialize=["L"])
 def choose(
     Q, K, LSE, BIAS, COUNT, NOTED, TOP_WEIGHTS, TOP_KEYS,
     q_stride_b, q_stride_h, q_stride_l, k_stride_b, k_stride_h, k_stride_s,
-    bias_stride_b, bias_stride_h, bias_stride_q, bias_stride_k, L, S, scale, cap,
+    bias_stride_b, bias_stride_h, bias_stride_q, bias_stride_k, L, scale, cap,
     H: tl.constexpr, GROUP: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr, BM: tl.constexpr,
     SOFTCAP: tl.constexpr, BIASED: tl.constexpr, ROOM: tl.constexpr, TOP: tl.constexpr, KEPT: tl.constexpr,
     DIRECT: tl.constexpr,
@@ -169,8 +171,13 @@ def choose(
     q = load_block(Q, b, h, tl.program_id(0) * BM, (q_stride_b, q_stride_h, q_stride_l), L, BM, HEAD, D, False, True)
     # the same column 16 times: the smallest product there is
     q = tl.broadcast_to(q[:, :, None], [BM, D, 16])
-    k_at = K + b.to(tl.int64) * k_stride_b + (h // GROUP) * k_stride_h
-    bias_at = BIAS + b.to(tl.int64) * bias_stride_b + h * bias_stride_h + at.to(tl.int64)[:, None] * bias_stride_q
+    k_at = K + b.to(tl.int64) * k_stride_b + (h // GROUP).to(tl.int64) * k_stride_h
+    bias_at = (
+        BIAS
+        + b.to(tl.int64) * bias_stride_b
+        + h.to(tl.int64) * bias_stride_h
+        + at.to(tl.int64)[:, None] * bias_stride_q
+    )
     slot = tl.arange(0, KEPT)[None, :]
     # the best so far and how many are better than each
     kept = tl.zeros([BM, KEPT], tl.int64) - 1 - slot
@@ -263,7 +270,11 @@ def _search_block(
     lists = row[:, None] * LISTS + tl.arange(0, LISTS)[None, :]
     mine = tl.max(tl.load(COUNT + lists, mask=rows < L, other=0), 1) > ROOM
     if tl.max(mine.to(tl.int32), 0) > 0:
-        bias = (BIAS + b.to(tl.int64) * bias_strides[0] + h * bias_strides[1], bias_strides[2], bias_strides[3])
+        bias = (
+            BIAS + b.to(tl.int64) * bias_strides[0] + h.to(tl.int64) * bias_strides[1],
+            bias_strides[2],
+            bias_strides[3],
+        )
         pairs = locate_pairs(
             PAIRS,
             PAIRS_HI,

@@ -111,7 +111,7 @@ def pair_seconds(spec: CallSpec) -> float:
 
 @lru_cache(1)
 def _is_hopper() -> bool:
-    return torch.cuda.is_available() and torch.cuda.get_device_capability()[0] >= 9
+    return torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 
 
 def forward(call: Call) -> tuple[Tensor, Tensor]:

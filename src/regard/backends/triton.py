@@ -50,7 +50,9 @@ class Triton(FusedBackend):
 
     def workspace(self, spec: CallSpec, kept_pairs: int) -> int:
         rows = spec.batch * spec.heads * spec.queries
-        return rows * (spec.value_dim * spec.dtype.itemsize + 4)
+        # for gradients the output is kept before it is rounded
+        exact = 4 if spec.grad and spec.dtype.itemsize < 4 else 0
+        return rows * (spec.value_dim * (spec.dtype.itemsize + exact) + 4)
 
     def takes_rules(self, spec: CallSpec) -> bool:
         return True
