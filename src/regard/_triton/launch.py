@@ -29,12 +29,12 @@ _LISTS = 4
 # how the threshold, the choice among found keys, and the search where too many were found are compiled
 _BOUND = {"BM": 64, "num_warps": 1, "num_stages": 1}
 _CHOICE = {"BM": 1, "num_warps": 1, "num_stages": 1}
+_SEARCH = {"BM": 16, "PARTS": 4, "num_warps": 4, "num_stages": 1}
+# key masses of all blocks of rows, where these are kept apart: how they are folded, and how many numbers at most
 _FOLD = {"KEYS": 64, "AT_ONCE": 16, "CELLS": 8, "WIDTH": 64, "num_warps": 1}
-# numbers of the key masses of all blocks of rows, where these are kept apart
 _MOST_MASSES = 1 << 24
 # of the sums over distances, see tiles
 _COPIES = 16
-_SEARCH = {"BM": 16, "PARTS": 4, "num_warps": 4, "num_stages": 1}
 
 
 def refuse(spec: CallSpec, want: Want) -> list[str]:
