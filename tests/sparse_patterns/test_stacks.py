@@ -55,7 +55,7 @@ def _small_calls_go_by_stacks_too(monkeypatch):
 @pytest.mark.parametrize("backend", ["sdpa", "blockwise"])
 @pytest.mark.parametrize("name", MASKS)
 def test_values_and_gradients_equal_the_oracle(name, backend, monkeypatch):
-    monkeypatch.setattr(_stacks, "GATHERED", 5000)
+    monkeypatch.setattr(_stacks, "AT_ONCE", 5000)
     check_against_oracle(backend, tensors(B, H, G, L, L, D, grad=True), mask=MASKS[name])
 
 
@@ -138,7 +138,7 @@ def test_random_tables_equal_the_whole_matrix(seed, monkeypatch):
     B, H, size = number(1, 2), number(1, 2) * 2, number(16, 24)
     S = number(2 * size, 7 * size)
     L = number(2 * size, S)
-    monkeypatch.setattr(_stacks, "GATHERED", number(1, 1 << 14))
+    monkeypatch.setattr(_stacks, "AT_ONCE", number(1, 1 << 14))
     lead = (B if number(0, 1) else 1, H if number(0, 1) else 1)
     table = torch.rand(*lead, -(-S // size), -(-S // size), generator=draw) < 0.4
     mask = masks.blocks(table, size)

@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 
 # a kernel works on many rows at a time; smaller blocks are left to the steps
 LEAST, MOST = 16, 256
-# numbers of keys gathered for one kernel call, for each thread: they are to stay in its core's cache
-GATHERED = 1 << 18
+# keys and weights of the pieces that are computed at once, for each thread: few, to stay in its core's cache, but
+# enough to be worth the launch
+AT_ONCE = 3 << 18
 # bytes of places that are kept for the next call
 KEPT = 1 << 24
 _TABLES = ("blocks", "random_blocks")
@@ -208,9 +209,10 @@ def _parts_of(stack: Stack, spec: CallSpec) -> Iterator[Places]:
     item = torch.from_numpy((owner * alike + np.arange(alike)[:, None]).ravel())
     rows, cols = (torch.from_numpy(np.tile(blocks, (alike, 1))) for blocks in (stack.rows, stack.cols))
     group = spec.heads // spec.kv_heads
-    width = max(cols.shape[1], rows.shape[1] * group) * stack.block * max(spec.head_dim, spec.value_dim)
+    rows_of_keys = rows.shape[1] * stack.block * group
+    numbers = cols.shape[1] * stack.block * (max(spec.head_dim, spec.value_dim) + rows_of_keys)
     threads = torch.get_num_threads()
-    step = max(threads, threads * GATHERED // width)
+    step = threads * max(1, AT_ONCE // numbers)
     for start in range(0, len(item), step):
         part = slice(start, start + step)
         at, row, col = item[part, None, None], rows[part, None, :], cols[part, None, :]
@@ -251,13 +253,15 @@ class Room:
     def __init__(self) -> None:
         self._kept: dict[str, Tensor] = {}
 
-    def of(self, name: str, rows: int, like: Tensor) -> Tensor:
-        """[rows, numbers of a row of ``like``], not cleared."""
-        numbers = rows * like.shape[1]
+    def of(self, name: str, rows: int, width: int, like: Tensor) -> Tensor:
+        """[rows, width], not cleared."""
+        numbers = rows * width
         kept = self._kept.get(name)
         if kept is None or kept.numel() < numbers:
+            self._kept.pop(name, None)
+            del kept  # before there is another
             kept = self._kept[name] = like.new_empty(numbers)
-        return kept[:numbers].view(rows, like.shape[1])
+        return kept[:numbers].view(rows, width)
 
 
 def take(blocks: Tensor, at: Places, of: str, room: Room | None = None) -> Tensor:
@@ -274,8 +278,16 @@ def take(blocks: Tensor, at: Places, of: str, room: Room | None = None) -> Tenso
     elif room is None:
         rows = flat.index_select(0, numbers)
     else:
-        rows = torch.index_select(flat, 0, numbers, out=room.of(of, len(numbers), flat))
+        rows = torch.index_select(flat, 0, numbers, out=room.of(of, len(numbers), flat.shape[1], flat))
     return rows.view(len(at.item), blocks.shape[1], -1, *blocks.shape[4:])
+
+
+def inputs_of(
+    tensors: tuple[Tensor, Tensor, Tensor], at: Places, room: Room | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Query, key and value of a part of a stack."""
+    query, key, value = tensors
+    return take(query, at, "row"), take(key, at, "key", room), take(value, at, "value", room)
 
 
 def put(blocks: Tensor, at: Places, of: str, part: Tensor, *, add: bool = False) -> None:

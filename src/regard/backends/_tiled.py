@@ -17,6 +17,7 @@ from regard.backends._stacks import (
     by_heads,
     by_keys,
     in_blocks,
+    inputs_of,
     piece_of,
     put,
     split_items,
@@ -25,7 +26,7 @@ from regard.backends._stacks import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable
 
     from torch import Tensor
 
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from regard.spec import Call, CallSpec
 
 Grads = tuple["Tensor | None", ...]
+# of keys, values and weights of a part, and what it needs beside them
+PartBytes = tuple[int, int, int, int]
 
 
 class TiledBackend(FusedBackend):
@@ -55,6 +58,27 @@ class TiledBackend(FusedBackend):
         grad_bias: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients of the step's query, key and value; adds to ``grad_bias`` in place."""
+
+    def stack_forward(
+        self,
+        call: Call,
+        stack: Stack,
+        parts: list[Places],
+        tensors: tuple[Tensor, Tensor, Tensor],
+        results: tuple[Tensor, Tensor],
+        room: Room,
+    ) -> None:
+        """Writes (out, lse) of all pieces of a stack, or merges them where the rows were in another one before; tensors
+        and results in blocks, see ``by_keys``."""
+        piece = piece_of(stack)
+        for at in parts:
+            found = self.step_forward(call, piece, *inputs_of(tensors, at, room))
+            if stack.causal:
+                before = (take(results[0], at, "row"), take(results[1], at, "row"))
+                merge(*before, *found)
+                found = before
+            for result, part in zip(results, found, strict=True):
+                put(result, at, "row", part)
 
     def forward(self, call: Call) -> tuple[Tensor, Tensor]:
         spec, query = call.spec, call.query
@@ -96,16 +120,7 @@ class TiledBackend(FusedBackend):
         query, key, value = (in_blocks(t, block).contiguous() for t in (split.query, split.key, split.value))
         room = Room()
         for stack, parts in stacks.parts(call.spec):
-            piece = piece_of(stack)
-            for at in parts:
-                keys, values = take(key, at, "key", room), take(value, at, "value", room)
-                part, part_lse = self.step_forward(split, piece, take(query, at, "row"), keys, values)
-                if stack.causal:
-                    before, before_lse = take(outs, at, "row"), take(lses, at, "row")
-                    merge(before, before_lse, part, part_lse)
-                    part, part_lse = before, before_lse
-                put(outs, at, "row", part)
-                put(lses, at, "row", part_lse)
+            self.stack_forward(split, stack, parts, (query, key, value), (outs, lses), room)
         for step in stacks.rest:
             self._forward_step(call, step, out, lse)
         return out, lse
@@ -194,15 +209,27 @@ class TiledBackend(FusedBackend):
         totals = [in_blocks(split_items(t, items), block) for t in grads]
         room = Room()
         for stack, parts in stacks.parts(call.spec):
-            piece = piece_of(stack)
-            for at in parts:
-                rows, part_d, part_out, part_lse = (take(t, at, "row") for t in (query, d_out, outs, lses))
-                inputs = rows, take(key, at, "key", room), take(value, at, "value", room)
-                found = self.step_backward(split, piece, inputs, part_d, part_out, part_lse, None)
-                # a row is in one stack that is not causal, and those come first
-                put(totals[0], at, "row", found[0], add=stack.causal)
-                put(totals[1], at, "key", found[1], add=True)
-                put(totals[2], at, "value", found[2], add=True)
+            self.stack_backward(split, stack, parts, (query, key, value), (d_out, outs, lses), totals, room)
+
+    def stack_backward(
+        self,
+        call: Call,
+        stack: Stack,
+        parts: list[Places],
+        tensors: tuple[Tensor, Tensor, Tensor],
+        results: tuple[Tensor, Tensor, Tensor],
+        totals: list[Tensor],
+        room: Room,
+    ) -> None:
+        """Adds the gradients of all pieces of a stack to those of query, key and value; results: grad_out, out, lse."""
+        piece = piece_of(stack)
+        for at in parts:
+            d_out, out, lse = (take(t, at, "row") for t in results)
+            found = self.step_backward(call, piece, inputs_of(tensors, at, room), d_out, out, lse, None)
+            # a row is in one stack that is not causal, and those come first
+            put(totals[0], at, "row", found[0], add=stack.causal)
+            put(totals[1], at, "key", found[1], add=True)
+            put(totals[2], at, "value", found[2], add=True)
 
 
 def rows_of(step: Step) -> tuple[slice, slice, slice]:
@@ -245,14 +272,28 @@ def boolean_bytes(mask: Mask, step: Step) -> int:
     return max(mask.batch, 1) * max(mask.heads, 1) * (1 if mask.tensors else 12)
 
 
-def stack_parts(stacks: Stacks, spec: CallSpec) -> Iterator[tuple[Stack, Places, int]]:
-    """Each part of each stack, with the bytes of the keys and values that are gathered for it and of its result."""
-    itemsize = accumulation(spec.dtype).itemsize
-    for stack, parts in stacks.parts(spec):
-        for at in parts:
-            gathered = len(at.col_numbers) * (spec.head_dim + spec.value_dim)
-            rows = len(at.row_numbers) * (spec.value_dim + 1 + (0 if at.first is not None else spec.head_dim))
-            yield stack, at, stack.block * itemsize * (gathered + rows * (2 if stack.causal else 1))
+def stack_bytes(stacks: Stacks, spec: CallSpec, own: Callable[[Stack, Places], PartBytes]) -> int:
+    """Bytes that stacks are computed in. What a part has in a ``Room`` is used again by the next, never given back."""
+    found = [own(stack, at) for stack, parts in stacks.parts(spec) for at in parts]
+    copied = 0  # of what has tokens that fill no block
+    if spec.queries % stacks.block:
+        copied += spec.heads * spec.queries * spec.head_dim
+    if spec.keys % stacks.block:
+        copied += spec.kv_heads * spec.keys * (spec.head_dim + spec.value_dim)
+    most: int = sum(max(of_one_kind) for of_one_kind in zip(*found, strict=True))
+    return most + spec.batch * copied * int(spec.dtype.itemsize)
+
+
+def gathered_bytes(stack: Stack, at: Places, dim: int, itemsize: int) -> int:
+    """Bytes of the keys, or the values, that are gathered for a part."""
+    return len(at.col_numbers) * stack.block * dim * itemsize
+
+
+def result_bytes(stack: Stack, at: Places, spec: CallSpec) -> int:
+    """Bytes of a part's result before it is where it belongs, and of what its rows have where they are gathered."""
+    result = spec.value_dim + 1
+    gathered = 0 if at.first is not None else spec.head_dim + (result if stack.causal else 0)
+    return len(at.row_numbers) * stack.block * (result + gathered) * accumulation(spec.dtype).itemsize
 
 
 def _scatter(total: Tensor, step: Step, part: Tensor) -> None:

@@ -9,7 +9,16 @@ import torch
 from regard.backends._base import accumulation, reads_values
 from regard.backends._bias import add_bias_gradient, is_rule, items_of
 from regard.backends._schedule import Run, Step, permitted_of
-from regard.backends._tiled import TiledBackend, bias_tile, boolean_bytes, part_bytes, planned, stack_parts
+from regard.backends._tiled import (
+    TiledBackend,
+    bias_tile,
+    boolean_bytes,
+    gathered_bytes,
+    part_bytes,
+    planned,
+    result_bytes,
+    stack_bytes,
+)
 from regard.backends.eager import dropout_factor
 
 if TYPE_CHECKING:
@@ -17,6 +26,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from regard.backends._stacks import Places, Stack
+    from regard.backends._tiled import PartBytes
     from regard.spec import Call, CallSpec
 
 # numbers in one tile of logits: large enough to keep the matrix units busy, small enough to stay in a core's cache
@@ -66,10 +77,7 @@ class Blockwise(TiledBackend):
             tiles = _tile_bytes(spec, items, step.rows, step.width)
             found.append(tiles + booleans + part_bytes(call, step, len(steps) == 1 and stacks is None))
         if stacks is not None:
-            apart = spec._replace(heads=spec.heads // spec.kv_heads, kv_heads=1)  # see by_keys
-            for stack, at, size in stack_parts(stacks, spec):
-                rows, keys = (blocks.shape[1] * stack.block for blocks in (stack.rows, stack.cols))
-                found.append(size + _tile_bytes(apart, len(at.item), rows, keys))
+            found.append(stack_bytes(stacks, spec, lambda stack, at: _part_bytes(stack, at, spec)))
         return max(found, default=0)
 
     def step_forward(self, call: Call, step: Step, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -177,19 +185,27 @@ def tile_shape(spec: CallSpec, batch: int, rows: int, width: int, passes: int = 
     return max(16, min(rows, numbers // (batch * spec.heads * keys))), keys
 
 
+def _part_bytes(stack: Stack, at: Places, spec: CallSpec) -> PartBytes:
+    apart = spec._replace(heads=spec.heads // spec.kv_heads, kv_heads=1)  # see by_keys
+    rows, keys = (blocks.shape[1] * stack.block for blocks in (stack.rows, stack.cols))
+    key, value = (gathered_bytes(stack, at, dim, spec.dtype.itemsize) for dim in (spec.head_dim, spec.value_dim))
+    return key, value, 0, result_bytes(stack, at, spec) + _tile_bytes(apart, len(at.item), rows, keys)
+
+
 def _tile_bytes(spec: CallSpec, items: int, queries: int, width: int) -> int:
     """Bytes alive while the tiles of so many items, queries and keys are computed."""
     itemsize = accumulation(spec.dtype).itemsize
     rows, keys = tile_shape(spec, items, queries, width)
     rows, lead = min(rows, queries), items * spec.heads
     tile = lead * rows * keys * itemsize
-    # the tile before is still there when the next is made; a softcap makes a copy, a draw some in int64
-    several = lead * queries * width * itemsize > tile
-    alive = 1 + several + (spec.softcap is not None) + 8 * (spec.dropout > 0) + is_rule(spec)
+    # the tile before is still there when the next is made
+    before = min(tile, lead * queries * width * itemsize - tile)
+    # a softcap makes a copy, a draw some in int64
+    copies = (spec.softcap is not None) + 8 * (spec.dropout > 0) + is_rule(spec)
     inputs = lead * rows * spec.head_dim
     if spec.dtype.itemsize < itemsize:
         inputs += items * spec.kv_heads * keys * max(spec.head_dim, spec.value_dim)
-    return tile * alive + inputs * itemsize
+    return tile * (1 + copies) + before + inputs * itemsize
 
 
 def _tile_runs(step: Step, rows: range, size: int) -> Iterator[tuple[Run, slice]]:

@@ -11,29 +11,32 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from regard.backends import _cuda, _kernels
+from regard.backends import _cuda, _kernels, _products
 from regard.backends._autograd import again
-from regard.backends._base import reads_values
+from regard.backends._base import accumulation, reads_values
 from regard.backends._bias import is_rule, may_hide, rule_bytes, short_steps
 from regard.backends._schedule import Run, Step, permitted_of, steps_of
-from regard.backends._stacks import Stacks, by_heads, stacks_of
+from regard.backends._stacks import Places, Room, Stack, Stacks, by_heads, stacks_of
 from regard.backends._tiled import (
     Grads,
     TiledBackend,
     add_sinks,
     bias_tile,
     boolean_bytes,
+    gathered_bytes,
     is_whole,
     part_bytes,
     planned,
+    result_bytes,
     sink_gradient,
-    stack_parts,
+    stack_bytes,
 )
 from regard.masks._memo import versions
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from regard.backends._tiled import PartBytes
     from regard.masks import Mask
     from regard.spec import Call, CallSpec
 
@@ -166,9 +169,7 @@ class Sdpa(TiledBackend):
         steps, stacks = planned(self, call)
         found = [_step_bytes(call, mask, step, len(steps) == 1 and stacks is None) for step in steps]
         if stacks is not None:
-            for stack, _, size in stack_parts(stacks, spec):
-                rows, keys = (blocks.shape[1] * stack.block for blocks in (stack.rows, stack.cols))
-                found.append(size + _kernels.workspace(spec, rows, keys))
+            found.append(stack_bytes(stacks, spec, lambda stack, at: _part_bytes(stack, at, spec)))
         return max(found, default=0)
 
     def plan_steps(self, call: Call) -> list[Step]:
@@ -206,6 +207,35 @@ class Sdpa(TiledBackend):
             # the kernels give 0 and a lse of 0 to a row that sees nothing
             lse = lse.masked_fill(empty.expand(lse.shape), -torch.inf)
         return out, lse
+
+    def stack_forward(
+        self,
+        call: Call,
+        stack: Stack,
+        parts: list[Places],
+        tensors: tuple[Tensor, Tensor, Tensor],
+        results: tuple[Tensor, Tensor],
+        room: Room,
+    ) -> None:
+        if _products.pay(stack, call.spec):
+            _products.forward(stack, parts, call.spec, tensors, results, room)
+        else:
+            super().stack_forward(call, stack, parts, tensors, results, room)
+
+    def stack_backward(
+        self,
+        call: Call,
+        stack: Stack,
+        parts: list[Places],
+        tensors: tuple[Tensor, Tensor, Tensor],
+        results: tuple[Tensor, Tensor, Tensor],
+        totals: list[Tensor],
+        room: Room,
+    ) -> None:
+        if _products.pay(stack, call.spec):
+            _products.backward(stack, parts, call.spec, tensors, results, totals, room)
+        else:
+            super().stack_backward(call, stack, parts, tensors, results, totals, room)
 
     def step_backward(
         self,
@@ -252,6 +282,16 @@ class Sdpa(TiledBackend):
         else:
             added = torch.zeros(permitted.shape, dtype=dtype, device=device).masked_fill_(~permitted, -torch.inf)
         return added.expand(*added.shape[:2], len(rows), run.stop - run.start)
+
+
+def _part_bytes(stack: Stack, at: Places, spec: CallSpec) -> PartBytes:
+    itemsize = accumulation(spec.dtype).itemsize
+    key, value = (gathered_bytes(stack, at, dim, itemsize) for dim in (spec.head_dim, spec.value_dim))
+    if _products.pay(stack, spec):
+        beside = 0 if at.first is not None and spec.queries % stack.block == 0 else result_bytes(stack, at, spec)
+        return key, 0, _products.weights_bytes(stack, at, spec), beside + _products.sums_bytes(stack, spec)
+    rows, keys = (blocks.shape[1] * stack.block for blocks in (stack.rows, stack.cols))
+    return key, value, 0, result_bytes(stack, at, spec) + _kernels.workspace(spec, rows, keys)
 
 
 def _step_bytes(call: Call, mask: Mask, step: Step, alone: bool) -> int:

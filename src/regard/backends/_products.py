@@ -1,0 +1,128 @@
+"""Stacks of pieces on a CPU by plain products of all rows of a piece: torch's kernel takes 32 or 64 rows at a time.
+
+The weights of a few pieces, not of the call, are in memory. Powers are of two, as torch is faster at them than at those
+of e.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+from regard.backends._base import accumulation
+from regard.backends._stacks import inputs_of, put, take
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from regard.backends._stacks import Places, Room, Stack
+    from regard.spec import CallSpec
+
+# weights of a piece up to which they are worth keeping in memory
+MOST_WEIGHTS = 1 << 20
+
+_LOG2_E = math.log2(math.e)
+
+
+def pay(stack: Stack, spec: CallSpec) -> bool:
+    return not stack.causal and _rows(stack, spec) * stack.cols.shape[1] * stack.block <= MOST_WEIGHTS
+
+
+def weights_bytes(stack: Stack, at: Places, spec: CallSpec) -> int:
+    numbers = len(at.item) * _rows(stack, spec) * int(stack.cols.shape[1]) * stack.block
+    return numbers * accumulation(spec.dtype).itemsize
+
+
+def sums_bytes(stack: Stack, spec: CallSpec) -> int:
+    items = spec.batch if stack.item is None else 1
+    return 2 * items * spec.heads * int(stack.rows.size) * stack.block * accumulation(spec.dtype).itemsize
+
+
+def forward(
+    stack: Stack,
+    parts: list[Places],
+    spec: CallSpec,
+    tensors: tuple[Tensor, Tensor, Tensor],
+    results: tuple[Tensor, Tensor],
+    room: Room,
+) -> None:
+    """Writes output and lse of all pieces; tensors and results in blocks, see ``_stacks.by_keys``."""
+    tops, sums = _outputs(stack, parts, spec, tensors, results[0], room)
+    lse = sums.log2_().add_(tops).div_(_LOG2_E)
+    start = 0
+    for at in parts:
+        put(results[1], at, "row", lse[start : start + len(at.item)].view(len(at.item), spec.heads, -1))
+        start += len(at.item)
+
+
+def backward(
+    stack: Stack,
+    parts: list[Places],
+    spec: CallSpec,
+    tensors: tuple[Tensor, Tensor, Tensor],
+    results: tuple[Tensor, Tensor, Tensor],
+    totals: list[Tensor],
+    room: Room,
+) -> None:
+    """Writes the gradient of the query and adds those of keys and values; results: grad_out, out, lse."""
+    width = stack.cols.shape[1] * stack.block
+    for at in parts:
+        n = len(at.item)
+        (rows, key, value), (d_out, out, lse) = inputs_of(tensors, at, room), (take(t, at, "row") for t in results)
+        query, key, value, d_rows = rows.flatten(1, 2), key[:, 0], value[:, 0], d_out.flatten(1, 2)
+        weights, slopes = (room.of(name, len(query.flatten(0, 1)), width, query) for name in ("weights", "slopes"))
+        weights, slopes = weights.view(n, -1, width), slopes.view(n, -1, width)
+        torch.baddbmm(weights, query, key.mT, beta=0, alpha=spec.scale * _LOG2_E, out=weights)
+        weights.sub_(lse.view(n, -1, 1) * _LOG2_E).exp2_()
+        torch.bmm(d_rows, value.mT, out=slopes)
+        slopes.sub_((d_out * out).sum(-1).view(n, -1, 1)).mul_(weights)
+        # rows that follow each other are written where they belong; keys' gradients where the keys were gathered
+        follow = at.first is not None and totals[0].is_contiguous()
+        d_query = take(totals[0], at, "row") if follow else torch.empty_like(rows)
+        for grad, one, other in ((d_query.view(query.shape), slopes, key), (key, slopes.mT, query)):
+            torch.baddbmm(grad, one, other, beta=0, alpha=spec.scale, out=grad)
+        torch.bmm(weights.mT, d_rows, out=value)
+        put(totals[0], at, "row", d_query)
+        put(totals[1], at, "key", key.unsqueeze(1), add=True)
+        put(totals[2], at, "value", value.unsqueeze(1), add=True)
+
+
+def _rows(stack: Stack, spec: CallSpec) -> int:
+    """Rows that see the keys of one piece: of all heads that share them."""
+    return int(stack.rows.shape[1]) * stack.block * (spec.heads // spec.kv_heads)
+
+
+def _outputs(
+    stack: Stack, parts: list[Places], spec: CallSpec, tensors: tuple[Tensor, ...], out: Tensor, room: Room
+) -> tuple[Tensor, Tensor]:
+    """Writes the output; returns the largest logit of each row, for powers of two, and the sum of those powers less it,
+    both [piece, row, 1]. Few operations, as a part is soon done."""
+    query, key, value = (blocks.view(-1, blocks.shape[3] * blocks.shape[4]) for blocks in tensors)
+    in_place = out.view(query.shape) if out.is_contiguous() else None
+    rows, width, dim = _rows(stack, spec), stack.cols.shape[1] * stack.block, spec.head_dim
+    tops, sums = query.new_empty(2, sum(len(at.item) for at in parts), rows, 1)
+    n = start = 0
+    for at in parts:
+        if n != len(at.item):  # all parts but the last are alike
+            n = len(at.item)
+            # keys, then values in their place: less to keep in a cache
+            gathered = room.of("key", len(at.col_numbers), query.shape[1], query)
+            seen = gathered.view(n, width, dim)
+            seen_t = seen.mT
+            weights = room.of("weights", n * rows, width, query).view(n, rows, width)
+        torch.index_select(key, 0, at.col_numbers, out=gathered)
+        follow = None if at.first is None else slice(at.first, at.first + len(at.row_numbers))
+        given = query.index_select(0, at.row_numbers) if follow is None else query[follow]
+        torch.baddbmm(weights, given.view(n, rows, dim), seen_t, beta=0, alpha=spec.scale * _LOG2_E, out=weights)
+        top, total = tops[start : start + n], sums[start : start + n]
+        start += n
+        torch.amax(weights, -1, keepdim=True, out=top)
+        torch.sum(weights.sub_(top).exp2_(), -1, keepdim=True, out=total)
+        torch.index_select(value, 0, at.col_numbers, out=gathered)
+        if follow is not None and in_place is not None:
+            torch.bmm(weights, seen, out=in_place[follow].view(n, rows, dim)).div_(total)
+        else:
+            put(out, at, "row", torch.bmm(weights, seen).div_(total).view(n, spec.heads, -1, dim))
+    return tops, sums

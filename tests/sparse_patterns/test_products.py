@@ -1,0 +1,111 @@
+"""Stacks by plain products: as exact as the kernel, whatever the logits, and row by row on their own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import regard
+from core_calls import check_against_oracle, tensors
+from regard import masks
+from regard.backends import _products, _stacks, sdpa
+
+H, L, D, SIZE = 2, 128, 8, 16
+
+
+@pytest.fixture(autouse=True)
+def _small_calls_go_by_stacks_too(monkeypatch):
+    monkeypatch.setattr(sdpa, "STEP_SECONDS", 0.0)
+    monkeypatch.setattr(sdpa, "STACK_PAIRS", 0.0)
+
+
+def table(share=0.4):
+    drawn = torch.rand(L // SIZE, L // SIZE, generator=torch.Generator().manual_seed(3)) < share
+    return drawn.fill_diagonal_(True)
+
+
+MASK = masks.blocks(table(), SIZE)
+
+
+def counted(monkeypatch, name):
+    """How often a function of the module is called."""
+    calls = []
+    whole = getattr(_products, name)
+    monkeypatch.setattr(_products, name, lambda *given: (calls.append(1), whole(*given))[1])
+    return calls
+
+
+def call(inputs, direction=None, mask=MASK):
+    inputs = [tensor.detach().clone().requires_grad_() for tensor in inputs]
+    out = regard.attention(*inputs, mask=mask, backend="sdpa")
+    return out.detach(), torch.autograd.grad(out, inputs, torch.ones_like(out) if direction is None else direction)
+
+
+@pytest.mark.parametrize("most", [0, 1 << 20])
+def test_they_are_used_up_to_so_many_weights(most, monkeypatch):
+    monkeypatch.setattr(_products, "MOST_WEIGHTS", most)
+    forward, backward = counted(monkeypatch, "forward"), counted(monkeypatch, "backward")
+    call(tensors(1, H, H, L, L, D, dtype=torch.float32))
+    assert (len(forward) > 0, len(backward) > 0) == (most > 0, most > 0)
+
+
+@pytest.mark.parametrize("factor", [1e-3, 1.0, 30.0, 1e4])
+@pytest.mark.parametrize("scale", [0.3, -0.3])
+def test_logits_of_any_size_equal_the_oracle(factor, scale, monkeypatch):
+    monkeypatch.setattr(_stacks, "AT_ONCE", 3000)
+    inputs = tensors(2, 2 * H, H, L, L, D, grad=True)
+    with torch.no_grad():
+        inputs[0][:, :, 20:40] *= factor  # some rows of some pieces
+    check_against_oracle("sdpa", inputs, mask=MASK, scale=scale)
+
+
+@pytest.mark.parametrize("factor", [1.0, 30.0, 1e4])
+def test_in_float32_they_are_no_worse_than_the_kernel(factor, monkeypatch):
+    inputs = tensors(1, H, H, L, L, D, dtype=torch.float32)
+    inputs[0][:, :, 20:40] *= factor
+    exact_out, exact = call([tensor.double() for tensor in inputs])
+    mine_out, mine = call(inputs)
+    monkeypatch.setattr(_products, "MOST_WEIGHTS", 0)
+    kernel_out, kernel = call(inputs)
+    for found, by_kernel, truth in zip((mine_out, *mine), (kernel_out, *kernel), (exact_out, *exact), strict=True):
+        error, allowed = ((tensor - truth).abs().max() for tensor in (found, by_kernel))
+        assert error <= 4 * allowed + 2e-6 * truth.abs().max()
+
+
+def test_a_huge_key_changes_no_bit_of_pieces_that_do_not_see_it():
+    inputs = tensors(1, H, H, L, L, D, dtype=torch.float32)
+    plain_out, plain = call(inputs)
+    spoilt = [tensor.clone() for tensor in inputs]
+    spoilt[1][:, :, 2 * SIZE + 3] *= 1e5  # its logits are far
+    out, grads = call(spoilt)
+    blind = ~MASK.dense(L, L)[:, 2 * SIZE + 3]
+    assert blind.any() and not torch.equal(out, plain_out)
+    assert torch.equal(out[:, :, blind], plain_out[:, :, blind])
+    assert torch.equal(grads[0][:, :, blind], plain[0][:, :, blind])
+
+
+def test_a_huge_query_changes_no_bit_of_the_rows_beside_it():
+    inputs = tensors(1, H, H, L, L, D, dtype=torch.float32)
+    plain, _ = call(inputs)
+    inputs[0][:, :, 5] *= 1e5
+    out, _ = call(inputs)
+    beside = torch.arange(L) != 5
+    assert torch.equal(out[:, :, beside], plain[:, :, beside])
+
+
+def test_a_gradient_may_be_huge():
+    inputs = tensors(1, H, H, L, L, D, dtype=torch.float32)
+    direction = torch.full((1, H, L, D), 1e30)
+    _, grads = call(inputs, direction)
+    _, small = call(inputs, direction / 1e30)
+    for large, expected in zip(grads, small, strict=True):
+        torch.testing.assert_close(large / 1e30, expected, rtol=1e-3, atol=1e-5)
+
+
+def test_memory_in_a_room_is_given_back_before_there_is_more():
+    room, like = _stacks.Room(), torch.empty(1)
+    room.of("a", 2, 3, like)
+    first = room.of("a", 2, 3, like)
+    assert room.of("a", 1, 6, like).data_ptr() == first.data_ptr()
+    assert room.of("a", 3, 3, like).shape == (3, 3)
+    assert room.of("b", 1, 1, like).data_ptr() != room.of("a", 1, 1, like).data_ptr()
