@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 LEAST, MOST = 16, 256
 # keys and weights of the pieces that are computed at once, for each thread: few, to stay in its core's cache, but
 # enough to be worth the launch
-AT_ONCE = 3 << 18
+AT_ONCE = 5 << 18
 # bytes of places that are kept for the next call
 KEPT = 1 << 24
 _TABLES = ("blocks", "random_blocks")
