@@ -11,7 +11,7 @@ from regard import _guard, masks
 from regard._arguments import prepare
 from regard.backends import ALL
 from regard.backends._autograd import FusedBackend
-from regard.backends._base import accumulation
+from regard.backends._base import accumulation, no_autocast
 from regard.bias import TableBias, rebuild
 from regard.plan import choose
 from regard.spec import Call
@@ -95,7 +95,8 @@ def _rebuild(
 @torch.library.custom_op("regard::attention", mutates_args=(), schema=f"({_TENSORS}, {_NUMBERS}) -> (Tensor, Tensor)")
 def _forward(*arguments: Any) -> tuple[Tensor, Tensor]:
     backend, call, lost = _rebuild(*arguments)
-    out, lse = backend.forward(call)
+    with no_autocast(call.spec.device):
+        out, lse = backend.forward(call)
     if lost is not None:
         out, lse = out.masked_fill(lost.unsqueeze(-1), torch.nan), lse.masked_fill(lost, torch.nan)
     return out.to(call.spec.dtype).contiguous(), lse.contiguous()
@@ -119,7 +120,8 @@ def _backward(grad_out: Tensor, out: Tensor, lse: Tensor, needs: list[bool], *ar
     if lost is not None:
         grad_out, lse = grad_out.masked_fill(lost.unsqueeze(-1), 0.0), lse.masked_fill(lost, 0.0)
         out = out.masked_fill(lost.unsqueeze(-1), 0.0)
-    grads = backend.backward(call, grad_out, out, lse, tuple(needs))
+    with no_autocast(call.spec.device):
+        grads = backend.backward(call, grad_out, out, lse, tuple(needs))
     return tuple(out.new_empty(0) if grad is None else grad.contiguous() for grad in grads)
 
 

@@ -17,10 +17,6 @@ _cpu_forward = torch._scaled_dot_product_flash_attention_for_cpu  # the same op 
 _cpu_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default._op
 
 
-# queries below which the CPU kernel multiplies no more than 32 rows at a time
-LONG = 192
-
-
 def refuse(spec: CallSpec) -> list[str]:
     """What no kernel of the device takes."""
     if spec.device == "cpu":
@@ -35,7 +31,7 @@ def workspace(spec: CallSpec, queries: int, keys: int) -> int:
     if spec.device != "cpu":
         return 0
     # a tile of logits and an accumulator a thread
-    rows = 256 if queries >= 768 else 64 if queries >= LONG else 32
+    rows = 256 if queries >= 768 else 64 if queries >= 192 else 32
     rows, keys = min(rows, queries), min(512, keys)
     itemsize = 8 if spec.dtype == torch.float64 else 4
     return torch.get_num_threads() * rows * (keys + 2 + spec.value_dim) * itemsize

@@ -1,7 +1,7 @@
 """Stacks of pieces on a CPU by plain products of all rows of a piece: torch's kernel takes 32 or 64 rows at a time.
 
-The weights of a few pieces, not of the call, are in memory. Powers are of two, as torch is faster at them than at those
-of e.
+The weights of a few pieces, not of the call, are in memory. exp(x) is taken as a power of two, at which torch is
+faster. The query is scaled, not its products: a BLAS need not look at what it multiplies by 0, and NaN would be lost.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ _LOG2_E = math.log2(math.e)
 
 
 def pay(stack: Stack, spec: CallSpec) -> bool:
+    """Whether products are faster than the kernel for the pieces of a stack."""
     return not stack.causal and _rows(stack, spec) * stack.cols.shape[1] * stack.block <= MOST_WEIGHTS
 
 
@@ -50,7 +51,7 @@ def forward(
 ) -> None:
     """Writes output and lse of all pieces; tensors and results in blocks, see ``_stacks.by_keys``."""
     tops, sums = _outputs(stack, parts, spec, tensors, results[0], room)
-    lse = sums.log2_().add_(tops).div_(_LOG2_E)
+    lse = sums.log_().add_(tops)
     start = 0
     for at in parts:
         put(results[1], at, "row", lse[start : start + len(at.item)].view(len(at.item), spec.heads, -1))
@@ -71,18 +72,17 @@ def backward(
     for at in parts:
         n = len(at.item)
         (rows, key, value), (d_out, out, lse) = inputs_of(tensors, at, room), (take(t, at, "row") for t in results)
-        query, key, value, d_rows = rows.flatten(1, 2), key[:, 0], value[:, 0], d_out.flatten(1, 2)
+        query, key, value, d_rows = (rows * spec.scale).flatten(1, 2), key[:, 0], value[:, 0], d_out.flatten(1, 2)
         weights, slopes = (room.of(name, len(query.flatten(0, 1)), width, query) for name in ("weights", "slopes"))
         weights, slopes = weights.view(n, -1, width), slopes.view(n, -1, width)
-        torch.baddbmm(weights, query, key.mT, beta=0, alpha=spec.scale * _LOG2_E, out=weights)
-        weights.sub_(lse.view(n, -1, 1) * _LOG2_E).exp2_()
+        torch.bmm(query, key.mT, out=weights).sub_(lse.view(n, -1, 1)).mul_(_LOG2_E).exp2_()
         torch.bmm(d_rows, value.mT, out=slopes)
         slopes.sub_((d_out * out).sum(-1).view(n, -1, 1)).mul_(weights)
         # rows that follow each other are written where they belong; keys' gradients where the keys were gathered
         follow = at.first is not None and totals[0].is_contiguous()
         d_query = take(totals[0], at, "row") if follow else torch.empty_like(rows)
-        for grad, one, other in ((d_query.view(query.shape), slopes, key), (key, slopes.mT, query)):
-            torch.baddbmm(grad, one, other, beta=0, alpha=spec.scale, out=grad)
+        torch.bmm(slopes, key, out=d_query.view(query.shape)).mul_(spec.scale)
+        torch.bmm(slopes.mT, query, out=key)
         torch.bmm(weights.mT, d_rows, out=value)
         put(totals[0], at, "row", d_query)
         put(totals[1], at, "key", key.unsqueeze(1), add=True)
@@ -97,8 +97,8 @@ def _rows(stack: Stack, spec: CallSpec) -> int:
 def _outputs(
     stack: Stack, parts: list[Places], spec: CallSpec, tensors: tuple[Tensor, ...], out: Tensor, room: Room
 ) -> tuple[Tensor, Tensor]:
-    """Writes the output; returns the largest logit of each row, for powers of two, and the sum of those powers less it,
-    both [piece, row, 1]. Few operations, as a part is soon done."""
+    """Writes the output; returns the largest logit of each row and the sum of exp(logit - that), both [piece, row, 1].
+    Few operations, as a part is soon done."""
     query, key, value = (blocks.view(-1, blocks.shape[3] * blocks.shape[4]) for blocks in tensors)
     in_place = out.view(query.shape) if out.is_contiguous() else None
     rows, width, dim = _rows(stack, spec), stack.cols.shape[1] * stack.block, spec.head_dim
@@ -115,14 +115,15 @@ def _outputs(
         torch.index_select(key, 0, at.col_numbers, out=gathered)
         follow = None if at.first is None else slice(at.first, at.first + len(at.row_numbers))
         given = query.index_select(0, at.row_numbers) if follow is None else query[follow]
-        torch.baddbmm(weights, given.view(n, rows, dim), seen_t, beta=0, alpha=spec.scale * _LOG2_E, out=weights)
+        torch.bmm((given * spec.scale).view(n, rows, dim), seen_t, out=weights)
         top, total = tops[start : start + n], sums[start : start + n]
         start += n
         torch.amax(weights, -1, keepdim=True, out=top)
-        torch.sum(weights.sub_(top).exp2_(), -1, keepdim=True, out=total)
+        torch.sum(weights.sub_(top).mul_(_LOG2_E).exp2_(), -1, keepdim=True, out=total)
         torch.index_select(value, 0, at.col_numbers, out=gathered)
         if follow is not None and in_place is not None:
             torch.bmm(weights, seen, out=in_place[follow].view(n, rows, dim)).div_(total)
         else:
-            put(out, at, "row", torch.bmm(weights, seen).div_(total).view(n, spec.heads, -1, dim))
+            found = torch.bmm(weights, seen).div_(total)
+            put(out, at, "row", found.view(n, spec.heads, -1, dim))
     return tops, sums

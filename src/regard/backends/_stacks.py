@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 LEAST, MOST = 16, 256
 # keys and weights of the pieces that are computed at once, for each thread: few, to stay in its core's cache, but
 # enough to be worth the launch
-AT_ONCE = 5 << 18
+AT_ONCE = 3 << 18
+# of one piece; up to here a thread is given two at least
+LARGE = 1 << 19
 # bytes of places that are kept for the next call
 KEPT = 1 << 24
 _TABLES = ("blocks", "random_blocks")
@@ -212,7 +214,7 @@ def _parts_of(stack: Stack, spec: CallSpec) -> Iterator[Places]:
     rows_of_keys = rows.shape[1] * stack.block * group
     numbers = cols.shape[1] * stack.block * (max(spec.head_dim, spec.value_dim) + rows_of_keys)
     threads = torch.get_num_threads()
-    step = threads * max(1, AT_ONCE // numbers)
+    step = threads * max(2 if numbers <= LARGE else 1, AT_ONCE // numbers)
     for start in range(0, len(item), step):
         part = slice(start, start + step)
         at, row, col = item[part, None, None], rows[part, None, :], cols[part, None, :]

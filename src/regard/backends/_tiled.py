@@ -248,9 +248,18 @@ def _take(tensor: Tensor, step: Step) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
 
 
+def apart_bytes(backend: TiledBackend, call: Call, itemsize: int) -> int | None:
+    """Bytes for the mask of a call that is computed head by head, where it is."""
+    apart = by_heads(call)
+    if apart is None:
+        return None
+    copied = 0 if call.spec.heads == call.spec.kv_heads else apart.key.numel() + apart.value.numel()
+    return backend.mask_bytes(apart) + copied * itemsize
+
+
 def planned(backend: TiledBackend, call: Call) -> tuple[list[Step], Stacks | None]:
     """The steps that the call is computed in, beside its stacks where it has some."""
-    stacks = None if by_heads(call) is not None else backend.plan_stacks(call)
+    stacks = backend.plan_stacks(call)
     return (backend.plan_steps(call), None) if stacks is None else (stacks.rest, stacks)
 
 
@@ -272,16 +281,15 @@ def boolean_bytes(mask: Mask, step: Step) -> int:
     return max(mask.batch, 1) * max(mask.heads, 1) * (1 if mask.tensors else 12)
 
 
-def stack_bytes(stacks: Stacks, spec: CallSpec, own: Callable[[Stack, Places], PartBytes]) -> int:
-    """Bytes that stacks are computed in. What a part has in a ``Room`` is used again by the next, never given back."""
-    found = [own(stack, at) for stack, parts in stacks.parts(spec) for at in parts]
-    copied = 0  # of what has tokens that fill no block
-    if spec.queries % stacks.block:
-        copied += spec.heads * spec.queries * spec.head_dim
-    if spec.keys % stacks.block:
-        copied += spec.kv_heads * spec.keys * (spec.head_dim + spec.value_dim)
+def stack_bytes(stacks: Stacks, call: Call, itemsize: int, own: Callable[[Stack, Places], PartBytes]) -> int:
+    """Bytes that stacks are computed in. What a part has in a ``Room`` is used again by the next, never given back.
+    ``itemsize``: of the numbers that a step is given."""
+    found = [own(stack, at) for stack, parts in stacks.parts(call.spec) for at in parts]
     most: int = sum(max(of_one_kind) for of_one_kind in zip(*found, strict=True))
-    return most + spec.batch * copied * int(spec.dtype.itemsize)
+    for tensor in (call.query, call.key, call.value):
+        whole = tensor.shape[2] % stacks.block == 0 and tensor.is_contiguous()
+        most += 0 if whole else tensor.numel() * itemsize  # copied, so that its blocks are rows of numbers
+    return most
 
 
 def gathered_bytes(stack: Stack, at: Places, dim: int, itemsize: int) -> int:
@@ -312,6 +320,7 @@ def is_whole(step: Step, spec: CallSpec) -> bool:
 
 def merge(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
     """Join two parts of the same rows in place of the first, each normalised on its own keys; ``part`` is used up."""
+    part_lse = part_lse.contiguous()  # torch rounds strided numbers in another way
     total = torch.logaddexp(lse, part_lse)
     safe = total.masked_fill(total == -torch.inf, 0.0)
     mine, theirs = torch.exp(lse - safe).unsqueeze(-1), torch.exp(part_lse - safe).unsqueeze(-1)

@@ -11,6 +11,7 @@ from regard.backends._bias import add_bias_gradient, is_rule, items_of
 from regard.backends._schedule import Run, Step, permitted_of
 from regard.backends._tiled import (
     TiledBackend,
+    apart_bytes,
     bias_tile,
     boolean_bytes,
     gathered_bytes,
@@ -68,6 +69,9 @@ class Blockwise(TiledBackend):
         spec, mask = call.spec, call.mask
         if mask is None or spec.empty:
             return 0
+        apart = apart_bytes(self, call, spec.dtype.itemsize)
+        if apart is not None:
+            return apart
         steps, stacks = planned(self, call)
         found = []
         for step in steps:
@@ -77,7 +81,7 @@ class Blockwise(TiledBackend):
             tiles = _tile_bytes(spec, items, step.rows, step.width)
             found.append(tiles + booleans + part_bytes(call, step, len(steps) == 1 and stacks is None))
         if stacks is not None:
-            found.append(stack_bytes(stacks, spec, lambda stack, at: _part_bytes(stack, at, spec)))
+            found.append(stack_bytes(stacks, call, spec.dtype.itemsize, lambda stack, at: _part_bytes(stack, at, spec)))
         return max(found, default=0)
 
     def step_forward(self, call: Call, step: Step, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:

@@ -21,6 +21,7 @@ from regard.backends._tiled import (
     Grads,
     TiledBackend,
     add_sinks,
+    apart_bytes,
     bias_tile,
     boolean_bytes,
     gathered_bytes,
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 # seconds to launch a step, and seconds a query-key pair takes at head dim 64, on an ordinary CPU; their ratio matters
 STEP_SECONDS = 3e-5
 PAIR_SECONDS = 1.6e-9
-# what a pair of a stack costs, against one of a whole call: fewer rows at a time, and keys to gather
+# what a pair of a stack costs, against one of a whole call: keys are to be gathered
 STACK_PAIRS = 1.4
 
 # the largest mask that is built whole; a larger one is built a step at a time, whatever that costs
@@ -151,7 +152,8 @@ class Sdpa(TiledBackend):
         if call.spec.device == "cpu" or call.spec.empty:
             if call.spec.dtype.itemsize > 2:
                 return super().backward(call, grad_out, out, lse, needs)
-            grads = super().backward(_in_float32(call), grad_out.float(), out, lse, needs)
+            # a compiled call hands its output back in its own dtype
+            grads = super().backward(_in_float32(call), grad_out.float(), out.float(), lse, needs)
             return (*(None if grad is None else grad.to(call.spec.dtype) for grad in grads[:3]), *grads[3:])
         grads = _cuda.backward(call, grad_out, out, lse)
         sinks = sink_gradient(call, grad_out, out, lse) if needs[4] else None
@@ -166,10 +168,18 @@ class Sdpa(TiledBackend):
             return rule_bytes(steps, spec) + (0 if mask is None else _kernels.workspace(spec, spec.queries, spec.keys))
         if mask is None:
             return 0
+        itemsize = accumulation(spec.dtype).itemsize
+        apart = apart_bytes(self, call, itemsize)
+        if apart is not None:
+            return apart
         steps, stacks = planned(self, call)
         found = [_step_bytes(call, mask, step, len(steps) == 1 and stacks is None) for step in steps]
         if stacks is not None:
-            found.append(stack_bytes(stacks, spec, lambda stack, at: _part_bytes(stack, at, spec)))
+            found.append(
+                stack_bytes(
+                    stacks, call, accumulation(spec.dtype).itemsize, lambda stack, at: _part_bytes(stack, at, spec)
+                )
+            )
         return max(found, default=0)
 
     def plan_steps(self, call: Call) -> list[Step]:
