@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 # a kernel works on many rows at a time; smaller blocks are left to the steps
 LEAST, MOST = 16, 256
-# keys and weights of the pieces that are computed at once, for each thread: few, to stay in its core's cache, but
-# enough to be worth the launch
+# keys and weights (where a backend keeps them) of the pieces that are computed at once, for each thread: few, to stay in
+# its core's cache, but enough to be worth the launch
 AT_ONCE = 3 << 18
 # of one piece; up to here a thread is given two at least
 LARGE = 1 << 19
@@ -284,9 +284,7 @@ def take(blocks: Tensor, at: Places, of: str, room: Room | None = None) -> Tenso
     return rows.view(len(at.item), blocks.shape[1], -1, *blocks.shape[4:])
 
 
-def inputs_of(
-    tensors: tuple[Tensor, Tensor, Tensor], at: Places, room: Room | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
+def inputs_of(tensors: tuple[Tensor, Tensor, Tensor], at: Places, room: Room) -> tuple[Tensor, Tensor, Tensor]:
     """Query, key and value of a part of a stack."""
     query, key, value = tensors
     return take(query, at, "row"), take(key, at, "key", room), take(value, at, "value", room)

@@ -1,7 +1,7 @@
 """PyTorch's own fused kernels, asked for what they do right: flags instead of dense masks, and the log-sum-exp back.
 
 The kernels are called below ``F.scaled_dot_product_attention``, because that function may silently choose ``math``,
-hides the log-sum-exp, and gives NaN gradients on empty rows.
+hides the log-sum-exp, and gives NaN gradients on empty rows. Masks made of blocks go by plain products (``_products``).
 """
 
 from __future__ import annotations
