@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 # a kernel works on many rows at a time; smaller blocks are left to the steps
 LEAST, MOST = 16, 256
-# keys and weights (where a backend keeps them) of the pieces that are computed at once, for each thread: few, to stay in
+# keys, and weights where a backend keeps them, of the pieces computed at once, for each thread: few, to stay in
 # its core's cache, but enough to be worth the launch
 AT_ONCE = 3 << 18
 # of one piece; up to here a thread is given two at least
