@@ -122,7 +122,8 @@ def _careful(backend: Backend, call: Call, *, named: bool) -> tuple[Tensor, Tens
     spec = call.spec
     group = spec.heads // spec.kv_heads
     bad_query = _unusable(call.query, spec.scale)  # [B, H, L]
-    bad_key = _unusable(call.key, spec.scale) | ~torch.isfinite(call.value.detach()).all(-1)  # [B, Hkv, S]
+    # a huge value that is hidden meets weights of 0 in a gradient, and may be infinite by then
+    bad_key = _unusable(call.key, spec.scale) | _unusable(call.value, 1.0)  # [B, Hkv, S]
     touched = bad_query | _sees(call, bad_key.repeat_interleave(group, 1))
     out, lse = backend.run(_without(call, touched, bad_key), named=named)
     nan_key = _has_nan(call.key) | _has_nan(call.value)

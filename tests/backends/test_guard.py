@@ -183,3 +183,21 @@ def test_inputs_are_never_changed(backend: str) -> None:
     assert all(
         torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0)) for a, b in zip(before, (*inputs, allowed, bias), strict=True)
     )
+
+
+@pytest.mark.parametrize("backend", ["eager", "blockwise", "sdpa", "auto"])
+@pytest.mark.parametrize(
+    "dtype, huge", [(torch.float32, 2e38), (torch.bfloat16, 2e38), (torch.float64, 1e308)], ids=str
+)
+def test_a_huge_hidden_value_disturbs_no_gradient(backend, dtype, huge):
+    generator = torch.Generator().manual_seed(0)
+    plain = [torch.randn(1, 2, 128, 8, generator=generator).to(dtype) for _ in range(3)]
+    found = []
+    for content in (0.0, huge):
+        query, key, value = (tensor.clone() for tensor in plain)
+        value[:, :, 100] = content
+        leaves = [tensor.requires_grad_() for tensor in (query, key, value)]
+        out = regard.attention(*leaves, mask=masks.causal(), backend=backend)
+        found.append(torch.autograd.grad(out[:, :, :100].sum(), leaves))
+    for without, with_it in zip(*found, strict=True):
+        assert torch.equal(without, with_it)
