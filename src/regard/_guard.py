@@ -94,8 +94,8 @@ def _neutralised(call: Call) -> Call:
     """The call with keys and values that no query of an item may see set to zero."""
     hidden = None if call.mask is None else call.mask.hidden_keys(call.spec.keys, call.key.device)
     bias, spec = call.bias, call.spec
-    alike = bias is not None and bias.shape[2] == 1 and spec.bias is not None and spec.bias.rule is None
-    if bias is not None and alike:  # for every row
+    plain = bias is not None and spec.bias is not None and spec.bias.rule is None
+    if bias is not None and plain and bias.shape[2] == 1:  # alike for every row
         by_bias = (bias.detach() == -torch.inf).all(1).squeeze(1).expand(-1, spec.keys)  # [B or 1, S]
         hidden = by_bias if hidden is None else hidden | by_bias
     if hidden is None:

@@ -201,3 +201,11 @@ def test_a_huge_hidden_value_disturbs_no_gradient(backend, dtype, huge):
         found.append(torch.autograd.grad(out[:, :, :100].sum(), leaves))
     for without, with_it in zip(*found, strict=True):
         assert torch.equal(without, with_it)
+
+
+def test_a_bias_by_rule_needs_no_values_to_be_read():
+    given = tensors(1, 4, 4, 9, 9, 8)
+    call = prepare(*given, masks.padding([7]), regard.bias.alibi(4), None, None, None, 0.0, None)
+    cleaned, lost = _guard.unread(Sdpa(), call)
+    assert lost is None
+    assert not cleaned.key[:, :, 7:].any() and torch.equal(cleaned.key[:, :, :7], call.key[:, :, :7])
