@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from regard.backends._base import accumulation
-from regard.backends._stacks import inputs_of, put, take
+from regard.backends._stacks import put, take
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from regard.backends._stacks import Places, Room, Stack
+    from regard.backends._stacks import Places, Stack, Work
     from regard.spec import CallSpec
 
 # weights of a piece up to which they are worth keeping in memory
@@ -41,39 +41,24 @@ def sums_bytes(stack: Stack, spec: CallSpec) -> int:
     return 2 * items * spec.heads * int(stack.rows.size) * stack.block * accumulation(spec.dtype).itemsize
 
 
-def forward(
-    stack: Stack,
-    parts: list[Places],
-    spec: CallSpec,
-    tensors: tuple[Tensor, Tensor, Tensor],
-    results: tuple[Tensor, Tensor],
-    room: Room,
-) -> None:
-    """Writes output and lse of all pieces; tensors and results in blocks, see ``_stacks.by_keys``."""
-    tops, sums = _outputs(stack, parts, spec, tensors, results[0], room)
+def forward(work: Work, results: tuple[Tensor, Tensor]) -> None:
+    """Writes output and lse of all pieces, in blocks."""
+    tops, sums = _outputs(work, results[0])
     lse = sums.log_().add_(tops)
     start = 0
-    for at in parts:
-        put(results[1], at, "row", lse[start : start + len(at.item)].view(len(at.item), spec.heads, -1))
+    for at in work.parts:
+        put(results[1], at, "row", lse[start : start + len(at.item)].view(len(at.item), work.call.spec.heads, -1))
         start += len(at.item)
 
 
-def backward(
-    stack: Stack,
-    parts: list[Places],
-    spec: CallSpec,
-    tensors: tuple[Tensor, Tensor, Tensor],
-    results: tuple[Tensor, Tensor, Tensor],
-    totals: list[Tensor],
-    room: Room,
-) -> None:
+def backward(work: Work, results: tuple[Tensor, Tensor, Tensor], totals: list[Tensor]) -> None:
     """Writes the gradient of the query and adds those of keys and values; results: grad_out, out, lse."""
-    width = stack.cols.shape[1] * stack.block
-    for at in parts:
+    scale, width = work.call.spec.scale, work.stack.cols.shape[1] * work.stack.block
+    for at in work.parts:
         n = len(at.item)
-        (rows, key, value), (d_out, out, lse) = inputs_of(tensors, at, room), (take(t, at, "row") for t in results)
-        query, key, value, d_rows = (rows * spec.scale).flatten(1, 2), key[:, 0], value[:, 0], d_out.flatten(1, 2)
-        weights, slopes = (room.of(name, len(query.flatten(0, 1)), width, query) for name in ("weights", "slopes"))
+        (rows, key, value), (d_out, out, lse) = work.inputs(at), (take(t, at, "row") for t in results)
+        query, key, value, d_rows = (rows * scale).flatten(1, 2), key[:, 0], value[:, 0], d_out.flatten(1, 2)
+        weights, slopes = (work.room.of(name, n * query.shape[1], width, query) for name in ("weights", "slopes"))
         weights, slopes = weights.view(n, -1, width), slopes.view(n, -1, width)
         torch.bmm(query, key.mT, out=weights).sub_(lse.view(n, -1, 1)).mul_(_LOG2_E).exp2_()
         torch.bmm(d_rows, value.mT, out=slopes)
@@ -81,7 +66,7 @@ def backward(
         # rows that follow each other are written where they belong; keys' gradients where the keys were gathered
         follow = at.first is not None and totals[0].is_contiguous()
         d_query = take(totals[0], at, "row") if follow else torch.empty_like(rows)
-        torch.bmm(slopes, key, out=d_query.view(query.shape)).mul_(spec.scale)
+        torch.bmm(slopes, key, out=d_query.view(query.shape)).mul_(scale)
         torch.bmm(slopes.mT, query, out=key)
         torch.bmm(weights.mT, d_rows, out=value)
         put(totals[0], at, "row", d_query)
@@ -94,12 +79,11 @@ def _rows(stack: Stack, spec: CallSpec) -> int:
     return int(stack.rows.shape[1]) * stack.block * (spec.heads // spec.kv_heads)
 
 
-def _outputs(
-    stack: Stack, parts: list[Places], spec: CallSpec, tensors: tuple[Tensor, ...], out: Tensor, room: Room
-) -> tuple[Tensor, Tensor]:
+def _outputs(work: Work, out: Tensor) -> tuple[Tensor, Tensor]:
     """Writes the output; returns the largest logit of each row and the sum of exp(logit - that), both [piece, row, 1].
     Few operations, as a part is soon done."""
-    query, key, value = (blocks.view(-1, blocks.shape[3] * blocks.shape[4]) for blocks in tensors)
+    spec, stack, parts, room = work.call.spec, work.stack, work.parts, work.room
+    query, key, value = (t.view(-1, t.shape[3] * t.shape[4]) for t in (work.query, work.key, work.value))
     in_place = out.view(query.shape) if out.is_contiguous() else None
     rows, width, dim = _rows(stack, spec), stack.cols.shape[1] * stack.block, spec.head_dim
     tops, sums = query.new_empty(2, sum(len(at.item) for at in parts), rows, 1)

@@ -284,10 +284,21 @@ def take(blocks: Tensor, at: Places, of: str, room: Room | None = None) -> Tenso
     return rows.view(len(at.item), blocks.shape[1], -1, *blocks.shape[4:])
 
 
-def inputs_of(tensors: tuple[Tensor, Tensor, Tensor], at: Places, room: Room) -> tuple[Tensor, Tensor, Tensor]:
-    """Query, key and value of a part of a stack."""
-    query, key, value = tensors
-    return take(query, at, "row"), take(key, at, "key", room), take(value, at, "value", room)
+class Work(NamedTuple):
+    """A stack to be computed: the call by key heads (see ``by_keys``), its tensors in blocks, memory to use again."""
+
+    call: Call
+    stack: Stack
+    parts: list[Places]
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    room: Room
+
+    def inputs(self, at: Places) -> tuple[Tensor, Tensor, Tensor]:
+        """Query, key and value of a part."""
+        keys, values = take(self.key, at, "key", self.room), take(self.value, at, "value", self.room)
+        return take(self.query, at, "row"), keys, values
 
 
 def put(blocks: Tensor, at: Places, of: str, part: Tensor, *, add: bool = False) -> None:

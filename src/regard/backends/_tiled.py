@@ -14,10 +14,10 @@ from regard.backends._schedule import Run, Step, steps_of
 from regard.backends._stacks import (
     Room,
     Stacks,
+    Work,
     by_heads,
     by_keys,
     in_blocks,
-    inputs_of,
     piece_of,
     put,
     split_items,
@@ -59,26 +59,28 @@ class TiledBackend(FusedBackend):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients of the step's query, key and value; adds to ``grad_bias`` in place."""
 
-    def stack_forward(
-        self,
-        call: Call,
-        stack: Stack,
-        parts: list[Places],
-        tensors: tuple[Tensor, Tensor, Tensor],
-        results: tuple[Tensor, Tensor],
-        room: Room,
-    ) -> None:
-        """Writes (out, lse) of all pieces of a stack, or merges them where the rows were in another one before; tensors
-        and results in blocks, see ``by_keys``."""
-        piece = piece_of(stack)
-        for at in parts:
-            found = self.step_forward(call, piece, *inputs_of(tensors, at, room))
-            if stack.causal:
+    def stack_forward(self, work: Work, results: tuple[Tensor, Tensor]) -> None:
+        """Writes (out, lse) of all pieces of a stack, in blocks, or merges them where the rows were in another one."""
+        piece = piece_of(work.stack)
+        for at in work.parts:
+            found = self.step_forward(work.call, piece, *work.inputs(at))
+            if work.stack.causal:
                 before = (take(results[0], at, "row"), take(results[1], at, "row"))
                 merge(*before, *found)
                 found = before
             for result, part in zip(results, found, strict=True):
                 put(result, at, "row", part)
+
+    def stack_backward(self, work: Work, results: tuple[Tensor, Tensor, Tensor], totals: list[Tensor]) -> None:
+        """Adds the gradients of all pieces of a stack to those of query, key and value; results: grad_out, out, lse."""
+        piece = piece_of(work.stack)
+        for at in work.parts:
+            d_out, out, lse = (take(t, at, "row") for t in results)
+            found = self.step_backward(work.call, piece, work.inputs(at), d_out, out, lse, None)
+            # a row is in one stack that is not causal, and those come first
+            put(totals[0], at, "row", found[0], add=work.stack.causal)
+            put(totals[1], at, "key", found[1], add=True)
+            put(totals[2], at, "value", found[2], add=True)
 
     def forward(self, call: Call) -> tuple[Tensor, Tensor]:
         spec, query = call.spec, call.query
@@ -120,7 +122,7 @@ class TiledBackend(FusedBackend):
         query, key, value = (in_blocks(t, block).contiguous() for t in (split.query, split.key, split.value))
         room = Room()
         for stack, parts in stacks.parts(call.spec):
-            self.stack_forward(split, stack, parts, (query, key, value), (outs, lses), room)
+            self.stack_forward(Work(split, stack, parts, query, key, value, room), (outs, lses))
         for step in stacks.rest:
             self._forward_step(call, step, out, lse)
         return out, lse
@@ -209,27 +211,8 @@ class TiledBackend(FusedBackend):
         totals = [in_blocks(split_items(t, items), block) for t in grads]
         room = Room()
         for stack, parts in stacks.parts(call.spec):
-            self.stack_backward(split, stack, parts, (query, key, value), (d_out, outs, lses), totals, room)
-
-    def stack_backward(
-        self,
-        call: Call,
-        stack: Stack,
-        parts: list[Places],
-        tensors: tuple[Tensor, Tensor, Tensor],
-        results: tuple[Tensor, Tensor, Tensor],
-        totals: list[Tensor],
-        room: Room,
-    ) -> None:
-        """Adds the gradients of all pieces of a stack to those of query, key and value; results: grad_out, out, lse."""
-        piece = piece_of(stack)
-        for at in parts:
-            d_out, out, lse = (take(t, at, "row") for t in results)
-            found = self.step_backward(call, piece, inputs_of(tensors, at, room), d_out, out, lse, None)
-            # a row is in one stack that is not causal, and those come first
-            put(totals[0], at, "row", found[0], add=stack.causal)
-            put(totals[1], at, "key", found[1], add=True)
-            put(totals[2], at, "value", found[2], add=True)
+            work = Work(split, stack, parts, query, key, value, room)
+            self.stack_backward(work, (d_out, outs, lses), totals)
 
 
 def rows_of(step: Step) -> tuple[slice, slice, slice]:

@@ -7,16 +7,15 @@ hides the log-sum-exp, and gives NaN gradients on empty rows. Masks made of bloc
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from regard.backends import _cuda, _kernels, _products
-from regard.backends._autograd import again
+from regard.backends import _cuda, _kernels, _one_call, _products
 from regard.backends._base import accumulation, reads_values
 from regard.backends._bias import is_rule, may_hide, rule_bytes, short_steps
 from regard.backends._schedule import Run, Step, permitted_of, steps_of
-from regard.backends._stacks import Places, Room, Stack, Stacks, by_heads, stacks_of
+from regard.backends._stacks import Places, Stack, Stacks, Work, by_heads, stacks_of
 from regard.backends._tiled import (
     Grads,
     TiledBackend,
@@ -32,7 +31,6 @@ from regard.backends._tiled import (
     sink_gradient,
     stack_bytes,
 )
-from regard.masks._memo import versions
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,11 +51,6 @@ MASK_NUMBERS = 1 << 22
 KEPT_NUMBERS = 1 << 18
 # numbers of a tensor up to which a call's derivative is left to torch
 FEW = 1 << 15
-# of a logit that is far from overflowing in float32
-LARGE = 1e30
-
-_norm = torch.linalg.vector_norm
-_record = torch._C._set_grad_enabled
 
 # the causal flag; 0 where a pair is permitted and -inf elsewhere (every row sees something), or None
 OneCall = tuple[bool, "Tensor | None"]
@@ -108,10 +101,10 @@ class Sdpa(TiledBackend):
         if one is None:
             return super().run(call, named=named)
         few = call.query.numel() <= FEW and call.key.numel() <= FEW
-        found = _recorded_by_torch(call, named, *one) if few else None
+        found = _one_call.recorded_by_torch(call, named, *one) if few else None
         if found is not None:
             return found
-        out = _OneKernelCall.apply(call, (named, *one), call.query, call.key, call.value)  # type: ignore[no-untyped-call]
+        out = _one_call.OneKernelCall.apply(call, (named, *one), call.query, call.key, call.value)  # type: ignore[no-untyped-call]
         assert call.lse is not None
         return out, call.lse
 
@@ -175,11 +168,7 @@ class Sdpa(TiledBackend):
         steps, stacks = planned(self, call)
         found = [_step_bytes(call, mask, step, len(steps) == 1 and stacks is None) for step in steps]
         if stacks is not None:
-            found.append(
-                stack_bytes(
-                    stacks, call, accumulation(spec.dtype).itemsize, lambda stack, at: _part_bytes(stack, at, spec)
-                )
-            )
+            found.append(stack_bytes(stacks, call, itemsize, lambda stack, at: _part_bytes(stack, at, spec)))
         return max(found, default=0)
 
     def plan_steps(self, call: Call) -> list[Step]:
@@ -212,40 +201,19 @@ class Sdpa(TiledBackend):
         query, scale = _positive_scale(query, call.spec.scale)
         causal, added, empty = self._mask(call, step)
         out, lse = _kernels.forward(query, key, value, causal, added, scale)
-        out, lse = _show_nan(call, query, out, lse)
+        out, lse = _one_call.show_nan(call, query, out, lse)
         if empty is not None:
             # the kernels give 0 and a lse of 0 to a row that sees nothing
             lse = lse.masked_fill(empty.expand(lse.shape), -torch.inf)
         return out, lse
 
-    def stack_forward(
-        self,
-        call: Call,
-        stack: Stack,
-        parts: list[Places],
-        tensors: tuple[Tensor, Tensor, Tensor],
-        results: tuple[Tensor, Tensor],
-        room: Room,
-    ) -> None:
-        if _products.pay(stack, call.spec):
-            _products.forward(stack, parts, call.spec, tensors, results, room)
-        else:
-            super().stack_forward(call, stack, parts, tensors, results, room)
+    def stack_forward(self, work: Work, results: tuple[Tensor, Tensor]) -> None:
+        products = _products.pay(work.stack, work.call.spec)
+        (_products.forward if products else super().stack_forward)(work, results)
 
-    def stack_backward(
-        self,
-        call: Call,
-        stack: Stack,
-        parts: list[Places],
-        tensors: tuple[Tensor, Tensor, Tensor],
-        results: tuple[Tensor, Tensor, Tensor],
-        totals: list[Tensor],
-        room: Room,
-    ) -> None:
-        if _products.pay(stack, call.spec):
-            _products.backward(stack, parts, call.spec, tensors, results, totals, room)
-        else:
-            super().stack_backward(call, stack, parts, tensors, results, totals, room)
+    def stack_backward(self, work: Work, results: tuple[Tensor, Tensor, Tensor], totals: list[Tensor]) -> None:
+        products = _products.pay(work.stack, work.call.spec)
+        (_products.backward if products else super().stack_backward)(work, results, totals)
 
     def step_backward(
         self,
@@ -312,89 +280,6 @@ def _step_bytes(call: Call, mask: Mask, step: Step, alone: bool) -> int:
         groups = 1 if step.lo is not None else max(mask.batch, 1) * max(mask.heads, 1)
         found += step.rows * step.width * (groups * call.spec.dtype.itemsize + boolean_bytes(mask, step))
     return found
-
-
-def _recorded_by_torch(call: Call, named: bool, causal: bool, added: Tensor | None) -> tuple[Tensor, Tensor] | None:
-    """One call of the kernel, its derivative recorded by torch: at a few tokens, Python costs more than the kernel.
-
-    None where a number is NaN or infinite, or a logit might overflow; ``call.clean`` then says so.
-    """
-    query, scale = call.query, call.spec.scale
-    out, lse = _kernels.forward(query, call.key, call.value, causal, added, scale)
-    if call.mask is not None:
-        _record(False)
-        largest = _norm(query).item() * _norm(call.key).item() * scale
-        call.clean = largest + _norm(call.value).item() < LARGE
-        _record(True)
-        if not call.clean:
-            return None
-    elif torch.count_nonzero(lse).item() != lse.numel():
-        return None
-    assert out.grad_fn is not None
-    out.grad_fn.register_hook(_Again(call, named))
-    return out, lse
-
-
-class _Again:
-    """Torch's own derivative cannot be differentiated again. Where that is to come, plain operations take its place.
-
-    Keeps the inputs alive as long as the graph, so that it is for small calls only.
-    """
-
-    __slots__ = ("call", "named", "versions")
-
-    def __init__(self, call: Call, named: bool) -> None:
-        self.call, self.named = call, named
-        self.versions = None if call.mask is None else versions(call.mask.tensors)
-
-    def __call__(
-        self, grads: tuple[Tensor | None, ...], grad_out: tuple[Tensor | None, ...]
-    ) -> tuple[Tensor | None, ...] | None:
-        # no gradient at all may come, which stands for zeros
-        if not torch.is_grad_enabled() or grad_out[0] is None:
-            return None
-        call = self.call
-        if call.mask is not None and versions(call.mask.tensors) != self.versions:
-            raise RuntimeError(
-                f"a tensor of {call.mask!r} was changed in place between the forward and the backward pass"
-            )
-        # None: nobody asked for that one
-        needs = (*(grad is not None for grad in grads), False, False)
-        return again("sdpa" if self.named else None, call, grad_out[0], needs)[: len(grads)]
-
-
-class _OneKernelCall(torch.autograd.Function):
-    """The same for large calls."""
-
-    @staticmethod
-    def forward(ctx: Any, call: Call, how: tuple[Any, ...], query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        _, causal, added = how
-        out, lse = _kernels.forward(query, key, value, causal, added, call.spec.scale)
-        out, lse = _show_nan(call, query, out, lse)
-        call.lse = lse
-        ctx.call, ctx.how = call.without_tensors(), how
-        # the mask's too: torch then refuses a second derivative after one was changed in place
-        ctx.save_for_backward(query, key, value, out, lse, *(() if call.mask is None else call.mask.tensors))
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, out, lse = ctx.saved_tensors[:5]
-        named, causal, added = ctx.how
-        if torch.is_grad_enabled():
-            call = ctx.call.replace(query=query, key=key, value=value)
-            needs = (*ctx.needs_input_grad[2:], False, False)
-            return (None, None, *again("sdpa" if named else None, call, grad_out, needs)[:3])
-        scale = ctx.call.spec.scale
-        return None, None, *_kernels.backward(grad_out, query, key, value, out, lse, causal, added, scale)
-
-
-def _show_nan(call: Call, query: Tensor, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
-    """NaN for the rows of NaN queries, which the CPU kernel takes for empty rows: output 0, and a lse of exactly 0."""
-    if reads_values(call.spec) and torch.count_nonzero(lse).item() == lse.numel():
-        return out, lse
-    lost = query.isnan().any(-1)
-    return out.masked_fill(lost.unsqueeze(-1), torch.nan), lse.masked_fill(lost, torch.nan)
 
 
 def _worthwhile(steps: list[Step], spec: CallSpec) -> list[Step]:
