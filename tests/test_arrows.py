@@ -47,8 +47,7 @@ ARROWS: dict[str, set[str]] = {
     # recordings are read, saved and shown without any of the code that makes them
     "recording": LEAVES | {"_page"},
     "_page": LEAVES | {"recording"},
-    "_watching": BELOW_API | {"api", "compat", "recording"},
-    "_watch": LEAVES | {"_watching", "recording"},
+    "watching": BELOW_API | {"api", "recording"},
     # the walkthrough shows what the oracle computes, step by step
     "_walk": {"_text", "_page", "reference"},
     # the lab's examples are written with what users have; one shows the oracle itself, one reads what is walked through
