@@ -141,8 +141,8 @@ class Recorded:
 
     def __repr__(self) -> str:
         return (
-            f"<{self.kind} attention{', written out,' if self.written_out else ''} of layer {self.layer} ({self.path}), "
-            f"{self.phase} {self.number}: "
+            f"<{self.kind} attention{', written out,' if self.written_out else ''} of layer {self.layer} "
+            f"({self.path}), {self.phase} {self.number}: "
             f"batch {self.batch}, {len(self.heads)} heads, {self.queries} queries, {self.keys} keys>"
         )
 

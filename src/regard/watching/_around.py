@@ -6,12 +6,14 @@ These places are marked while any watch is open. On threads and in models that n
 from __future__ import annotations
 
 import functools
+import importlib
 import sys
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 from regard import _guard
 from regard.watching import _seen
@@ -58,6 +60,12 @@ def _install() -> None:
     interface: Any = getattr(sys.modules.get("transformers.modeling_utils"), "AttentionInterface", None)
     if hasattr(interface, "get_interface"):
         _replace(interface, "get_interface", _interface(interface.get_interface))
+    causal: Any = getattr(sys.modules.get("torch.nn.attention.bias"), "CausalBias", None)
+    if causal is not None and "__new__" not in vars(causal):
+        causal.__new__ = _made_without_modes
+        _undo.append(lambda: delattr(causal, "__new__"))
+    if "torch.nn.attention.flex_attention" in sys.modules:
+        importlib.import_module("torch._dynamo")  # it compiles what it runs
     if "torch._dynamo" in sys.modules:
         _run_plain()
 
@@ -66,6 +74,12 @@ def _replace(owner: Any, name: str, new: Any) -> None:
     old = getattr(owner, name)
     setattr(owner, name, new)
     _undo.append(lambda: setattr(owner, name, old))
+
+
+def _made_without_modes(cls: Any, *args: Any) -> Any:
+    """torch cannot make a subclass of Tensor by its plain constructor while operators are listened to."""
+    with _disable_current_modes():
+        return Tensor.__new__(cls, *args)
 
 
 def _own(run: Callable[..., Any]) -> Callable[..., Any]:

@@ -58,8 +58,8 @@ class Listening(TorchDispatchMode):  # type: ignore[no-untyped-call]
         packet = getattr(func, "overloadpacket", None)
         if packet is None:
             return self._higher_order(func, args, kwargs)
-        if torch.is_inference_mode_enabled() and not types and _is_composite(func) and not _has_nested(args):
-            # in inference mode torch hands operators over before it takes them apart
+        if not types and _is_composite(func) and not _has_nested(args):
+            # in inference mode, and below autograd, torch hands operators over before it takes them apart
             with self:
                 return func._op_dk(_COMPOSITE, *args, **kwargs)
         kernel = _fused.KERNELS.get(packet)
@@ -106,7 +106,9 @@ class Listening(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _has_nested(args: tuple[Any, ...]) -> bool:
-    return any(isinstance(x, Tensor) and x.is_nested for x in args)
+    return any(
+        x.is_nested if isinstance(x, Tensor) else isinstance(x, (tuple, list)) and _has_nested(tuple(x)) for x in args
+    )
 
 
 @functools.lru_cache(maxsize=4096)

@@ -111,7 +111,7 @@ class Watcher:
             frame = Frame(path, module, args, kwargs)
             if not path and self._stack and not calls_itself(module):
                 self._stack.clear()  # an interrupt left modules that never came to their end
-            if not self._stack:
+            if not self._stack and not self._enclosed(module):
                 self._begin(frame)
             self._stack.append(frame)
 
@@ -124,7 +124,7 @@ class Watcher:
                     self._settled(pending, None)
                 if frame.module is module:
                     break
-            if not self._stack:
+            if not self._stack and not self._enclosed(module):
                 self.tracker.clear()
                 self._direct.clear()
 
@@ -170,11 +170,21 @@ class Watcher:
         found = running(wanted)
         if not found:
             return self._stack
+        self._adopt(found)
+        return self._stack + [frame for _, frame in self._direct]
+
+    def _adopt(self, found: list[tuple[FrameType, Frame]]) -> None:
         known = {id(code): frame for code, frame in self._direct}
         if not self._stack and (not self._direct or self._direct[0][0] is not found[0][0]):
             self._begin(found[0][1])
         self._direct = [(code, known.get(id(code), frame)) for code, frame in found]
-        return self._stack + [frame for _, frame in self._direct]
+
+    def _enclosed(self, module: nn.Module) -> bool:
+        """Whether a module runs inside another whose ``forward`` was called without hooks."""
+        outer = [(code, frame) for code, frame in running(self._by_identity) if frame.module is not module]
+        if outer:
+            self._adopt(outer)
+        return bool(outer)
 
     def take_tokens(self) -> None:
         """Tokens from the ids that the model was given: of the first pass, and of the steps that continue it."""

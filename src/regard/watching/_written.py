@@ -140,14 +140,15 @@ class Tracker:
     def _viewed(self, known: Any, packet: Any, dims: Dims | None, out: Tensor) -> None:
         if isinstance(known, Weights):
             if dims is None:
-                self.note(out, known._replace(dims=(), changed=f"reshaped by {_name(packet)} so that axes mix"))
-            elif packet is aten.slice:
-                if _axes.size_of([p for d in dims for p in d if p.axis != known.softmax.axis]) != _axes.size_of(
-                    [p for d in known.dims for p in d if p.axis != known.softmax.axis]
-                ):
-                    self.note(out, known._replace(dims=(), changed="cut into slices"))
-                    return
-                self.note(out, known._replace(dims=dims, final=out.detach(), final_dims=dims))
+                self.note(
+                    out,
+                    known._replace(dims=(), changed=known.changed or f"reshaped by {_name(packet)} so that axes mix"),
+                )
+            elif packet is aten.slice and dims != known.dims:
+                if _only_a_sink_is_cut(known, dims, out):
+                    self.note(out, known._replace(dims=dims, final=out.detach(), final_dims=dims))
+                else:
+                    self.note(out, known._replace(dims=(), changed=known.changed or "cut into parts"))
             else:
                 self.note(out, known._replace(dims=dims))
         elif isinstance(known, Partial):
@@ -173,7 +174,7 @@ class Tracker:
             elif isinstance(other, Tensor) and _scales_values(known.dims, other):
                 self.note(out, Partial(_with_feature(known.dims, out.shape), known))
             elif out.shape == args[at].shape:
-                self.note(out, known._replace(changed="multiplied by something"))
+                self.note(out, known._replace(changed=known.changed or "multiplied by something"))
         elif packet in _FILLS and isinstance(out, Tensor) and out.dim() == len(known.dims):
             fill = (
                 args[2]
@@ -185,14 +186,14 @@ class Tracker:
             if _is_zero(fill):
                 self.note(out, known._replace(final=out.detach(), final_dims=known.dims))
             else:
-                self.note(out, known._replace(changed="filled with numbers other than 0"))
+                self.note(out, known._replace(changed=known.changed or "filled with numbers other than 0"))
         elif packet is aten.convolution and at == 0:
             dims = (known.dims[0], _axes.whole(OTHER, out.shape[1]), *known.dims[2:])
-            self.note(out, known._replace(dims=dims, changed="mixed across heads by a convolution"))
+            self.note(out, known._replace(dims=dims, changed=known.changed or "mixed across heads by a convolution"))
         elif packet in _MOVERS and isinstance(out, Tensor) and out.dim() >= 3:
-            self.note(out, known._replace(dims=(), changed=f"moved by {_name(packet)}"))
+            self.note(out, known._replace(dims=(), changed=known.changed or f"moved by {_name(packet)}"))
         elif packet in _KEEPERS and isinstance(out, Tensor) and out.shape == args[at].shape:
-            self.note(out, known._replace(changed=f"changed by {_name(packet)}"))
+            self.note(out, known._replace(changed=known.changed or f"changed by {_name(packet)}"))
 
     def _multiplied(self, known: Weights, packet: Any, at: int, args: Any, out: Tensor) -> None:
         shift = 1 if packet in (aten.addmm, aten.baddbmm, aten.addmv, aten.addbmm) else 0
@@ -220,7 +221,7 @@ class Tracker:
         elif _learned(other) and packet not in (aten.mv, aten.addmv, aten.addbmm):
             fresh = _axes.whole(OTHER, size_of_last(other, side))
             made = (*lead, rows, fresh) if side == 0 else (*lead, fresh, rows)
-            self.note(out, known._replace(dims=made, changed="mixed across heads by a product"))
+            self.note(out, known._replace(dims=made, changed=known.changed or "mixed across heads by a product"))
 
     def _summed(self, known: Partial, args: Any, out: Tensor) -> None:
         axes = args[1] if len(args) > 1 else None
@@ -272,6 +273,15 @@ def _lse(given: Tensor, out: Tensor, axis: int) -> Tensor:
     top = given.amax(axis).to(dtype)
     lse = top - out.amax(axis).to(dtype).log()
     return lse.masked_fill(top == -torch.inf, -torch.inf)
+
+
+def _only_a_sink_is_cut(known: Weights, dims: Dims, out: Tensor) -> bool:
+    """Whether a slice leaves all of the weights but one last key, which stood for a sink."""
+    same = [mine == other for mine, other in zip(dims, known.dims, strict=True)]
+    at = same.index(False)
+    length = known.softmax.shape[known.softmax.axis]
+    starts = out.storage_offset() == known.final.storage_offset()
+    return same.count(False) == 1 and dims[at] == _axes.whole(known.softmax.axis, length - 1) and starts
 
 
 def _next_to_feature(dims: Dims) -> tuple[Piece, ...] | None:
