@@ -135,7 +135,7 @@ def _divide(tracker: Tracker, args: Any, kwargs: Any, out: Any) -> None:
 
 
 def _note(tracker: Tracker, out: Tensor, axis: int, lse: Tensor) -> None:
-    tracker.note(out, softmax_weights(out, Softmax(axis, tuple(out.shape), lse.detach(), by_function=False)))
+    tracker.note(out, softmax_weights(out, Softmax(axis, tuple(out.shape), lse.detach(), False, [])))
 
 
 EXPONENTIALS: dict[Any, Callable[[Tracker, Any, Any, Any], None]] = {

@@ -212,8 +212,10 @@ class Watcher:
 
     def _attended(self, weights: Weights, rows: Sequence[Piece]) -> Pending | None:
         stack = [] if _in_backward() else self._now()
-        if not stack:
-            return None
+        users = weights.softmax.users
+        if not stack or any(frame is stack[-1] for frame in users):
+            return None  # values of another kind (relative positions, say) for weights that were seen
+        users.append(stack[-1])
         pending = Pending(weights, rows, list(stack), self._site(stack), self.passes - 1)
         self._pending.append(pending)
         return pending

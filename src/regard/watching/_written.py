@@ -36,6 +36,7 @@ class Softmax(NamedTuple):
     shape: tuple[int, ...]
     lse: Tensor  # the shape without the axis
     by_function: bool  # whether torch's attention function took it, not the model's code
+    users: list[Any]  # calls of modules that multiplied values by it
 
 
 class Partial(NamedTuple):
@@ -95,7 +96,7 @@ class Tracker:
         if given.dim() == 0 or not out.is_floating_point() or given.is_nested:
             return
         lse = _lse(given.detach(), out.detach(), axis)
-        self.note(out, softmax_weights(out, Softmax(axis, tuple(out.shape), lse, by_function)))
+        self.note(out, softmax_weights(out, Softmax(axis, tuple(out.shape), lse, by_function, [])))
 
     def before(self, args: tuple[Any, ...]) -> None:
         """An operator is about to write into its first argument: weights that are to be read later are kept apart."""

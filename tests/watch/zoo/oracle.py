@@ -47,8 +47,15 @@ def collected() -> Iterator[list[Rows]]:
             finally:
                 inside[0] -= 1
             axis = given.get("dim", args[1] if len(args) > 1 and isinstance(args[1], int) else -1)
-            if not inside[0] and isinstance(out, Tensor) and out.dim() >= 2 and not out.is_nested:
-                note("softmax", out, -1 if axis is None else axis)
+            axis = -1 if axis is None else axis
+            if (
+                not inside[0]
+                and isinstance(out, Tensor)
+                and out.dim() >= 2
+                and not out.is_nested
+                and out.shape[axis] > 1
+            ):
+                note("softmax", out, axis)
             return out
 
         return run
