@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 import transformers
-from tests.watch.zoo.feed import inputs_of
+from tests.watch.zoo.feed import runnable
 from tests.watch.zoo.oracle import Rows, collected
 from tests.watch.zoo.small import small_config
 from transformers.models.auto import modeling_auto
@@ -95,7 +95,7 @@ def looked_at(model_type: str, implementation: str | None = None) -> Row:
             model = built(model_type)
             if implementation is not None:
                 model.set_attn_implementation(implementation)
-            inputs = inputs_of(model)
+            inputs = runnable(model)
             name = type(model).__name__
             torch.manual_seed(1)
             expected = tensors_of(model(**inputs))

@@ -60,6 +60,51 @@ _PER_LAYER = ("layer_types", "mlp_layer_types", "indexer_types", "layers_block_t
 _MAX_TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
 
 
+_MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]}
+# What the rules cannot know.
+OVERRIDES: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(
+        ("qwen2_vl_text", "qwen2_5_vl_text", "glm4v_text", "glm4v_moe_text", "glm_ocr_text", "glm_image_text",
+         "paddleocr_vl_text", "glm46v_text"),
+        {"rope_parameters": _MROPE},
+    ),
+    **dict.fromkeys(
+        ("autoformer", "informer", "time_series_transformer"),
+        {"prediction_length": 5, "context_length": 9, "lags_sequence": [1, 2]},
+    ),
+    "reformer": {"axial_pos_embds_dim": (32, 32), "axial_pos_shape": (4, 4), "num_hidden_layers": 2,
+                 "attn_layers": ["local", "lsh"], "local_attn_chunk_length": 4, "lsh_attn_chunk_length": 4,
+                 "num_buckets": 2, "num_hashes": 1, "max_position_embeddings": 16},
+    "luke": {"entity_vocab_size": 20, "entity_emb_size": 16},
+    "esm": {"vocab_size": 33, "pad_token_id": 1, "mask_token_id": 4},
+    "xmod": {"languages": ["en"], "default_language": "en"},
+    "levit": {"hidden_sizes": [32, 48, 64], "num_attention_heads": [2, 3, 4], "key_dim": [16, 16, 16],
+              "depths": [1, 1, 1], "image_size": 64, "down_ops": None},
+    "cvt": {"num_heads": [1, 2, 4], "embed_dim": [16, 32, 64], "depth": [1, 1, 1]},
+    "layoutlmv3": {"input_size": 32, "patch_size": 16, "coordinate_size": 12, "shape_size": 8},
+    "nemotron": {"head_dim": 16, "num_key_value_heads": 2},
+    "esmc": {"num_key_value_heads": HEADS},
+    "dia": {"delay_pattern": [0, 1, 2]},
+    "clvp": {},
+    "lilt": {"channel_shrink_ratio": 4, "max_2d_position_embeddings": 64},
+    "hunyuan_v1_dense": {"head_dim": 16},
+    "gptj": {"n_embd": 64, "n_head": 4, "rotary_dim": 8},
+    "codegen": {"n_embd": 64, "n_head": 4, "rotary_dim": 8, "mp_num": 1},
+    "sam_vision_model": {"image_size": 32, "patch_size": 8, "global_attn_indexes": [1], "window_size": 2,
+                         "output_channels": 64, "num_pos_feats": 32},
+    "sam_prompt_encoder_config": {"image_size": 32, "patch_size": 8, "hidden_size": 64},
+    "vit_mae": {"decoder_hidden_size": 64, "decoder_num_attention_heads": 4, "decoder_intermediate_size": 48},
+    "lxmert": {"l_layers": 1, "x_layers": 1, "r_layers": 1, "visual_feat_dim": 64},
+    "perceiver": {"d_model": 64, "d_latents": 64, "num_latents": 5, "num_self_attention_heads": 4,
+                  "num_cross_attention_heads": 4, "num_self_attends_per_block": 1},
+    "xlstm": {}, "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2},
+    "videomae": {"num_frames": 4}, "vivit": {"num_frames": 4, "video_size": [4, 32, 32]},
+    "timesformer": {"num_frames": 4}, "mobilevitv2": {"image_size": 64}, "mobilevit": {"image_size": 64},
+    "wav2vec2-bert": {"feature_projection_input_dim": 160}, "idefics": {"use_resampler": False},
+    "hiera": {"image_size": [32, 32], "patch_kernel": [7, 7], "embed_dim": 16, "depths": [1, 1], "num_heads": [2, 4]},
+}  # fmt: skip
+
+
 def small_config(model_type: str, **more: Any) -> Any:
     """A configuration of the type, small; ``more`` overrides what the rules give."""
     cls = CONFIG_MAPPING[model_type]
@@ -70,12 +115,31 @@ def _made(cls: Any, given: dict[str, Any], more: dict[str, Any]) -> Any:
     default = cls()
     fields = default.to_dict()
     sizes = {name: value for name, old in fields.items() if (value := _size(name, old)) is not None}
+    sizes |= _agreeing(fields, sizes)
+    sizes |= OVERRIDES.get(getattr(cls, "model_type", ""), {})
     for name in getattr(default, "sub_configs", None) or {}:
         inner = getattr(default, name, None)
         if inner is not None and hasattr(inner, "to_dict"):
             chosen = more.pop(name, {})
             sizes[name] = _made(type(inner), {}, dict(chosen)).to_dict() if isinstance(chosen, dict) else chosen
     return cls(**{**sizes, **given, **more})
+
+
+def _agreeing(fields: dict[str, Any], sizes: dict[str, Any]) -> dict[str, Any]:
+    """Sizes that must fit each other."""
+    found: dict[str, Any] = {}
+    if "kv_lora_rank" in fields and "num_key_value_heads" in fields:
+        found["num_key_value_heads"] = HEADS  # keys are unpacked for all heads
+    if "rotary_dim" in fields:
+        found["rotary_dim"] = WIDTH // HEADS // 2
+    stages = fields.get("num_heads")
+    if isinstance(stages, list) and isinstance(fields.get("embed_dim"), int) and isinstance(fields.get("depths"), list):
+        count = len(fields["depths"])  # Swin and its kin: each stage is twice as wide
+        found |= {"embed_dim": 16, "num_heads": [2 * 2**n for n in range(count)], "depths": [1] * count}
+        found |= {"window_size": 2, "image_size": 64, "patch_size": 2} if "window_size" in fields else {}
+    if "head_dim" in fields and fields["head_dim"] is None:
+        found["head_dim"] = WIDTH // HEADS
+    return found
 
 
 def _size(name: str, old: Any) -> Any:
