@@ -99,9 +99,11 @@ def _needed(model: Any, names: Any) -> dict[str, Any]:
         "pixel_attention_mask": lambda: torch.ones(BATCH, 16, dtype=torch.long),
         "audio_mel": lambda: _noise(BATCH, 48, getattr(config, "input_feat_size", 128)),
         "audio_mel_mask": lambda: torch.zeros(BATCH, 48, dtype=torch.bool),
-        "pixel_position_ids": lambda: torch.stack(torch.meshgrid(torch.arange(4), torch.arange(4), indexing="ij"), -1)
-        .view(1, 16, 2)
-        .expand(BATCH, -1, -1),
+        "pixel_position_ids": lambda: (
+            torch.stack(torch.meshgrid(torch.arange(4), torch.arange(4), indexing="ij"), -1)
+            .view(1, 16, 2)
+            .expand(BATCH, -1, -1)
+        ),
     }
     optional = ("visual_feats", "visual_pos")
     return {
@@ -116,7 +118,9 @@ def _noise(*shape: int) -> torch.Tensor:
 
 
 def _ids(config: Any) -> torch.Tensor:
-    return torch.randint(5, max(6, min(_words(config), 60)), (BATCH, TOKENS), generator=torch.Generator().manual_seed(0))
+    return torch.randint(
+        5, max(6, min(_words(config), 60)), (BATCH, TOKENS), generator=torch.Generator().manual_seed(0)
+    )
 
 
 def _words(config: Any) -> int:
@@ -146,6 +150,7 @@ def _patch(config: Any) -> int:
     part = getattr(config, "vision_config", config)
     channels = getattr(part, "in_channels", None) or getattr(part, "in_chans", None) or 3
     size = getattr(part, "patch_size", 8)
+    size = size[0] if isinstance(size, (list, tuple)) else size
     return int(channels * (getattr(part, "temporal_patch_size", None) or 1) * size * size)
 
 
