@@ -47,7 +47,9 @@ class Triton(FusedBackend):
         return measured_seconds(spec)
 
     def workspace(self, spec: CallSpec, kept_pairs: int) -> int:
-        return spec.batch * spec.heads * spec.queries * (spec.value_dim * spec.dtype.itemsize + 4)
+        # where a bias is learned, the output is kept before it is rounded too
+        exact = 4 if spec.grad and spec.bias is not None and spec.bias.needs_grad and spec.dtype.itemsize < 4 else 0
+        return spec.batch * spec.heads * spec.queries * (spec.value_dim * (spec.dtype.itemsize + exact) + 4)
 
     def takes_rules(self, spec: CallSpec) -> bool:
         return True
@@ -74,9 +76,6 @@ class Triton(FusedBackend):
             return _gradients.backward(call, grad_out, out, lse, needs)
         found = gradients(call, grad_out, out, lse, needs)
         return (*found, sink_gradient(call, grad_out, out, lse) if needs[4] else None)
-
-
-TRITON_BACKEND = Triton()
 
 
 @lru_cache(1)
