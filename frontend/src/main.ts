@@ -100,6 +100,20 @@ function run(store: Store, page: HTMLElement): void {
   dark.addEventListener("change", () => update(everything));
   store.listen(update);
   update(everything);
+  performance.mark("regard-shown");
+  prepare(store);
+}
+
+/** Index every head while nothing else happens, so that the first click finds it done. */
+function prepare(store: Store): void {
+  const idle = window.requestIdleCallback ?? ((act: () => void) => setTimeout(act, 30));
+  const waiting = store.scene.layers.flatMap((layer) => layer.isExact ? [] : layer.heads.map((_, head) => () => layer.top(head)));
+  const some = () => {
+    const until = performance.now() + 6;
+    while (waiting.length && performance.now() < until) waiting.shift()!();
+    if (waiting.length) idle(some);
+  };
+  idle(some);
 }
 
 /** What anywidget calls with a notebook's cell. */

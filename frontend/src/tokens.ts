@@ -1,9 +1,11 @@
 // Token text is data: it is shown as text, never as markup, and nothing in it can turn a line around.
 
+const UNSHOWN = /[\u0000-\u001f\u007f-\u009f\u200e\u200f\u061c\u202a-\u202e\u2066-\u2069\ud800-\udfff]/;
 const LONGEST = 48; // letters of one token in a text
 
 /** Text from elsewhere as it can be shown: control characters get a sign. */
 export function visible(given: string): string {
+  if (!UNSHOWN.test(given)) return given;
   let shown = "";
   for (const letter of given) {
     const code = letter.codePointAt(0)!;
@@ -18,6 +20,7 @@ export function visible(given: string): string {
 }
 
 export function shorten(given: string, most = LONGEST): string {
+  if (given.length <= most) return given;
   // a token of many kilobytes is cut before its letters are looked at
   const letters = [...given.slice(0, 4 * most)];
   return letters.length > most || given.length > 4 * most ? `${letters.slice(0, most - 1).join("")}…` : given;
@@ -30,6 +33,8 @@ export function label(given: string, most = 24): string {
   return inner === "" ? (short === "" ? "∅" : "␣".repeat(Math.min(short.length, 4))) : visible(inner);
 }
 
+const PLAIN = /^ [A-Za-z]{1,40}$/; // most tokens of most texts: nothing to look for
+
 export interface Piece { text: string; space: boolean; breaks: boolean }
 
 /** How a list of tokens is written as a text: where spaces stand between them, and where lines end. */
@@ -40,6 +45,7 @@ export function pieces(tokens: string[]): (at: number) => Piece {
   const marks = !carries && sample.some((token) => token.startsWith("##"));
   return (at) => {
     const token = tokens[at]!;
+    if (carries && PLAIN.test(token)) return { text: token.slice(1), space: true, breaks: false };
     const breaks = token.includes("\n");
     if (carries) {
       const plain = token.replace(/^[▁Ġ]/u, " ");

@@ -29,6 +29,7 @@ export const WORDS = {
   received_help: ["Shaded by the weight that each token receives in this layer.", "颜色深浅表示该层中每个词元得到的权重。"],
   listed_share: ["listed: {share} of the weight", "已列出 {share} 的权重"],
   every: ["Every head, from {word}: the token that each looks at most", "每个头从 {word} 看得最多的词元"],
+  every_none: ["Every head: choose a word to see what each looks at most", "每个头：选择一个词，看它们各自看得最多的词元"],
   head_n: ["head {n}", "头 {n}"], layer_n: ["layer {n}", "第 {n} 层"], layer_head: ["Layer {layer}, head {head}", "第 {layer} 层，头 {head}"],
   mean_of: ["mean of {n} heads", "{n} 个头的平均"],
   announce: ["{word} looks at {list}", "{word} 看向 {list}"],

@@ -131,7 +131,7 @@ export class CompareView {
       return `${by > 0 ? "+" : by < 0 ? "−" : ""}${name === "entropy" || name === "distance" ? Math.abs(by).toFixed(2) : `${(Math.abs(by) * 100).toFixed(1)} %`}`;
     };
     return el("table", { class: "stats" }, el("thead", {}, el("tr", {}, el("td", {}), el("th", { scope: "col" }, "A"), el("th", { scope: "col" }, "B"), el("th", { scope: "col" }, "A − B"))),
-      el("tbody", {}, el("tr", {}, el("th", { scope: "row" }, ""), el("td", {}, labelText(store, ra.label)), el("td", {}, labelText(store, rb.label)), el("td", {})),
+      el("tbody", {}, el("tr", {}, el("td", {}), el("td", {}, labelText(store, ra.label)), el("td", {}, labelText(store, rb.label)), el("td", {})),
         ...STATS.filter((name) => ra[name] !== null || rb[name] !== null).map((name) => el("tr", {}, el("th", { scope: "row" }, store.say(`stat_${name}`)), el("td", {}, statText(name, ra[name])), el("td", {}, statText(name, rb[name])), el("td", {}, change(name))))));
   }
 
@@ -151,7 +151,7 @@ export class CompareView {
     });
     if (!found.length) return null;
     found.sort((x, y) => y.by - x.by);
-    return el("section", {}, el("h3", {}, store.say("most_changed")), el("ol", { class: "looks" }, ...found.slice(0, 10).map(({ layer, head, by }) => el("li", { "data-weight": by }, el("button", {
+    return el("section", {}, el("h2", {}, store.say("most_changed")), el("ol", { class: "looks" }, ...found.slice(0, 10).map(({ layer, head, by }) => el("li", { "data-weight": by }, el("button", {
       type: "button", click: () => store.set({ layer, heads: [head], against: { ...b, layer, head } }),
     }, el("span", {}, store.say("layer_head", { layer: left[layer]!.index, head: left[layer]!.heads[head]! })), el("span", { class: "amount" }, percent(by)))))));
   }

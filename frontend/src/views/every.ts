@@ -6,7 +6,7 @@ import { label, percent } from "../tokens";
 /** Layers × heads: the token that each head looks at most, from the word that is chosen. */
 export class EveryHead {
   readonly element = el("section", { class: "every" });
-  private readonly title = el("h3", {});
+  private readonly title = el("h2", {});
   private cells: { layer: Layer; at: number; head: number; button: HTMLButtonElement }[] = [];
   private built = "";
 
@@ -14,22 +14,21 @@ export class EveryHead {
 
   update(query: number): void {
     const { store } = this;
-    this.element.hidden = query < 0;
-    if (query < 0) return;
     const key = JSON.stringify([store.state.recording, store.state.scene, store.layer.header.query_text, store.layer.header.kind]);
     if (key !== this.built) {
       this.built = key;
       this.build();
     }
-    const word = store.layer.queryToken(query);
+    // without a word the grid stays, empty: a layout that changed under the pointer would make it miss
     const [before, after] = store.say("every", { word: "\u0000" }).split("\u0000");
-    fill(this.title, before ?? "", el("bdi", {}, label(word)), after ?? "");
+    if (query < 0) fill(this.title, store.say("every_none"));
+    else fill(this.title, before ?? "", el("bdi", {}, label(store.layer.queryToken(query))), after ?? "");
     const place = query + store.layer.header.first;
     for (const { layer, at, head, button } of this.cells) {
       const own = place - layer.header.first;
-      const best = own >= 0 && own < layer.queries ? layer.out([head], own)[0] : undefined;
-      button.textContent = best ? label(layer.keyToken(best.at), 12) : "–";
-      button.style.background = best && best.at > 0 ? `color-mix(in srgb, var(--accent) ${(Math.sqrt(best.weight) * 52).toFixed(0)}%, var(--card))` : "";
+      const best = query >= 0 && own >= 0 && own < layer.queries ? layer.out([head], own)[0] : undefined;
+      button.textContent = best ? label(layer.keyToken(best.at), 12) : "·";
+      button.style.background = best && best.at > 0 ? `color-mix(in srgb, var(--accent) calc(var(--most) * ${Math.sqrt(best.weight).toFixed(3)}), var(--card))` : "";
       button.classList.toggle("resting", best?.at === 0);
       const says = `${store.say("layer_head", { layer: layer.index, head: layer.heads[head]! })}: ${best ? `${label(layer.keyToken(best.at))} ${percent(best.weight)}` : "–"}`;
       button.title = says;

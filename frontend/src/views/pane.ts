@@ -4,6 +4,8 @@ import { direction, pieces } from "../tokens";
 
 const BLOCK = 200; // tokens of one block: what is far from the window is one plain text, without an element per token
 
+const MOST_FILLED = 12;
+
 export interface Shade { weight: number; colour: string; parts?: { colour: string; weight: number }[] }
 export interface Spot { x: number; y: number; width: number; height: number; where: "inside" | "above" | "below" }
 
@@ -12,6 +14,7 @@ export class Pane {
   readonly element: HTMLElement;
   private readonly blocks: HTMLElement[] = [];
   private readonly filled = new Set<number>();
+  private readonly near = new Set<number>();
   private readonly observer: IntersectionObserver;
   private shades = new Map<number, Shade>();
   private shaded: HTMLElement[] = [];
@@ -30,7 +33,13 @@ export class Pane {
     const scroller = el("div", { class: "scroller", tabindex: 0, role: "group", "aria-label": labelled }, holder);
     this.element = el("div", { class: `pane ${size}${isColumn ? " column" : ""} ${side}` }, scroller);
     this.observer = new IntersectionObserver((entries) => {
-      for (const entry of entries) this.fill(Number((entry.target as HTMLElement).dataset.block), entry.isIntersecting);
+      for (const entry of entries) {
+        const number = Number((entry.target as HTMLElement).dataset.block);
+        if (!entry.isIntersecting) this.near.delete(number);
+        else this.near.add(number);
+      }
+      for (const number of this.near) this.fill(number, true);
+      this.empty();
       this.act.moved();
     }, { root: scroller, rootMargin: "400px" });
     for (let start = 0; start < tokens.length; start += BLOCK) {
@@ -93,7 +102,7 @@ export class Pane {
     for (let at = number * BLOCK; at < Math.min(this.tokens.length, (number + 1) * BLOCK); at++) {
       const { text, space, breaks } = this.piece(at);
       const token = el("span", { class: "t", "data-at": at }, text);
-      if (!this.isColumn) parts.append(space ? " " : "\u2060");
+      if (!this.isColumn && space) parts.append(" ");
       parts.append(token);
       if (breaks && !this.isColumn) parts.append(el("br"));
       const shade = this.shades.get(at);
@@ -101,6 +110,14 @@ export class Pane {
       if (at === this.marked) token.classList.add("chosen");
     }
     this.blocks[number]!.replaceChildren(parts);
+  }
+
+  /** Take the elements away from what was left long ago: the oldest first, and only when there are many. */
+  private empty(): void {
+    for (const number of this.filled) {
+      if (this.filled.size <= MOST_FILLED) return;
+      if (!this.near.has(number)) this.fill(number, false);
+    }
   }
 
   private token(at: number): HTMLElement | null {
@@ -130,8 +147,7 @@ export class Pane {
 
   private paint(token: HTMLElement, { weight, colour, parts }: Shade): void {
     // square roots: weights spread over orders of magnitude, and small ones should still be seen
-    const strength = clamp(Math.sqrt(weight), 0, 1) * 58;
-    const ground = `color-mix(in srgb, ${colour} ${strength.toFixed(1)}%, transparent)`;
+    const ground = `color-mix(in srgb, ${colour} calc(var(--most) * ${clamp(Math.sqrt(weight), 0, 1).toFixed(3)}), transparent)`;
     let layers = "";
     if (parts && parts.length > 1) {
       const total = parts.reduce((sum, part) => sum + part.weight, 0) || 1;

@@ -93,8 +93,8 @@ export class TextView {
     const wantsOut = store.state.direction !== "in", wantsIn = store.state.direction !== "out";
     const isPair = this.panes.length === 2 && !layer.isCross; // the same text twice: left looks, right is looked at
     const out = current && query >= 0 && !(isPair && current.side === "key") ? layer.out(heads, query) : [];
-    const incoming = current && key >= 0 && !(isPair && current.side === "query") ? layer.incoming(heads, key) : [];
-    this.found = { out: wantsOut || layer.isCross || isPair ? out : [], in: wantsIn || layer.isCross || isPair ? incoming : [] };
+    const incoming = current && key >= 0 && (wantsIn || layer.isCross || isPair) && !(isPair && current.side === "query") ? layer.incoming(heads, key) : [];
+    this.found = { out: wantsOut || layer.isCross || isPair ? out : [], in: incoming };
     const shades = { query: new Map<number, Shade>(), key: new Map<number, Shade>() };
     const first = layer.header.first;
     if (current) {

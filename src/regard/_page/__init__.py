@@ -52,10 +52,10 @@ def page(
     packed = pack(recordings, budget, {"open": wanted} if wanted else None)
     lang = {"zh": "zh-CN"}.get(str(wanted.get("lang")), "en")
     body = [
-        f'<div id="regard" data-home="{home}"><div class="plain">',
+        f'<div id="regard" data-home="{home}"><noscript><div class="plain">',
         f"<h1>{as_text(recording.title)}</h1>",
         _summary(recording),
-        "</div></div>",
+        "</div></noscript></div>",
         f'<script type="text/plain" id="regard-data">{base64.b64encode(packed).decode()}</script>',
     ]
     return document(recording.title, _STYLE, body, lang, script())

@@ -3,8 +3,8 @@
     "RGD1", length of the header (u32), the header, zeros up to a multiple of 8, the arrays
 
 Numbers are stored as coarsely as their use allows, and the header says how. Of each query's largest weights a file
-keeps as many as fit: all of them where there is room; else each query's largest, and of the others those above a floor that
-the page states.
+keeps as many as fit: all of them where there is room; else each query's largest, and of the others those above a
+floor that the page states.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import json
 import math
 import struct
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 
 STRIP = 512  # numbers of a strip along an axis
 EXACT = 96  # queries and keys up to which a map of single weights keeps 16 bits each
-SMALL, LARGE = 1_200_000, 4_050_000  # bytes after deflating that a page may take; base64 makes 4 of 3
-LARGE_ROWS = 1 << 20  # heads × queries of a page that gets the larger size
+SMALL, LARGE = 1_350_000, 4_050_000  # bytes after deflating that a page may take; base64 makes 4 of 3
+SMALL_ROWS, LARGE_ROWS = 40_000, 300_000  # heads × queries up to which a page gets the one, and from which the other
+SAMPLE = 8  # one layer of so many
 SERVED = 64_000_000  # of a page that a server gives on one machine
 
 
@@ -66,9 +67,17 @@ def pack(recordings: list[Recording], budget: int | None = None, extra: dict[str
     layers = [layer for many, _ in found for scene in many for layer in scene.layers]
     if budget is None:
         rows = sum(len(layer.heads) * layer.queries for layer in layers)
-        budget = int(SMALL + (LARGE - SMALL) * min(1.0, rows / LARGE_ROWS))
+        part = (rows - SMALL_ROWS) / (LARGE_ROWS - SMALL_ROWS)
+        budget = int(SMALL + (LARGE - SMALL) * min(1.0, max(0.0, part)))
     weights = [layer.top_weights for layer in layers if layer.top_weights is not None]
     detail = Detail()
+    if len(layers) >= 2 * SAMPLE and sum(w.size for w in weights) > budget:
+        # much to deflate: how finely to store is found on some of the layers
+        some = [([replace(scene, layers=scene.layers[::SAMPLE]) for scene in many], total) for many, total in found]
+        part = sum(len(scene.layers) for many, _ in some for scene in many) / len(layers)
+        while (size := len(_packed(recordings, some, texts, detail, {}))) > part * budget:
+            if not _coarser(detail, size / (part * budget), weights):
+                break
     while True:
         packed = _packed(recordings, found, texts, detail, extra or {})
         if len(packed) <= budget or not _coarser(detail, len(packed) / budget, weights):
