@@ -47,6 +47,8 @@ ARROWS: dict[str, set[str]] = {
     # recordings are read, saved and shown without any of the code that makes them
     "recording": LEAVES | {"_page"},
     "_page": LEAVES | {"recording"},
+    # the local page: recordings of a folder, and looks that the command knows how to run
+    "_serve": LEAVES | {"_page", "recording"},
     "_watching": BELOW_API | {"api", "compat", "recording"},
     "_watch": LEAVES | {"_watching", "recording"},
     # the walkthrough shows what the oracle computes, step by step

@@ -9,17 +9,18 @@ import { HeadView } from "./views/head";
 import { Overview } from "./views/overview";
 import { TextView } from "./views/text";
 import { CompareView } from "./views/compare";
+import type { Detail } from "./state";
+import { home as serverHome } from "./serve";
 import { say } from "./words";
+
+/** What a server adds: a way back, exact detail, and a memory of language and theme. */
+export interface Around { back?: () => void; detail?: Detail; language?: State["language"]; theme?: State["theme"] }
 
 interface Shown { element: HTMLElement; update(changed: Set<keyof State>): void }
 
 /** Put the page into an element. `home` is where it stands: a file of its own, or a cell of a notebook. */
-export async function mount(target: HTMLElement, packed: Uint8Array, home: "file" | "cell" = "file"): Promise<void> {
-  const root = target.getRootNode() as Document | ShadowRoot;
-  const sheet = new CSSStyleSheet();
-  sheet.replaceSync(style);
-  const scope = root instanceof ShadowRoot ? root : document;
-  scope.adoptedStyleSheets = [...scope.adoptedStyleSheets, sheet];
+export async function mount(target: HTMLElement, packed: Uint8Array, home: "file" | "cell" = "file", around: Around = {}): Promise<void> {
+  dress(target);
   const data = new Data(await inflate(packed));
   const page = el("div", { class: `regard ${home}` });
   if (!data.recordings.some((recording) => recording.scenes.length)) {
@@ -32,13 +33,26 @@ export async function mount(target: HTMLElement, packed: Uint8Array, home: "file
     view: (open.view as View) ?? "text", recording: 0, scene: 0, layer: begin.layer, heads: begin.heads, several: false,
     chosen: begin.at === null ? null : { side: "query", at: begin.at }, hovered: null, direction: "out", columns: false,
     sort: "layer", descending: true, filter: "*", against: null,
-    language: open.lang === "zh" ? "zh" : "en", theme: (open.theme as State["theme"]) ?? "auto",
+    language: around.language ?? (open.lang === "zh" ? "zh" : "en"), theme: around.theme ?? (open.theme as State["theme"]) ?? "auto",
   });
   target.replaceChildren(page);
-  run(store, page);
+  store.detail = around.detail ?? null;
+  run(store, page, around.back);
 }
 
-function run(store: Store, page: HTMLElement): void {
+/** Give the page its style, once, wherever it stands. */
+function dress(target: HTMLElement): void {
+  const root = target.getRootNode();
+  const scope = root instanceof ShadowRoot ? root : document;
+  if (dressed.has(scope)) return;
+  dressed.add(scope);
+  const sheet = new CSSStyleSheet();
+  sheet.replaceSync(style);
+  scope.adoptedStyleSheets = [...scope.adoptedStyleSheets, sheet];
+}
+const dressed = new WeakSet<Document | ShadowRoot>();
+
+function run(store: Store, page: HTMLElement, back?: () => void): void {
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const views: Partial<Record<View, Shown>> = {};
   const make: Record<string, () => Shown> = {
@@ -63,6 +77,7 @@ function run(store: Store, page: HTMLElement): void {
     const tokens = Math.max(...scene.layers.map((layer) => layer.keyText.length));
     page.lang = state.language === "zh" ? "zh-CN" : "en";
     fill(header,
+      back ? el("button", { type: "button", class: "chip wide", click: back }, `‹ ${store.say("back")}`) : null,
       el("div", { class: "title" }, el("h1", {}, el("bdi", {}, store.recording.title)), el("p", {}, store.say("sizes", {
         layers: scene.layers.length, heads: scene.layers.reduce((sum, layer) => sum + layer.heads.length, 0), tokens,
       }))),
@@ -125,6 +140,12 @@ function render({ model, el: cell }: { model: { get(name: string): unknown }; el
 }
 
 export default { render };
+
+const server = typeof document === "undefined" ? null : document.getElementById("regard-server");
+if (server) {
+  dress(server);
+  serverHome(server, (packed, around) => mount(server, packed, "file", around));
+}
 
 // In a file of its own the data stand next to this script.
 const held = typeof document === "undefined" ? null : document.getElementById("regard-data");

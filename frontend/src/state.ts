@@ -18,10 +18,14 @@ export interface State {
   language: Language; theme: "auto" | "light" | "dark";
 }
 
+export interface Rectangle { row: number; rows: number; column: number; columns: number }
+export type Detail = (layer: number, head: number, place: Rectangle) => Promise<Float32Array | null>;
+
 /** What is chosen in one view is chosen in all: they share this, and are told of every change. */
 export class Store {
   private readonly listeners = new Set<(changed: Set<keyof State>) => void>();
   colours!: Palette;
+  detail: Detail | null = null; // exact weights of a rectangle, where a server can compute them
 
   constructor(readonly data: Data, public state: State) {}
 

@@ -43,6 +43,8 @@ export class HeadView {
 
   update(changed: Set<keyof State>): void {
     const { store } = this, { state, layer } = store;
+    const { detail } = store;
+    this.map.ask = detail && state.heads.length === 1 ? (asked) => detail(layer.index, layer.heads[state.heads[0]!]!, asked) : null;
     const place = JSON.stringify([state.recording, state.scene, layer.queries, layer.keys]);
     const key = JSON.stringify([place, state.layer, state.heads, state.language, store.colours.isDark]);
     if (key !== this.shown || changed.has("theme")) {
@@ -86,7 +88,7 @@ export class HeadView {
     this.tip.hidden = !cell;
     if (!cell) return;
     fill(this.tip, el("bdi", {}, label(layer.queryToken(cell.query))), el("span", { class: "place" }, ` ${cell.query + layer.header.first}`), " → ",
-      el("bdi", {}, label(layer.keyToken(cell.key))), el("span", { class: "place" }, ` ${cell.key}`), el("br", {}), el("b", {}, cellText(store, layer, store.heads, cell)));
+      el("bdi", {}, label(layer.keyToken(cell.key))), el("span", { class: "place" }, ` ${cell.key}`), el("br", {}), el("b", {}, this.map.exact(cell) === null ? cellText(store, layer, store.heads, cell) : percent(this.map.exact(cell)!)));
     const box = this.map.element;
     this.tip.style.left = `${Math.min(x + 14, Math.max(0, box.clientWidth - this.tip.offsetWidth - 4))}px`;
     this.tip.style.top = `${y + 18 + this.tip.offsetHeight > box.clientHeight ? Math.max(0, y - this.tip.offsetHeight - 10) : y + 18}px`;

@@ -1,6 +1,7 @@
 import { css, headColour, heatmap, type Palette } from "../colours";
 import type { Layer } from "../data";
 import { clamp, el, sharp } from "../dom";
+import type { Rectangle } from "../state";
 import { label } from "../tokens";
 
 export interface Cell { query: number; key: number }
@@ -23,6 +24,10 @@ export class MapCanvas {
   private readonly pointers = new Map<number, { x: number; y: number }>();
   private moved = false;
   twin: MapCanvas[] = [];
+  private rectangle: { place: Rectangle; values: Float32Array } | null = null;
+  private asked = 0;
+  /** Where exact weights can be had, this asks for those in view once the view has come to rest. */
+  ask: ((place: Rectangle) => Promise<Float32Array | null>) | null = null;
 
   constructor(private readonly act: { point: (cell: Cell | null, x: number, y: number) => void; choose: (cell: Cell) => void }) {
     this.element = el("div", { class: "map" }, this.canvas);
@@ -48,6 +53,8 @@ export class MapCanvas {
     this.top = top;
     this.colours = colours;
     this.exactHead = exactHead;
+    this.rectangle = null;
+    this.wonder();
     this.strips = exactHead === null ? { entropy: null, mass: null } : { entropy: layer.strip("entropy", exactHead), mass: layer.strip("mass", exactHead) };
     this.canvas.setAttribute("aria-label", labelled);
     this.later();
@@ -88,7 +95,31 @@ export class MapCanvas {
     const { layer } = this;
     this.span = { ...span, row: clamp(span.row, 0, layer.queries - span.rows), column: clamp(span.column, 0, layer.keys - span.columns) };
     this.later();
+    this.wonder();
     if (tell) for (const twin of this.twin) if (twin.layer?.queries === layer.queries && twin.layer.keys === layer.keys) twin.settle(this.span, false);
+  }
+
+  private wonder(): void {
+    if (!this.ask || this.exactHead === null || this.layer.isExact) return;
+    const turn = ++this.asked;
+    setTimeout(async () => {
+      if (turn !== this.asked || !this.ask) return;
+      const row = Math.floor(this.span.row), column = Math.floor(this.span.column);
+      const place = { row, column, rows: Math.min(this.layer.queries, Math.ceil(this.span.row + this.span.rows)) - row, columns: Math.min(this.layer.keys, Math.ceil(this.span.column + this.span.columns)) - column };
+      if (place.rows * place.columns > 262144) return;
+      const values = await this.ask(place);
+      if (turn !== this.asked || !values) return;
+      this.rectangle = { place, values };
+      this.element.dataset.exact = "true";
+      this.later();
+    }, 250);
+  }
+
+  /** The exact weight of a pair that a server has given; null where it has not. */
+  exact(cell: Cell): number | null {
+    if (!this.rectangle) return null;
+    const { place, values } = this.rectangle, row = cell.query - place.row, column = cell.key - place.column;
+    return row >= 0 && row < place.rows && column >= 0 && column < place.columns ? values[row * place.columns + column]! : null;
   }
 
   private cellAt(x: number, y: number): Cell | null {
@@ -197,6 +228,15 @@ export class MapCanvas {
     const wide = box.width / span.columns, high = box.height / span.rows;
     if (head === null || layer.isExact || Math.min(wide, high) < 3) return;
     const most = Math.max(this.top, 0.02);
+    if (this.rectangle) {
+      const { place, values } = this.rectangle;
+      for (let row = 0; row < place.rows; row++) for (let column = 0; column < place.columns; column++) {
+        const weight = values[row * place.columns + column]!;
+        context.fillStyle = css(colours.heat[Math.min(255, Math.round(Math.sqrt(weight / Math.max(most, weight)) * 255))]!);
+        context.fillRect(box.left + (place.column + column - span.column) * wide, box.top + (place.row + row - span.row) * high, wide + 0.5, high + 0.5);
+      }
+      return;
+    }
     for (let query = Math.floor(span.row); query < Math.min(layer.queries, Math.ceil(span.row + span.rows)); query++) {
       layer.top(head)?.row(query, (key, weight) => {
         if (key < span.column - 1 || key > span.column + span.columns) return;

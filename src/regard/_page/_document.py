@@ -30,6 +30,23 @@ def document(title: str, style: str, body: Iterable[str], lang: str = "en", scri
     return "\n".join(parts)
 
 
+def served(title: str, lang: str) -> str:
+    """The frame of the local page: its script and its data come from the server that gave it."""
+    style = "body { margin: 0 }"
+    policy = (
+        f"default-src 'none'; script-src 'self'; style-src '{_digest(style)}'; connect-src 'self'; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    return (
+        f'<!doctype html><html lang="{"zh-CN" if lang == "zh" else "en"}"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{escape(policy)}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{as_text(title)}</title><style>{style}</style></head>"
+        f'<body><div id="regard-server" data-lang="{escape(lang)}"></div>'
+        '<script type="module" src="/page.js"></script></body></html>\n'
+    )
+
+
 def as_text(given: str) -> str:
     """Text as data: markup is escaped, control characters become visible, halves of surrogate pairs are replaced."""
     return escape(visible(given))

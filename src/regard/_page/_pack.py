@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from regard.recording import Recording
 
 STRIP = 512  # numbers of a strip along an axis
-EXACT = 96  # queries and keys up to which a map of single weights keeps 16 bits each
+EXACT = 128  # queries and keys up to which a map of single weights keeps 16 bits each
 SMALL, LARGE = 1_350_000, 4_050_000  # bytes after deflating that a page may take; base64 makes 4 of 3
 SMALL_ROWS, LARGE_ROWS = 40_000, 300_000  # heads × queries up to which a page gets the one, and from which the other
 SAMPLE = 8  # one layer of so many
@@ -226,6 +226,7 @@ def _map(layer: Layer, store: Store, detail: Detail) -> dict[str, Any] | None:
     if exact and max(rows, columns) <= EXACT and detail.bits == 16:
         data, tops = np.rint(coarse * 65535).astype(np.uint16), [1.0] * heads
     else:
+        exact = False  # eight bits are enough for a colour, not for a number
         tops = [float(head.max(initial=0.0)) for head in coarse]
         scale = np.array([top or 1.0 for top in tops], np.float32)[:, None, None]
         data = np.rint(np.sqrt(coarse / scale) * 255).astype(np.uint8)
