@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from regard.recording import Head, Recording
 
 HEIGHT = 620
+_MOST_KEYS = 4096  # of a mask that fits one size only
 _MOST_CELLS = 32  # rows and columns of a mask that is drawn
 _STATISTICS = ("entropy", "max_weight", "key_mass", "map", "top_keys", "top_weights", "distance", "first_mass")
 
@@ -148,8 +149,9 @@ def _plan(plan: Any) -> str:
 
 def _mask(mask: Any) -> str:
     """The mask as a drawing of squares, for a size that it fits."""
-    sizes = [int(tensor.shape[-1]) for tensor in mask.tensors if tensor.dim() and 1 < tensor.shape[-1] <= 4096]
-    for keys in [*sizes, 12]:
+    sizes = [int(tensor.shape[-1]) for tensor in mask.tensors if tensor.dim() and tensor.shape[-1] > 1]
+    sums = [int(tensor.sum()) for tensor in mask.tensors if tensor.dtype == torch.int64]  # lengths of documents
+    for keys in [12, *(size for size in sizes + sums if 0 < size <= _MOST_KEYS)]:
         rows = [int(t.shape[-2]) for t in mask.tensors if t.dim() > 1 and t.shape[-1] == keys and t.shape[-2] > 1]
         for queries in [*rows, keys]:
             try:
