@@ -2,6 +2,7 @@ import { palette } from "./colours";
 import { Data, fromBase64, inflate } from "./data";
 import { el, fill } from "./dom";
 import { opening } from "./opening";
+import { pieces } from "./tokens";
 import { pickers } from "./pickers";
 import { type State, Store, type View } from "./state";
 import style from "./style.css";
@@ -9,6 +10,7 @@ import { HeadView } from "./views/head";
 import { Overview } from "./views/overview";
 import { TextView } from "./views/text";
 import { CompareView } from "./views/compare";
+import { WalkView } from "./views/walk";
 import type { Detail } from "./state";
 import { home as serverHome } from "./serve";
 import { say } from "./words";
@@ -57,6 +59,7 @@ function run(store: Store, page: HTMLElement, back?: () => void): void {
   const views: Partial<Record<View, Shown>> = {};
   const make: Record<string, () => Shown> = {
     text: () => new TextView(store), overview: () => new Overview(store), head: () => new HeadView(store), compare: () => new CompareView(store),
+    walk: () => new WalkView(store, spoken(store)),
   };
   const header = el("header", {}), tabs = el("div", { class: "tabs", role: "tablist" }), main = el("main", {});
   const picks = pickers(store);
@@ -103,7 +106,7 @@ function run(store: Store, page: HTMLElement, back?: () => void): void {
   function update(changed: Set<keyof State>): void {
     if (changed.has("theme")) paint();
     head();
-    picks.element.hidden = store.state.view === "overview" || store.state.view === "compare";
+    picks.element.hidden = store.state.view !== "text" && store.state.view !== "head";
     if (!picks.element.hidden) picks.update();
     const view = (views[store.state.view] ??= make[store.state.view]!());
     if (main.firstElementChild !== view.element) main.replaceChildren(view.element);
@@ -117,6 +120,13 @@ function run(store: Store, page: HTMLElement, back?: () => void): void {
   update(everything);
   performance.mark("regard-shown");
   prepare(store);
+}
+
+/** The text as one would say it: what a walk begins with. */
+function spoken(store: Store): string {
+  const tokens = store.layer.keyText, piece = pieces(tokens);
+  const text = tokens.slice(0, 9).map((_, at) => (piece(at).space ? " " : "") + piece(at).text).join("").replace(/\[(CLS|SEP|PAD)\]|<[^>]{0,20}>/g, " ").trim();
+  return /\p{L}/u.test(text) ? text : "The cat sat on the mat.";
 }
 
 /** Index every head while nothing else happens, so that the first click finds it done. */
