@@ -12,7 +12,6 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from regard._page._document import as_text, document
-from regard._page._pack import pack
 
 if TYPE_CHECKING:
     from regard.recording import Recording
@@ -47,6 +46,8 @@ def page(
         home: "file", or "cell" inside a notebook.
         budget: bytes of data at most, before base64.
     """
+    from regard._page._pack import pack  # reads tensors: the walkthrough uses this package without torch
+
     recordings = [recording, *([against] if against is not None else [])]
     wanted = {name: value for name, value in (opening or {}).items() if value is not None}
     packed = pack(recordings, budget, {"open": wanted} if wanted else None)
