@@ -11,7 +11,7 @@ import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "regard"
 
-LEAVES = {"_errors", "_hash", "_text", "_write", "bias", "masks", "positions", "statistics"}
+LEAVES = {"_display", "_errors", "_figures", "_hash", "_text", "_write", "bias", "masks", "positions", "statistics"}
 BELOW_API = LEAVES | {"spec", "backends", "plan", "_arguments", "_guard", "_observing", "observation"}
 ANYTHING = {"*"}
 
@@ -47,6 +47,8 @@ ARROWS: dict[str, set[str]] = {
     # recordings are read, saved and shown without any of the code that makes them
     "recording": LEAVES | {"_page"},
     "_page": LEAVES | {"recording"},
+    # the local page: recordings of a folder, and looks that the command knows how to run
+    "_serve": LEAVES | {"_page", "recording"},
     "_watching": BELOW_API | {"api", "compat", "recording"},
     "_watch": LEAVES | {"_watching", "recording"},
     # the walkthrough shows what the oracle computes, step by step

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import signal
 import sys
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -20,6 +21,7 @@ from regard._cli.info import info
 from regard._cli.lab import lab
 from regard._cli.look import look
 from regard._cli.models import models
+from regard._cli.serve import serve
 from regard._cli.walk import walk
 
 app = typer.Typer(
@@ -54,8 +56,8 @@ def common(
     """
 
 
-PANELS = {
-    "Look and learn": (look, walk, lab),
+PANELS: dict[str, tuple[Callable[..., None], ...]] = {
+    "Look and learn": (look, serve, walk, lab),
     "Plan": (cost, explain, bench, info),
     "Prove": (check,),
     "Models": (models, generate, convert),

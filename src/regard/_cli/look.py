@@ -15,6 +15,7 @@ from regard._cli import complete, terminal
 
 if TYPE_CHECKING:
     from regard.recording import Recorded, Recording
+    from regard.statistics import Want
 
 # Models that a package carries, so that nothing is downloaded: name -> (package to install, file inside it)
 PACKAGED = {
@@ -42,16 +43,27 @@ def look(
     length: Annotated[int, typer.Option(help="Tokens at most; what the model takes by default.")] = 0,
     out: Annotated[Path, typer.Option(help="Where to write: this name with .regard and .html.")] = Path("look"),
     as_json: Annotated[bool, typer.Option("--json", help="Print one object a head, as JSON.")] = False,
+    open_page: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+    layer: Annotated[int | None, typer.Option(help="Layer at which the page opens.")] = None,
+    head: Annotated[int | None, typer.Option(help="Head at which the page opens.")] = None,
+    lang: Annotated[
+        str, typer.Option(help="Language of the page: en or zh.", autocompletion=complete.one_of(("en", "zh")))
+    ] = "en",
 ) -> None:
     """Run a model on a text, print what its heads did, and write the recording and a page.
 
     Examples:
-      regard look minilm "The cat sat on the mat."
+      regard look minilm "The cat sat on the mat." --open
       regard look path/to/model --file book.txt --length 2000 --out book
       regard look minilm --json
     """
+    from regard._page._show import open_in_browser
+    from regard._text import language
+    from regard._write import write_atomically
+
     try:
         read = _text(text, file)
+        language(lang)
         if length < 0:
             raise ValueError(f"--length is {length}; expected at least 1, or 0 for what the model takes")
         if not out.parent.is_dir():
@@ -61,9 +73,10 @@ def look(
         recording = _run(network, tokenizer, read, length)
         recording.title = f"{model}: {type(network).__name__}"
         with terminal.saying("writing the recording and the page"):
-            for path, write in ((f"{out}.regard", recording.save), (f"{out}.html", recording.to_html)):
-                write(path)
-    except (ValueError, ImportError) as error:
+            page = recording.to_html(layer=layer, head=head, lang=lang)
+            recording.save(f"{out}.regard")
+            write_atomically(Path(f"{out}.html"), [page.encode()])
+    except (ValueError, ImportError, IndexError) as error:
         terminal.stop(str(error))
     except OSError as error:
         terminal.stop(f"{error.filename or out}: {error.strerror or error}")
@@ -72,6 +85,8 @@ def look(
         return
     terminal.console().print(recording.summary())
     typer.echo(f"wrote {out}.regard and {out}.html")
+    if open_page and not open_in_browser(Path(f"{out}.html")):
+        typer.echo(f"no browser could be opened; open {out}.html in one", err=True)
 
 
 def _text(text: str, file: Path | None) -> str:
@@ -157,12 +172,19 @@ def _run(model: Any, tokenizer: Any, text: str, length: int) -> Recording:
     with (
         torch.inference_mode(),
         _progress(layers, ids.shape[1]) as advance,
-        regard.watch(model, tokenizer=tokenizer, on_call=advance) as recording,
+        regard.watch(model, tokenizer=tokenizer, on_call=advance, want=_want(ids.shape[1])) as recording,
     ):
         model(input_ids=ids)
     if not recording.calls:
         raise ValueError("the model made no attention call that can be seen")
     return recording
+
+
+def _want(tokens: int) -> Want:
+    """Every single weight where the text is short, so that the page has all of them; the usual thumbnail elsewhere."""
+    from regard import Want
+
+    return Want(map=(128, 128)) if tokens <= 128 else Want()
 
 
 @contextlib.contextmanager

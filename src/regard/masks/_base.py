@@ -8,6 +8,7 @@ from typing import Any, ClassVar, NoReturn, TypeVar
 import torch
 from torch import Tensor
 
+from regard._display import mimebundle
 from regard.masks._arguments import describe, plain
 from regard.masks._blocks import BlockTable, block_table
 from regard.masks._count import kept_pairs
@@ -140,6 +141,9 @@ class Mask:
 
     def __repr__(self) -> str:
         return self._text()
+
+    def _repr_mimebundle_(self, **_: object) -> dict[str, object]:
+        return mimebundle(self)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_memo": None, "_hash": None}  # string hashes differ from process to process
