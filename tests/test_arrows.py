@@ -11,7 +11,7 @@ import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "regard"
 
-LEAVES = {"_errors", "_hash", "_text", "_write", "bias", "masks", "positions", "statistics"}
+LEAVES = {"_errors", "_hash", "_safetensors", "_text", "_write", "bias", "masks", "positions", "statistics"}
 BELOW_API = LEAVES | {"spec", "backends", "plan", "_arguments", "_guard", "_observing", "observation"}
 ANYTHING = {"*"}
 

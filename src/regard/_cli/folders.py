@@ -40,22 +40,22 @@ def load(
     """
     from regard import interop, models
     from regard.interop._hf_files import read_json
-    from regard.interop._saved import FORMAT
+    from regard.interop._saved import description
 
     if name in models.names() and not Path(name).exists():
         raise ValueError(f"{name} is a configuration, and has no weights: give a folder that has them")
     folder, gguf = _find(name)
-    ours = gguf is None and read_json(folder / "config.json").get("format") == FORMAT
-    if (ours or gguf is not None) and (ignore or layer is not None):
+    ours = None if gguf is not None else description(folder)
+    if (ours is not None or gguf is not None) and (ignore or layer is not None):
         raise ValueError(f"--ignore and --layer are for folders of Hugging Face's, and {name} is none")
     if gguf is not None:
         return _from_gguf(folder, gguf, dtype, device)
-    given = read_json(folder / "config.json")
     made: dict[str, Any] = {"dtype": dtype, "device": device}
-    if ours:
+    if ours is not None:
         model: Any = interop.load(folder, **made)
-        stop = _numbers(given.get("stop"))
+        stop = _numbers(ours.get("stop"))
     else:
+        given = read_json(folder / "config.json")
         model = interop.from_hf(folder, ignore=ignore, layer=layer, **made)
         generation = folder / "generation_config.json"
         settings = {**given, **(read_json(generation) if generation.is_file() else {})}
