@@ -1,13 +1,4 @@
-"""PyTorch's own attention function, with PyTorch's meaning, computed by regard.
-
-    torch.nn.functional.scaled_dot_product_attention = regard.compat.scaled_dot_product_attention
-
-This is the one place where PyTorch's conventions hold: tensors of any rank from 2 up, batch dims that broadcast,
-`is_causal` aligned to the top left, a bare tensor as mask. Few things differ, and only where PyTorch has no useful
-answer: a query with nothing to attend to gets zeros (PyTorch gives NaN on some paths), NaN or +inf in a float mask
-raises ValueError on CPU, and a negative `dropout_p` is refused on every path, `attn_mask` beside `is_causal` too. What
-PyTorch refuses is refused with the same kind of error.
-"""
+"""`torch.nn.functional.scaled_dot_product_attention`, computed by regard."""
 
 from __future__ import annotations
 
@@ -20,8 +11,6 @@ import torch
 from torch import Tensor
 
 from regard import api, masks
-
-__all__ = ["scaled_dot_product_attention"]
 
 _CAUSAL = masks.causal()
 # PyTorch's own, also where `torch.nn.functional` has been given the one below in its place
