@@ -97,6 +97,9 @@ def _refuse_what_torch_lacks(module: MultiHeadAttention, out_bias: bool, qkv_bia
         f"value_head_dim={module.value_head_dim}": module.value_head_dim != module.head_dim,
         "qk_norm=True": module.q_norm is not None,
         "positions": module.positions is not None,
+        f"scale={module.scale}": module.scale is not None,
+        f"softcap={module.softcap}": module.softcap is not None,
+        "sinks": module.sinks is not None,
         f"out_dropout={module.out_dropout}": module.out_dropout > 0.0,
         f"qkv_bias={qkv_bias} with out_bias={out_bias}": qkv_bias != out_bias,
     }
