@@ -7,13 +7,20 @@ from regard.interop._hf_decoders import (
     deepseek_names,
     gpt2_config,
     gpt2_names,
-    llama_config,
-    llama_names,
     whisper_config,
     whisper_names,
 )
 from regard.interop._hf_encoders import bert_config, bert_names, vit_config, vit_names
 from regard.interop._hf_family import Family
+from regard.interop._hf_llamas import (
+    gemma2_config,
+    gemma_config,
+    llama_config,
+    llama_names,
+    mistral_config,
+    qwen2_config,
+    qwen3_config,
+)
 
 FAMILIES: dict[str, Family] = {
     "bert": Family(
@@ -51,13 +58,23 @@ FAMILIES: dict[str, Family] = {
         computed=r"\.attn\.(bias|masked_bias)$",
         transposed=("qkv_proj.weight", "out_proj.weight", "up.weight", "down.weight"),
     ),
-    "llama": Family(
-        "model.",
-        llama_config,
-        llama_names,
-        copies={"lm_head.weight": "embed_tokens.weight"},
-        computed=r"rotary_emb\.inv_freq$",
-    ),
+    **{
+        name: Family(
+            "model.",
+            configure,
+            llama_names,
+            copies={"lm_head.weight": "embed_tokens.weight"},
+            computed=r"rotary_emb\.(original_)?inv_freq$",
+        )
+        for name, configure in (
+            ("llama", llama_config),
+            ("mistral", mistral_config),
+            ("qwen2", qwen2_config),
+            ("qwen3", qwen3_config),
+            ("gemma", gemma_config),
+            ("gemma2", gemma2_config),
+        )
+    },
     "whisper": Family(
         "model.",
         whisper_config,

@@ -179,13 +179,16 @@ def _written(config: Any) -> dict[str, Any]:
     return fields
 
 
-def _read(fields: Any) -> dict[str, Any]:
-    if not isinstance(fields, dict):
-        raise TypeError(f"config is a {type(fields).__name__}; expected an object")
+def _read(given: Any) -> dict[str, Any]:
+    if not isinstance(given, dict):
+        raise TypeError(f"config is a {type(given).__name__}; expected an object")
+    fields: dict[str, Any] = given
+    if isinstance(fields.get("windowed"), list):
+        fields = {**fields, "windowed": tuple(fields["windowed"])}
     scaling = fields.get("rotary_scaling")
     if scaling is None:
         return fields
     if not isinstance(scaling, dict) or scaling.get("kind") not in _SCALINGS:
         raise ValueError(f"rotary_scaling must name one of {', '.join(_SCALINGS)}, got {scaling!r}")
-    given = {name: value for name, value in scaling.items() if name != "kind"}
-    return {**fields, "rotary_scaling": _SCALINGS[scaling["kind"]](**given)}
+    said = {name: value for name, value in scaling.items() if name != "kind"}
+    return {**fields, "rotary_scaling": _SCALINGS[scaling["kind"]](**said)}
