@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from regard.interop._hf_decoders import (
     deepseek_config,
     deepseek_names,
@@ -10,7 +12,16 @@ from regard.interop._hf_decoders import (
     whisper_config,
     whisper_names,
 )
-from regard.interop._hf_encoders import bert_config, bert_names, vit_config, vit_names
+from regard.interop._hf_encoders import (
+    bert_config,
+    bert_names,
+    distilbert_config,
+    distilbert_names,
+    roberta_config,
+    roberta_names,
+    vit_config,
+    vit_names,
+)
 from regard.interop._hf_family import Family
 from regard.interop._hf_llamas import (
     gemma2_config,
@@ -22,6 +33,13 @@ from regard.interop._hf_llamas import (
     qwen3_config,
 )
 
+LLAMA = Family(
+    "model.",
+    llama_config,
+    llama_names,
+    copies={"lm_head.weight": "embed_tokens.weight"},
+    computed=r"rotary_emb\.(original_)?inv_freq$",
+)
 FAMILIES: dict[str, Family] = {
     "bert": Family(
         "bert.",
@@ -58,23 +76,7 @@ FAMILIES: dict[str, Family] = {
         computed=r"\.attn\.(bias|masked_bias)$",
         transposed=("qkv_proj.weight", "out_proj.weight", "up.weight", "down.weight"),
     ),
-    **{
-        name: Family(
-            "model.",
-            configure,
-            llama_names,
-            copies={"lm_head.weight": "embed_tokens.weight"},
-            computed=r"rotary_emb\.(original_)?inv_freq$",
-        )
-        for name, configure in (
-            ("llama", llama_config),
-            ("mistral", mistral_config),
-            ("qwen2", qwen2_config),
-            ("qwen3", qwen3_config),
-            ("gemma", gemma_config),
-            ("gemma2", gemma2_config),
-        )
-    },
+    "llama": LLAMA,
     "whisper": Family(
         "model.",
         whisper_config,
@@ -82,4 +84,26 @@ FAMILIES: dict[str, Family] = {
         copies={"proj_out.weight": "decoder.embed_tokens.weight"},
     ),
     "deepseek_v3": Family("", deepseek_config, deepseek_names),
+    "roberta": Family(
+        "roberta.",
+        roberta_config,
+        roberta_names,
+        copies={
+            "lm_head.decoder.weight": "embeddings.word_embeddings.weight",
+            "lm_head.decoder.bias": "lm_head.bias",
+        },
+        computed=r"embeddings\.(position_ids|token_type_ids)$",
+    ),
+    "distilbert": Family(
+        "distilbert.",
+        distilbert_config,
+        distilbert_names,
+        copies={"vocab_projector.weight": "embeddings.word_embeddings.weight"},
+        computed=r"embeddings\.position_ids$",
+    ),
+    "mistral": dataclasses.replace(LLAMA, configure=mistral_config),
+    "qwen2": dataclasses.replace(LLAMA, configure=qwen2_config),
+    "qwen3": dataclasses.replace(LLAMA, configure=qwen3_config),
+    "gemma": dataclasses.replace(LLAMA, configure=gemma_config),
+    "gemma2": dataclasses.replace(LLAMA, configure=gemma2_config),
 }
