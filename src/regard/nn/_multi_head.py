@@ -58,7 +58,8 @@ class MultiHeadAttention(nn.Module):
         sinks: whether the module learns one logit for each head (`sinks`, zeros at first), as in `regard.attention`.
 
     Weights start as those of `torch.nn.MultiheadAttention`: Xavier uniform for the input projections (a packed matrix
-    is drawn as one), `torch.nn.Linear`'s own for the output projection, zeros for all biases.
+    is drawn as one), `torch.nn.Linear`'s own for the output projection, zeros for all biases. A state dict with the
+    names `q_linear`, `k_linear`, `v_linear` and `out`, which many tutorials have, loads too.
     """
 
     def __init__(
