@@ -79,7 +79,7 @@ def _from_gguf(folder: Path, gguf: str, dtype: Any, device: str | None) -> Found
     try:
         import transformers
     except ImportError:
-        raise ImportError("a GGUF file is read by transformers: pip install 'regard[hf]' gguf accelerate") from None
+        raise ImportError("a GGUF file is read by transformers: pip install transformers gguf accelerate") from None
     local: dict[str, Any] = {"gguf_file": gguf, "local_files_only": True}
     with _quiet(transformers):
         try:
@@ -121,7 +121,7 @@ def _by_transformers(folder: Path) -> Words:
     try:
         import transformers
     except ImportError:
-        raise ImportError(f"{missing}; to read another tokenizer: pip install 'regard[hf]'") from None
+        raise ImportError(f"{missing}; to read another tokenizer: pip install transformers") from None
     with _quiet(transformers):
         try:
             return _of_transformers(transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True))

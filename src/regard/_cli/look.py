@@ -59,7 +59,7 @@ def look(
     Examples:
       regard look minilm "The cat sat on the mat."
       regard look path/to/model --file book.txt --length 2000 --out book
-      regard look openai-community/gpt2 --file - < book.txt
+      regard look openai-community/gpt2 --file book.txt
       regard look path/to/vit --image cat.png
       regard look path/to/whisper --audio speech.wav
       regard look minilm --json

@@ -31,7 +31,7 @@ def to_hf(model: nn.Module) -> Any:
     try:
         import transformers
     except ImportError:
-        raise ImportError("to_hf needs Hugging Face's transformers: pip install 'regard[hf]'") from None
+        raise ImportError("to_hf needs Hugging Face's transformers: pip install transformers") from None
     first = next(model.parameters(), None)
     made: dict[str, Any] = {"dtype": None if first is None else first.dtype}
     with torch.device("cpu" if first is None else first.device):

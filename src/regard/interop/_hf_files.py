@@ -68,7 +68,7 @@ class Tensors:
         try:
             from safetensors import SafetensorError, safe_open
         except ImportError:
-            raise ImportError("reading weights needs safetensors: pip install 'regard[hf]'") from None
+            raise ImportError("reading weights needs safetensors: pip install safetensors") from None
         try:
             there = self._open.enter_context(safe_open(file, framework="pt"))
             names = list(there.keys())
