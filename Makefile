@@ -20,10 +20,10 @@ export ONEDNN_MAX_CPU_ISA := AVX512_CORE_BF16
 # Many small tests: two processes of one thread each are faster than one process of two threads.
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n 2
 
-.PHONY: test lint page demo docs fuzz test-gpu test-models bench-cpu clean help
+.PHONY: test lint page demo docs fuzz test-gpu test-models bench-cpu dist clean help
 
 help:
-	@echo "make test | demo | lint | page | docs | fuzz N=20000 | test-gpu | test-models | bench-cpu ARGS=--quick | clean"
+	@echo "make test | demo | lint | page | docs | fuzz N=20000 | test-gpu | test-models | bench-cpu ARGS=--quick | dist | clean"
 
 test: lint
 	@$(PYTEST)
@@ -63,6 +63,22 @@ test-models: $(READY)
 
 bench-cpu: $(READY)
 	@$(PY) benchmarks/cpu.py $(ARGS)
+
+# The wheel and the source archive, each tried in an environment that has nothing else, away from the sources.
+dist: $(READY)
+	@$(PY) -m pip install -qq build twine
+	@rm -rf dist build/try
+	@$(PY) -m build --outdir dist . >/dev/null
+	@$(PY) -m twine check --strict dist/*
+	@$(PY) -m venv build/try
+	@build/try/bin/python -m pip install -qq --no-deps torch==2.13.0+cpu 2>/dev/null || \
+	  build/try/bin/python -m pip install -q --no-deps torch==2.13.0
+	@for file in dist/*.whl dist/*.tar.gz; do \
+	  build/try/bin/python -m pip install -qq --force-reinstall --no-deps "$$file" && \
+	  build/try/bin/python -m pip install -qq "$$file" && \
+	  (cd build/try && env -u PYTHONPATH bin/python - < ../../tools/try_package.py) || exit 1; \
+	  echo "$$file works"; \
+	done
 
 clean:
 	rm -rf $(VENV) build dist frontend/node_modules frontend/build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -11,7 +11,10 @@ import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "regard"
 
-LEAVES = {"_display", "_errors", "_figures", "_hash", "_text", "_write", "bias", "masks", "positions", "statistics"}
+LEAVES = {
+    "_display", "_errors", "_figures", "_hash", "_safetensors", "_text", "_write", "bias", "masks", "positions",
+    "statistics",
+}  # fmt: skip
 BELOW_API = LEAVES | {"spec", "backends", "plan", "_arguments", "_guard", "_observing", "observation"}
 ANYTHING = {"*"}
 
