@@ -34,7 +34,7 @@ class _Node(NamedTuple):
 
 
 def search(
-    model: Transformer,
+    models: Sequence[Transformer],
     source: tuple[Tensor, Any, str],
     start: int | Sequence[int],
     stop: int,
@@ -44,10 +44,11 @@ def search(
     best: int,
     use_cache: bool,
 ) -> list[list[Hypothesis]]:
-    """See `Transformer.generate`."""
-    prefix = _check(model, start, stop, max_new_tokens, beams, length_penalty, best)
+    """See `Transformer.generate`. Several models write together: the mean of their probabilities decides."""
+    for model in models:
+        prefix = _check(model, start, stop, max_new_tokens, beams, length_penalty, best)
     with torch.inference_mode():
-        run = _Run(model, source, prefix, max_new_tokens, use_cache)
+        run = _Run(models, source, prefix, max_new_tokens, use_cache)
         items = [_Item(stop, max_new_tokens, beams, length_penalty) for _ in range(run.items)]
         if items and beams == 1:
             _greedy(run, items)
@@ -90,46 +91,69 @@ def _check(
     return prefix
 
 
+class _Part(NamedTuple):
+    """One model's side of a run: what it read of the source, and its caches."""
+
+    model: Transformer
+    memory: Tensor
+    caches: Any
+
+
 class _Run:
-    """The decoder over rows that grow by a token each step and may be copied, dropped and put in another order."""
+    """The decoder over rows that grow by a token each step and may be copied, dropped and put in another order.
+
+    Several models share the rows; each has a memory and caches of its own.
+    """
 
     def __init__(
-        self, model: Transformer, source: tuple[Tensor, Any, str], prefix: list[int], count: int, use_cache: bool
+        self,
+        models: Sequence[Transformer],
+        source: tuple[Tensor, Any, str],
+        prefix: list[int],
+        count: int,
+        use_cache: bool,
     ) -> None:
         given, lengths, self.side = source
-        self.model = model
-        self.memory = model.encode(given, lengths=lengths, side=self.side)
-        self.items = self.memory.shape[0]
-        self.lengths = None if lengths is None else torch.as_tensor(lengths, device=self.memory.device)
-        self.caches = model.caches(len(prefix) + count, self.memory.shape[1]) if use_cache else None
-        # all, or beside caches the new
-        self.tokens = torch.tensor([prefix] * self.items, dtype=torch.long, device=self.memory.device)
+        self.parts: list[_Part] = []
+        for model in models:
+            memory = model.encode(given, lengths=lengths, side=self.side)
+            caches = model.caches(len(prefix) + count, memory.shape[1]) if use_cache else None
+            self.parts.append(_Part(model, memory, caches))
+        self.items, self.device, self.use_cache = memory.shape[0], memory.device, use_cache
+        self.lengths = None if lengths is None else torch.as_tensor(lengths, device=self.device)
+        # all, or with caches the new
+        self.tokens = torch.tensor([prefix] * self.items, dtype=torch.long, device=self.device)
 
     def log_probabilities(self) -> Tensor:
         """Of the next token, [row, vocab]."""
-        how: dict[str, Any] = {"memory_lengths": self.lengths, "side": self.side, "caches": self.caches}
-        states = self.model.decode(self.tokens, self.memory, **how)
-        logits = self.model.logits(states[:, -1])
-        return logits.double().log_softmax(-1)
+        each = [self._log_probabilities(part) for part in self.parts]
+        if len(each) == 1:
+            return each[0]
+        return torch.stack(each).logsumexp(0) - math.log(len(each))
+
+    def _log_probabilities(self, part: _Part) -> Tensor:
+        how: dict[str, Any] = {"memory_lengths": self.lengths, "side": self.side, "caches": part.caches}
+        states = part.model.decode(self.tokens, part.memory, **how)
+        return part.model.logits(states[:, -1]).double().log_softmax(-1)
 
     def advance(self, rows: list[int], tokens: list[int], *, same_items: bool) -> None:
         """Row i becomes what row `rows[i]` was, followed by `tokens[i]`.
 
         `same_items` says that every row still belongs to the item it did: what was read of the source stays in place.
         """
-        device = self.memory.device
         if rows != list(range(self.tokens.shape[0])):
-            for own, cross in self.caches or ():
-                own.reorder(rows)
-                if not same_items:
-                    cross.reorder(rows)
-            at = torch.tensor(rows, device=device)
+            at = torch.tensor(rows, device=self.device)
+            for part in self.parts:
+                for own, cross in part.caches or ():
+                    own.reorder(rows)
+                    if not same_items:
+                        cross.reorder(rows)
             self.tokens = self.tokens[at]
             if not same_items:
-                self.memory = self.memory[at]
+                self.parts = [part._replace(memory=part.memory[at]) for part in self.parts]
                 self.lengths = None if self.lengths is None else self.lengths[at]
-        new = torch.tensor(tokens, device=device).unsqueeze(1)
-        self.tokens = new if self.caches is not None else torch.cat([self.tokens, new], 1)
+        new = torch.tensor(tokens, device=self.device).unsqueeze(1)
+        self.tokens = new if self.use_cache else torch.cat([self.tokens, new], 1)
 
 
 class _Item:

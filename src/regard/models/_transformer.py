@@ -326,7 +326,7 @@ class Transformer(nn.Module):
         from regard.models._search import search
 
         memory = (source, source_lengths, side)
-        return search(self, memory, start, stop, max_new_tokens, beams, length_penalty, best, use_cache)
+        return search([self], memory, start, stop, max_new_tokens, beams, length_penalty, best, use_cache)
 
 
 def _with_memory(
