@@ -20,6 +20,8 @@ from regard._cli.info import info
 from regard._cli.lab import lab
 from regard._cli.look import look
 from regard._cli.models import models
+from regard._cli.train import train
+from regard._cli.translate import translate
 from regard._cli.walk import walk
 
 app = typer.Typer(
@@ -59,6 +61,7 @@ PANELS = {
     "Plan": (cost, explain, bench, info),
     "Prove": (check,),
     "Models": (models, generate, convert),
+    "Train and translate": (train, translate),
 }
 for panel, commands in PANELS.items():
     for command in commands:

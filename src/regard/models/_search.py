@@ -1,4 +1,4 @@
-"""Targets from a `Transformer`: the likeliest token each time, or beam search."""
+"""Targets from a `Transformer`: the likeliest token each time, tokens that are drawn, or beam search."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from regard.models._generation import check_count, check_generation, check_vocabulary, token_numbers
+from regard.models._sampling import Draws, Sampling
 
 if TYPE_CHECKING:
     from regard.models._transformer import Transformer
@@ -43,6 +44,8 @@ def search(
     length_penalty: float,
     best: int,
     use_cache: bool,
+    sampling: Sampling | None = None,
+    seed: int | Sequence[int] | None = None,
 ) -> list[list[Hypothesis]]:
     """See `Transformer.generate`. Several models write together: the mean of their probabilities decides."""
     for model in models:
@@ -50,7 +53,12 @@ def search(
     with torch.inference_mode():
         run = _Run(models, source, prefix, max_new_tokens, use_cache)
         items = [_Item(stop, max_new_tokens, beams, length_penalty) for _ in range(run.items)]
-        if items and beams == 1:
+        if sampling is not None and sampling.draws:
+            if beams > 1:
+                raise ValueError(f"beams={beams} with a temperature: tokens are drawn one target at a time, beams=1")
+            if items:
+                _greedy(run, items, sampling, Draws(seed, run.items))
+        elif items and beams == 1:
             _greedy(run, items)
         elif items:
             _beam(run, items, beams)
@@ -213,10 +221,17 @@ class _Item:
         return Hypothesis(tokens[::-1], log_p / self.penalty(self.length), log_p, finished)
 
 
-def _greedy(run: _Run, items: list[_Item]) -> None:
+def _greedy(run: _Run, items: list[_Item], sampling: Sampling | None = None, draws: Draws | None = None) -> None:
+    """One target of each item: the likeliest token each time, or one that is drawn."""
     rows = items
+    numbers = list(range(len(items)))  # which item a row is: each draws from a stream of its own
     while True:
-        best, tokens = run.log_probabilities().max(-1)
+        log_p = run.log_probabilities()
+        if sampling is None or draws is None:
+            best, tokens = log_p.max(-1)
+        else:
+            tokens = sampling.choose(log_p, draws.next(numbers))
+            best = log_p.gather(1, tokens.clamp_min(0).unsqueeze(1)).squeeze(1)
         chosen = list(zip(best.tolist(), tokens.tolist(), strict=True))
         for item, (log_p, token) in zip(rows, chosen, strict=True):
             item.grow([(item.alive[0][0] + log_p, 0, token)])
@@ -224,7 +239,7 @@ def _greedy(run: _Run, items: list[_Item]) -> None:
         if not stay:
             return
         run.advance(stay, [chosen[row][1] for row in stay], same_items=len(stay) == len(rows))
-        rows = [rows[row] for row in stay]
+        rows, numbers = [rows[row] for row in stay], [numbers[row] for row in stay]
 
 
 def _beam(run: _Run, items: list[_Item], beams: int) -> None:

@@ -310,6 +310,10 @@ class Transformer(nn.Module):
         length_penalty: float = 0.6,
         best: int = 1,
         use_cache: bool = True,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int | Sequence[int] | None = None,
     ) -> list[list[Hypothesis]]:
         """The best continuations of each item, best first, with their scores.
 
@@ -322,11 +326,17 @@ class Transformer(nn.Module):
             length_penalty: α of log P / ((5 + length) / 6)^α, by which targets are ranked (Wu et al., 2016).
             best: how many to give, at most `beams`.
             use_cache: False computes everything anew for every token.
+            temperature: above 0 tokens are drawn, with one beam; of the `top_k` likeliest, of the `top_p` nucleus.
+            seed: the same seed draws the same targets; one int, or one for each item.
         """
+        from regard.models._sampling import Sampling
         from regard.models._search import search
 
+        sampling = Sampling(temperature, top_k, top_p)
         memory = (source, source_lengths, side)
-        return search([self], memory, start, stop, max_new_tokens, beams, length_penalty, best, use_cache)
+        return search(
+            [self], memory, start, stop, max_new_tokens, beams, length_penalty, best, use_cache, sampling, seed
+        )
 
 
 def _with_memory(

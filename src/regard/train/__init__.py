@@ -9,16 +9,20 @@ Translator.load("runs/x")(["A man rides a bike."])
 
 from __future__ import annotations
 
+from regard.train._align import Aligned, align
 from regard.train._build import language_trainer, translation_trainer
-from regard.train._distill import distilled, soft_targets
+from regard.train._distill import distilled, learn_from, soft_targets
 from regard.train._evaluate import Scored, bleu, scores
-from regard.train._loop import Stopped, Trainer, read_metrics
-from regard.train._settings import Settings
+from regard.train._loop import LAST, Stopped, Trainer, read_metrics
+from regard.train._settings import Settings, read_settings
 from regard.train._text import Data, Pairs, find, read_folder, read_lines, read_pairs, split
 from regard.train._tokens import Words
+from regard.train._toy import toy, toy_settings
 from regard.train._translate import Translation, Translator
 
 __all__ = [
+    "LAST",
+    "Aligned",
     "Data",
     "Pairs",
     "Scored",
@@ -28,16 +32,21 @@ __all__ = [
     "Translation",
     "Translator",
     "Words",
+    "align",
     "bleu",
     "distilled",
     "find",
     "language_trainer",
+    "learn_from",
     "read_folder",
     "read_lines",
     "read_metrics",
     "read_pairs",
+    "read_settings",
     "scores",
     "soft_targets",
     "split",
+    "toy",
+    "toy_settings",
     "translation_trainer",
 ]

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from regard.models import Transformer
-from regard.train._batches import Corpus, Soft, plan_epoch
+from regard.train._batches import Corpus, Soft, join, plan_epoch
+from regard.train._build import encode_pairs
 from regard.train._evaluate import sentence_bleu
+from regard.train._loop import Trainer
 from regard.train._step import logits_of
 from regard.train._text import Pairs
 from regard.train._translate import Translator
@@ -74,3 +76,22 @@ def soft_targets(
         tokens[here] = top.indices[real[:, 1:]]
         weights[here] = top.values[real[:, 1:]]
     return Soft(tokens.clone(), weights.clone())
+
+
+def learn_from(
+    trainer: Trainer,
+    teachers: Translator,
+    pairs: Pairs,
+    *,
+    beams: int = 5,
+    progress: Callable[[int], None] = lambda done: None,
+) -> None:
+    """Let a run learn from the real and the teachers' translations, with the teachers' certainty at each token."""
+    words, settings = teachers.words, trainer.settings
+    made = distilled(teachers, pairs, beams=beams, batch_tokens=6_000, progress=progress)
+    corpora = []
+    for each in (pairs, made):
+        corpus = encode_pairs(words, each, settings).to(trainer.device)
+        corpora.append(corpus._replace(soft=soft_targets(teachers.models, corpus)))
+    together = join(corpora)
+    trainer.encode = lambda epoch: together

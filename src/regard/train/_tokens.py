@@ -37,12 +37,12 @@ class Words:
             raise ValueError("there are no sentences to learn a vocabulary from")
         tokenizer = Tokenizer(models.BPE(unk_token=SPECIALS[UNKNOWN]))
         steps: list[Any] = [normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()]
-        tokenizer.normalizer = normalizers.Sequence(steps + ([normalizers.Lowercase()] if lowercase else []))  # type: ignore[assignment]
+        tokenizer.normalizer = normalizers.Sequence(steps + ([normalizers.Lowercase()] if lowercase else []))
         # punctuation stands alone, so that "bike" and "bike." share their pieces; ▁ marks where a word begins
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(  # type: ignore[assignment]
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [pre_tokenizers.Metaspace(prepend_scheme="always"), pre_tokenizers.Punctuation("isolated")]
         )
-        tokenizer.decoder = decoders.Metaspace(prepend_scheme="always")  # type: ignore[assignment]
+        tokenizer.decoder = decoders.Metaspace(prepend_scheme="always")
         trainer = trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=list(SPECIALS), show_progress=False)
         tokenizer.train_from_iterator(lines, trainer)
         return cls(tokenizer)
@@ -80,7 +80,7 @@ class Words:
 
     def pieces(self, line: str) -> list[str]:
         """The pieces of one sentence, as they are written in the vocabulary."""
-        return self._encode([_without_specials(line)])[0].tokens
+        return list(self._encode([_without_specials(line)])[0].tokens)
 
     def _encode(self, lines: list[str]) -> list[Any]:
         return self.tokenizer.encode_batch(lines, add_special_tokens=False)
@@ -114,8 +114,8 @@ class Words:
     def _merges(self) -> tuple[dict[str, int], dict[tuple[str, str], int]]:
         if self._plain is None:
             model = json.loads(self.tokenizer.to_str())["model"]
-            pairs = [tuple(each.split(" ")) if isinstance(each, str) else tuple(each) for each in model["merges"]]
-            self._plain = model["vocab"], {pair: rank for rank, pair in enumerate(pairs)}
+            pairs = [each.split(" ") if isinstance(each, str) else each for each in model["merges"]]
+            self._plain = model["vocab"], {(first, second): rank for rank, (first, second) in enumerate(pairs)}
         return self._plain
 
 

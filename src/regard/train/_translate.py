@@ -11,6 +11,7 @@ from torch import Tensor
 
 from regard import interop
 from regard.models import Hypothesis, Transformer
+from regard.models._sampling import Sampling
 from regard.models._search import search
 from regard.train._tokens import PAD, START, STOP, Words
 
@@ -73,6 +74,10 @@ class Translator:
         batch_tokens: int = 6_000,
         max_new_tokens: int | None = None,
         use_cache: bool = True,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int | None = None,
         progress: Callable[[int], None] = lambda done: None,
     ) -> list[list[Translation]]:
         """The `best` translations of each sentence, best first.
@@ -82,32 +87,36 @@ class Translator:
             length_penalty: α of log P / ((5 + length) / 6)^α.
             batch_tokens: source tokens of a batch, times beams, at most.
             max_new_tokens: of each translation; 1.5 times the source's, and 20, when not given.
+            temperature, top_k, top_p, seed: draw tokens in place of a search, with `beams=1`.
             progress: is told how many sentences are done.
         """
         encoded = [[*ids, STOP] for ids in self.words.encode(lines)]
         order = sorted(range(len(encoded)), key=lambda at: -len(encoded[at]))
+        sampling = Sampling(temperature, top_k, top_p)
+        # each sentence draws from a stream of its own, whatever stands next to it in a batch
+        seeds = torch.randint(2**62, (len(encoded),), generator=_generator(seed)).tolist() if sampling.draws else []
         found: list[list[Translation]] = [[] for _ in encoded]
-        at = done = 0
+        at = 0
         while at < len(order):
             width = len(encoded[order[at]])
             chosen = order[at : at + max(1, batch_tokens // (width * beams))]
             limit = max_new_tokens if max_new_tokens is not None else width * 3 // 2 + 20
             source, lengths = padded([encoded[each] for each in chosen], self.device)
-            for each, item in zip(chosen, self._search(source, lengths, limit, beams, length_penalty, best, use_cache),
-                                  strict=True):  # fmt: skip
-                found[each] = [
-                    Translation(self.words.decode(one.tokens), one.score, one.log_probability, one.tokens)
-                    for one in item
-                ]
+            drawn = [seeds[each] for each in chosen] if seeds else None
+            given = ((source, lengths, "right"), START, STOP, limit, beams, length_penalty, best, use_cache)
+            for each, item in zip(chosen, search(self.models, *given, sampling, drawn), strict=True):
+                found[each] = [self._translation(one) for one in item]
             at += len(chosen)
-            done += len(chosen)
-            progress(done)
+            progress(at)
         return found
 
-    def _search(
-        self, source: Tensor, lengths: Tensor, limit: int, beams: int, alpha: float, best: int, use_cache: bool
-    ) -> list[list[Hypothesis]]:
-        return search(self.models, (source, lengths, "right"), START, STOP, limit, beams, alpha, best, use_cache)
+    def _translation(self, one: Hypothesis) -> Translation:
+        return Translation(self.words.decode(one.tokens), one.score, one.log_probability, one.tokens)
+
+
+def _generator(seed: int | None) -> torch.Generator:
+    drawn = int(torch.randint(2**31, ())) if seed is None else seed
+    return torch.Generator().manual_seed(drawn)
 
 
 def padded(sequences: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
