@@ -13,6 +13,7 @@ from regard._cli.bench import bench
 from regard._cli.check import check
 from regard._cli.convert import convert
 from regard._cli.cost import cost
+from regard._cli.evaluate import evaluate
 from regard._cli.explain import explain
 from regard._cli.generate import generate
 from regard._cli.group import Commands
@@ -61,7 +62,7 @@ PANELS = {
     "Plan": (cost, explain, bench, info),
     "Prove": (check,),
     "Models": (models, generate, convert),
-    "Train and translate": (train, translate),
+    "Train and translate": (train, translate, evaluate),
 }
 for panel, commands in PANELS.items():
     for command in commands:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from regard.train._align import Aligned, align
 from regard.train._build import language_trainer, translation_trainer
 from regard.train._distill import distilled, learn_from, soft_targets
-from regard.train._evaluate import Scored, bleu, scores
+from regard.train._evaluate import Compared, Scored, bleu, compare, scores
 from regard.train._loop import LAST, Stopped, Trainer, read_metrics
 from regard.train._settings import Settings, read_settings
 from regard.train._text import Data, Pairs, find, read_folder, read_lines, read_pairs, split
@@ -23,6 +23,7 @@ from regard.train._translate import Translation, Translator
 __all__ = [
     "LAST",
     "Aligned",
+    "Compared",
     "Data",
     "Pairs",
     "Scored",
@@ -34,6 +35,7 @@ __all__ = [
     "Words",
     "align",
     "bleu",
+    "compare",
     "distilled",
     "find",
     "language_trainer",

@@ -77,3 +77,36 @@ def _signs(text: str) -> list[str]:
 
 def _grams(words: list[str], n: int) -> Counter[tuple[str, ...]]:
     return Counter(tuple(words[at : at + n]) for at in range(len(words) - n + 1))
+
+
+class Compared(NamedTuple):
+    """One metric of two systems on the same sentences, by paired bootstrap resampling (Koehn, 2004)."""
+
+    name: str
+    ours: float
+    theirs: float
+    interval: tuple[float, float]  # our score in 95 % of the resampled test sets
+    p_value: float  # how likely a difference this large is where the systems are equally good
+
+
+def compare(
+    ours: Sequence[str], theirs: Sequence[str], references: Sequence[str], *, samples: int = 1000
+) -> list[Compared]:
+    """Whether one system is better than another: sacreBLEU's paired bootstrap, BLEU lower-cased and cased, and chrF."""
+    check_lines(ours, references)
+    check_lines(theirs, references)
+    if samples < 1:
+        raise ValueError(f"samples must be at least 1, got {samples}")
+    metrics = {"BLEU, lower-cased": _bleu(True), "BLEU, cased": _bleu(False), "chrF2": _chrf()}
+    from sacrebleu.significance import PairedTest
+
+    systems = [("theirs", list(theirs)), ("ours", list(ours))]
+    test = PairedTest(systems, metrics, [list(references)], test_type="bs", n_samples=samples)
+    found = []
+    for name, results in test()[1].items():
+        if name == "System":
+            continue
+        base, own = results
+        interval = own.mean - own.ci, own.mean + own.ci
+        found.append(Compared(name, float(own.score), float(base.score), interval, float(own.p_value)))
+    return found
