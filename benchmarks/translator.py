@@ -8,8 +8,10 @@ training sources once more and say how sure they are of each target token. Then 
 distilled sentences: two recipes, three seeds each, and three De→En models by the first stage's recipe. Everything is
 chosen on the validation text (recipe, checkpoint, length penalty); the test is only read to be reported.
 
-Each model is a process of its own, so that several share the GPU. `translator.json` in the out folder has all numbers,
-the folders next to it the three best recipes' weights (float16).
+Each model is a process of its own, so that several share the GPU. The out folder gets at most eight files: all numbers
+(`translator.json`), logs and translations (`texts.tar.gz`), and models (`NAME.tar`, weights in float16; unpack one to
+use it with `regard translate`): the best recipe's three students, the best De→En and the best teacher, or with
+`--keep teachers` the teachers, from which a later run goes on (`--teachers-from`).
 """
 
 from __future__ import annotations
@@ -325,6 +327,7 @@ def main() -> None:
     parser.add_argument("--teachers", type=int, default=6)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first", type=float, default=2.1, help="minutes that the teachers train")
+    parser.add_argument("--keep", choices=["best", "teachers"], default="best", help="which models to pack")
     parser.add_argument("--tiny", action="store_true", help="small sizes, to see that everything runs")
     parser.add_argument("--job", help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -358,7 +361,7 @@ def _drive(given: argparse.Namespace) -> None:
     cuda = torch.cuda.is_available()
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
-        runner = Runner(out, scratch, began + 60 * given.minutes - 8)
+        runner = Runner(scratch / "models", scratch, began + 60 * given.minutes - 8)
         settings = {**RECIPE, **(TINY if given.tiny else {})}
         limit = 40 if given.tiny else 0
         common: dict[str, Any] = {
@@ -401,7 +404,10 @@ def _drive(given: argparse.Namespace) -> None:
             taught = runner.run(jobs, until=time.monotonic() + 60 * given.first + (80 if cuda else 300))
             note(teachers=_short(taught), recipe_1=_summary(taught, list(taught)[: given.seeds]))
             print(f"{time.monotonic() - began:.0f} s: teachers {report['recipe_1']}", flush=True)
-        where = Path(given.teachers_from).absolute() if given.teachers_from else out
+        where = Path(given.teachers_from).absolute() if given.teachers_from else runner.out
+        for packed in sorted(where.glob("teacher-*.tar")):
+            shutil.unpack_archive(packed, scratch / "models", filter="data")
+            where = runner.out
         teachers = [str(each.parent) for each in sorted(where.glob("teacher-*/config.json"))]
         started, lessons = [], scratch / "lessons"
         if teachers and given.only != "de-en":
@@ -435,12 +441,7 @@ def _drive(given: argparse.Namespace) -> None:
             for name in ("student-both", "student-sequence", "de-en")
         }
         note(summary={"teacher": report.get("recipe_1"), **tables}, ensemble=found.get("ensemble", {}).get("test"))
-        for name, run in {**taught, **found}.items():
-            if "translated" in run:
-                (out / f"{name}.txt").write_text("\n".join(run["translated"]) + "\n")
-        for path in scratch.glob("*/log.txt"):
-            (out / f"{path.parent.name}.log").write_text(path.read_text(errors="replace")[-20_000:])
-        _tidy(out, [*taught, *found])
+        _pack(out, scratch, {**taught, **found}, _kept(given.keep, {**taught, **found}, tables))
         print(json.dumps(report["summary"], indent=1), f"ensemble: {report['ensemble']}", sep="\n", flush=True)
         print(f"{time.monotonic() - began:.0f} s in all", flush=True)
 
@@ -511,11 +512,33 @@ def _short(found: dict[str, Any]) -> dict[str, Any]:
     return {name: {key: value for key, value in run.items() if key != "translated"} for name, run in found.items()}
 
 
-def _tidy(out: Path, names: list[str]) -> None:
-    """Folders without a model, of runs that failed, go."""
-    for name in names:
-        if (out / name).is_dir() and not (out / name / "config.json").is_file():
-            shutil.rmtree(out / name)
+def _kept(keep: str, found: dict[str, Any], tables: dict[str, Any]) -> list[str]:
+    """The models that are packed: best on the validation text."""
+
+    def valid(name: str) -> float:
+        return max(found[name].get("valid", {}).values(), default=-1.0)
+
+    teachers = sorted((name for name in found if name.startswith("teacher")), key=valid, reverse=True)
+    if keep == "teachers":
+        return teachers[:6]
+    recipe = max(("student-both", "student-sequence"), key=lambda name: tables[name].get("valid", -1.0))
+    others = sorted((name for name in found if name.startswith("de-en")), key=valid, reverse=True)
+    students = [name for name in found if name.startswith(recipe)][:3]
+    return [*students, *others[: max(1, 4 - len(students))], *teachers[:1]]
+
+
+def _pack(out: Path, scratch: Path, found: dict[str, Any], kept: list[str]) -> None:
+    texts = scratch / "texts"
+    texts.mkdir()
+    for name, run in found.items():
+        if "translated" in run:
+            (texts / f"{name}.txt").write_text("\n".join(run["translated"]) + "\n")
+    for path in scratch.glob("*/log.txt"):
+        (texts / f"{path.parent.name}.log").write_text(path.read_text(errors="replace")[-20_000:])
+    shutil.make_archive(str(out / "texts"), "gztar", texts)
+    for name in kept:
+        if (scratch / "models" / name / "config.json").is_file():
+            shutil.make_archive(str(out / name), "tar", scratch / "models", name)
 
 
 if __name__ == "__main__":
