@@ -53,7 +53,7 @@ def evaluate(
             from regard._write import write_atomically
 
             write_atomically(out, [f"{line}\n".encode() for line in lines])
-    except (ValueError, TypeError, ImportError) as error:
+    except (ValueError, TypeError) as error:
         terminal.stop(str(error))
     except OSError as error:
         terminal.stop(f"{error.filename or out}: {error.strerror or error}")

@@ -9,7 +9,8 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-EXTRAS = {"matplotlib": "plot", "transformers": "hf", "safetensors": "hf"}  # package: the extra that brings it
+# package: the extra that brings it
+EXTRAS = {"matplotlib": "plot", "transformers": "hf", "safetensors": "hf", "tokenizers": "train", "sacrebleu": "train"}
 
 
 class Commands(TyperGroup):

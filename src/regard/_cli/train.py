@@ -88,7 +88,7 @@ def train(
     except engine.Stopped:
         typer.echo(f"regard: stopped at step {trainer.step}; {out} is saved, go on with --resume", err=True)
         raise typer.Exit(143) from None
-    except (ValueError, TypeError, ImportError) as error:
+    except (ValueError, TypeError) as error:
         terminal.stop(str(error))
     except OSError as error:
         terminal.stop(f"{error.filename or out}: {error.strerror or error}")

@@ -80,7 +80,7 @@ def translate(
         if show:
             for line in lines:
                 show_alignment(translator, line, page)
-    except (ValueError, TypeError, ImportError) as error:
+    except (ValueError, TypeError) as error:
         terminal.stop(str(error))
     except OSError as error:
         terminal.stop(f"{error.filename or 'standard output'}: {error.strerror or error}")

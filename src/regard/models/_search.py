@@ -46,13 +46,18 @@ def search(
     use_cache: bool,
     sampling: Sampling | None = None,
     seed: int | Sequence[int] | None = None,
+    limits: Sequence[int] | None = None,
 ) -> list[list[Hypothesis]]:
-    """See `Transformer.generate`. Several models write together: the mean of their probabilities decides."""
+    """See `Transformer.generate`. Several models write together: the mean of their probabilities decides.
+
+    `limits` are the most new tokens of each item, at most `max_new_tokens`: an item then ends as it would alone.
+    """
     for model in models:
         prefix = _check(model, start, stop, max_new_tokens, beams, length_penalty, best)
     with torch.inference_mode():
         run = _Run(models, source, prefix, max_new_tokens, use_cache)
-        items = [_Item(stop, max_new_tokens, beams, length_penalty) for _ in range(run.items)]
+        most = [max_new_tokens] * run.items if limits is None else limits
+        items = [_Item(stop, limit, beams, length_penalty) for limit in most]
         if sampling is not None and sampling.draws:
             if beams > 1:
                 raise ValueError(f"beams={beams} with a temperature: tokens are drawn one target at a time, beams=1")

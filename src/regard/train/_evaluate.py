@@ -102,11 +102,10 @@ def compare(
 
     systems = [("theirs", list(theirs)), ("ours", list(ours))]
     test = PairedTest(systems, metrics, [list(references)], test_type="bs", n_samples=samples)
+    test_results: Any = test()[1]
     found = []
-    for name, results in test()[1].items():
-        if name == "System":
-            continue
-        base, own = results
+    for name in metrics:
+        base, own = test_results[name]
         interval = own.mean - own.ci, own.mean + own.ci
         found.append(Compared(name, float(own.score), float(base.score), interval, float(own.p_value)))
     return found

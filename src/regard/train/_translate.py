@@ -100,11 +100,12 @@ class Translator:
         while at < len(order):
             width = len(encoded[order[at]])
             chosen = order[at : at + max(1, batch_tokens // (width * beams))]
-            limit = max_new_tokens if max_new_tokens is not None else width * 3 // 2 + 20
+            lengths_of = [len(encoded[each]) for each in chosen]
+            limits = [max_new_tokens if max_new_tokens is not None else n * 3 // 2 + 20 for n in lengths_of]
             source, lengths = padded([encoded[each] for each in chosen], self.device)
             drawn = [seeds[each] for each in chosen] if seeds else None
-            given = ((source, lengths, "right"), START, STOP, limit, beams, length_penalty, best, use_cache)
-            for each, item in zip(chosen, search(self.models, *given, sampling, drawn), strict=True):
+            given = ((source, lengths, "right"), START, STOP, max(limits), beams, length_penalty, best, use_cache)
+            for each, item in zip(chosen, search(self.models, *given, sampling, drawn, limits), strict=True):
                 found[each] = [self._translation(one) for one in item]
             at += len(chosen)
             progress(at)
