@@ -14,6 +14,7 @@ from regard.train._build import language_trainer, translation_trainer
 from regard.train._distill import distilled, learn_from, soft_targets
 from regard.train._evaluate import Compared, Scored, bleu, compare, scores
 from regard.train._loop import LAST, Stopped, Trainer, read_metrics
+from regard.train._quoted import Vocabulary, load_quoted, load_quoted_vocabularies, quoted_config
 from regard.train._settings import Settings, read_settings
 from regard.train._text import Data, Pairs, find, read_folder, read_lines, read_pairs, split
 from regard.train._tokens import Words
@@ -32,6 +33,7 @@ __all__ = [
     "Trainer",
     "Translation",
     "Translator",
+    "Vocabulary",
     "Words",
     "align",
     "bleu",
@@ -40,6 +42,9 @@ __all__ = [
     "find",
     "language_trainer",
     "learn_from",
+    "load_quoted",
+    "load_quoted_vocabularies",
+    "quoted_config",
     "read_folder",
     "read_lines",
     "read_metrics",
