@@ -48,6 +48,9 @@ def train(
         list[Path] | None,
         typer.Option(help="Folder of a trained teacher; several teach together. Its translations join the data."),
     ] = None,
+    shard: Annotated[
+        bool, typer.Option("--shard", help="Under torchrun: spread weights and optimizer over the processes (FSDP2).")
+    ] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint in --out.")] = False,
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Write event files into the run's folder.")
@@ -65,6 +68,9 @@ def train(
       regard train --data multi30k --source en --target de --out runs/en-de --set lowercase=true --steps 6000
       regard train --task lm --text book.txt --out runs/book --steps 2000
       regard train --data multi30k --out runs/en-de --resume
+
+    On several GPUs or machines the same words follow torchrun (DDP, or FSDP2 with --shard):
+      torchrun --nproc-per-node 8 -m regard train --data multi30k --out runs/en-de
     """
     from regard import train as engine
 
@@ -79,7 +85,9 @@ def train(
         chosen = dataclasses.replace(base, seed=seed, **given, **_changes(base, change or []))
         chosen = _resumed(out, chosen, given, change or []) if resume else _fresh(out, chosen)
         _check_words(chosen, data, text, toy, distill or [])
-        trainer = _trainer(chosen, out, data, text, toy, _device(device), distill or [])
+        where = _device(device)
+        engine.join_group(where)
+        trainer = _trainer(chosen, out, data, text, toy, where, distill or [], shard)
         trainer.start()
         if resume:
             trainer.resume()
@@ -88,12 +96,20 @@ def train(
     except engine.Stopped:
         typer.echo(f"regard: stopped at step {trainer.step}; {out} is saved, go on with --resume", err=True)
         raise typer.Exit(143) from None
+    except RuntimeError as error:
+        if not engine.in_group():
+            raise
+        reason = str(error).splitlines()[0][:160]
+        terminal.stop(
+            f"another process of this run ended ({reason}); the checkpoint in {out} is whole: start again with --resume"
+        )
     except (ValueError, TypeError) as error:
         terminal.stop(str(error))
     except OSError as error:
         terminal.stop(f"{error.filename or out}: {error.strerror or error}")
-    if not as_json:
+    if not as_json and trainer.processes.first:
         _say_end(trainer, out, toy)
+    engine.leave_group()
 
 
 def _show_settings(defaults: Settings, as_json: bool) -> None:
@@ -184,13 +200,20 @@ def _device(name: str) -> Any:
 
 
 def _trainer(
-    chosen: Settings, out: Path, data: Path | None, text: Path | None, toy: bool, device: Any, distill: list[Path]
+    chosen: Settings,
+    out: Path,
+    data: Path | None,
+    text: Path | None,
+    toy: bool,
+    device: Any,
+    distill: list[Path],
+    shard: bool,
 ) -> Trainer:
     from regard import train as engine
 
     if chosen.task == "lm":
         assert text is not None
-        return engine.language_trainer(chosen, engine.read_lines(text), out, device=device)
+        return engine.language_trainer(chosen, engine.read_lines(text), out, device=device, shard=shard)
     with terminal.saying("reading the text and learning its vocabulary"):
         if toy:
             read = engine.toy()
@@ -201,7 +224,7 @@ def _trainer(
         words = teachers.words if teachers is not None else None
         held = out / "tokenizer.json"
         words = engine.Words.load(held) if words is None and held.is_file() else words
-        trainer = engine.translation_trainer(chosen, read, out, words=words, device=device)
+        trainer = engine.translation_trainer(chosen, read, out, words=words, device=device, shard=shard)
     if teachers is not None:
         with terminal.progress() as bars:
             bar = bars.add_task("the teachers translate", total=len(read.train.source))

@@ -14,6 +14,7 @@ from regard.train._build import language_trainer, translation_trainer
 from regard.train._distill import distilled, learn_from, soft_targets
 from regard.train._evaluate import Compared, Scored, bleu, compare, scores
 from regard.train._loop import LAST, Stopped, Trainer, read_metrics
+from regard.train._processes import in_group, join_group, leave_group
 from regard.train._quoted import Vocabulary, load_quoted, load_quoted_vocabularies, quoted_config
 from regard.train._settings import Settings, read_settings
 from regard.train._text import Data, Pairs, find, read_folder, read_lines, read_pairs, split
@@ -40,8 +41,11 @@ __all__ = [
     "compare",
     "distilled",
     "find",
+    "in_group",
+    "join_group",
     "language_trainer",
     "learn_from",
+    "leave_group",
     "load_quoted",
     "load_quoted_vocabularies",
     "quoted_config",

@@ -7,16 +7,20 @@ import copy
 import torch
 from torch import Tensor, nn
 
+from regard.train._processes import whole
 from regard.train._settings import Settings
 
 
 class Average:
-    """`model` holds what is validated and kept: averaged weights, or the trained ones themselves ("none")."""
+    """`model` holds what is validated and kept: averaged weights, or the trained ones as they are ("none").
+
+    It is a whole model in each process, also where the trained one lies in parts on several.
+    """
 
     def __init__(self, trained: nn.Module, settings: Settings) -> None:
         self.settings = settings
         self.trained = trained
-        self.model = trained if settings.average == "none" else copy.deepcopy(trained).eval().requires_grad_(False)
+        self.model = copy.deepcopy(trained).eval().requires_grad_(False)
         self.snapshots: list[list[Tensor]] = []  # of "last"
 
     @torch.no_grad()
@@ -24,13 +28,18 @@ class Average:
         """EMA. It starts as a plain mean, so that the first steps do not weigh more than they should."""
         if self.settings.average == "ema":
             decay = min(self.settings.ema_decay, step / (step + 9))
-            torch._foreach_lerp_(list(self.model.parameters()), list(self.trained.parameters()), 1 - decay)
+            torch._foreach_lerp_(list(self.model.parameters()), self._trained(), 1 - decay)
+
+    def _trained(self) -> list[Tensor]:
+        return [whole(each.detach()) for each in self.trained.parameters()]
 
     @torch.no_grad()
     def before_validation(self) -> None:
         """Bring `model` up to date."""
+        if self.settings.average == "none":
+            torch._foreach_copy_(list(self.model.parameters()), self._trained())
         if self.settings.average == "last":
-            self.snapshots.append([each.detach().clone() for each in self.trained.parameters()])
+            self.snapshots.append([each.clone() for each in self._trained()])
             self.snapshots = self.snapshots[-self.settings.last :]
             for own, many in zip(self.model.parameters(), zip(*self.snapshots, strict=True), strict=True):
                 own.copy_(torch.stack(many).mean(0))

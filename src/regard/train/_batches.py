@@ -78,6 +78,11 @@ class Planned(NamedTuple):
 
     rows: list[int]
     widths: tuple[int, int]
+    tokens: int  # of the target, without padding
+
+    def part(self, rank: int, processes: int) -> list[int]:
+        """The sentences of one of several processes."""
+        return self.rows[rank::processes]
 
 
 def ragged(sequences: Sequence[Sequence[int]]) -> Ragged:
@@ -112,6 +117,7 @@ def plan_epoch(corpus: Corpus, tokens: int, *, seed: int, epoch: int, multiple: 
     source, target = (each.cpu() for each in lengths_of(corpus))
     draw = torch.Generator().manual_seed((seed * 1_000_003 + epoch) % 2**63)
     order = torch.randperm(len(target), generator=draw)
+    lengths = target
     source, target = (-(-each // multiple) * multiple for each in (source, target))
     # By target length, then by source length, rising and falling in turn so that neighbours stay alike where the target
     # grows; equal ones stay in the drawn order.
@@ -119,6 +125,7 @@ def plan_epoch(corpus: Corpus, tokens: int, *, seed: int, epoch: int, multiple: 
     order = order[torch.argsort(turn[order], stable=True)]
     order = order[torch.argsort(target[order], stable=True)]
     rows, wide = order.tolist(), list(zip(source[order].tolist(), target[order].tolist(), strict=True))
+    real = lengths[order].tolist()
     batches: list[Planned] = []
     at = 0
     while at < len(rows):
@@ -128,7 +135,7 @@ def plan_epoch(corpus: Corpus, tokens: int, *, seed: int, epoch: int, multiple: 
             if (end + 1 - at) * max(wider) > tokens:
                 break
             width, end = wider, end + 1
-        batches.append(Planned(rows[at:end], width))
+        batches.append(Planned(rows[at:end], width, sum(real[at:end])))
         at = end
     shuffled = torch.randperm(len(batches), generator=draw).tolist()
     return [batches[each] for each in shuffled]
@@ -138,7 +145,7 @@ def padding_share(corpus: Corpus, batches: Sequence[Planned]) -> float:
     """The part of all positions, source and target, that hold no token."""
     source, target = (each.tolist() for each in lengths_of(corpus))
     real = all_places = 0
-    for rows, widths in batches:
+    for rows, widths, _ in batches:
         all_places += len(rows) * (widths[1] + (widths[0] if corpus.source is not None else 0))
         real += sum(target[row] + (source[row] if corpus.source is not None else 0) for row in rows)
     return 1.0 - real / max(all_places, 1)

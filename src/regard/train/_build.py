@@ -13,6 +13,7 @@ from regard.models import Decoder, DecoderConfig, Transformer, TransformerConfig
 from regard.train._batches import Corpus, parallel, running
 from regard.train._evaluate import bleu
 from regard.train._loop import Trainer
+from regard.train._processes import Processes
 from regard.train._settings import Settings
 from regard.train._text import Data, Pairs
 from regard.train._tokens import Words
@@ -56,12 +57,14 @@ def translation_trainer(
     words: Words | None = None,
     device: torch.device | str = "cpu",
     with_bleu: bool = True,
+    shard: bool = False,
 ) -> Trainer:
     """A `Trainer` of a `Transformer` on parallel text, from which its vocabulary is learnt when not given."""
     device = torch.device(device)
     if words is None:
         lines = [*data.train.source, *data.train.target]
         words = Words.learn(lines, vocab_size=settings.vocab_size, lowercase=settings.lowercase)
+    words = Words.read(Processes(device).agree(words.as_json()))  # one vocabulary, whoever learnt it
     torch.manual_seed(settings.seed)
     model = model_of(settings, len(words), device)
     known = words
@@ -78,11 +81,18 @@ def translation_trainer(
         return bleu([each[0].text for each in found], data.valid.target, lowercase=settings.lowercase)
 
     valid = encode_pairs(words, data.valid, settings)
-    return Trainer(model, settings, words, encode, valid, Path(out), device, score=score if with_bleu else None)
+    return Trainer(
+        model, settings, words, encode, valid, Path(out), device, score=score if with_bleu else None, shard=shard
+    )
 
 
 def language_trainer(
-    settings: Settings, lines: Sequence[str], out: str | Path, *, device: torch.device | str = "cpu"
+    settings: Settings,
+    lines: Sequence[str],
+    out: str | Path,
+    *,
+    device: torch.device | str = "cpu",
+    shard: bool = False,
 ) -> Trainer:
     """A `Trainer` of a `Decoder` on a running text; its last tenth is held out."""
     device = torch.device(device)
@@ -90,6 +100,7 @@ def language_trainer(
     if cut >= len(lines):
         raise ValueError(f"the text has {len(lines)} line; expected at least two, to hold one out for validation")
     words = Words.learn(lines[:cut], vocab_size=settings.vocab_size, lowercase=settings.lowercase)
+    words = Words.read(Processes(device).agree(words.as_json()))
     torch.manual_seed(settings.seed)
     model = model_of(settings, len(words), device)
 
@@ -97,4 +108,4 @@ def language_trainer(
         return running([token for ids in words.encode(part) for token in ids], settings.max_tokens)
 
     train = corpus(lines[:cut])
-    return Trainer(model, settings, words, lambda epoch: train, corpus(lines[cut:]), Path(out), device)
+    return Trainer(model, settings, words, lambda epoch: train, corpus(lines[cut:]), Path(out), device, shard=shard)

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard._write import write_atomically
+from regard.train._processes import put, whole
 
 FORMAT = "regard-training"
 
@@ -49,28 +50,46 @@ def random_state(device: torch.device) -> dict[str, Tensor]:
     return found
 
 
-def set_random_state(state: dict[str, Tensor], device: torch.device) -> None:
-    torch.set_rng_state(state["random.cpu"])
-    if device.type == "cuda" and "random.cuda" in state:
-        torch.cuda.set_rng_state(state["random.cuda"], device)
+def set_random_state(state: dict[str, Tensor], device: torch.device, rank: int = 0) -> None:
+    """A run that goes on with more processes than it had keeps what they drew themselves."""
+    if f"random.cpu.{rank}" in state:
+        torch.set_rng_state(state[f"random.cpu.{rank}"])
+    if device.type == "cuda" and f"random.cuda.{rank}" in state:
+        torch.cuda.set_rng_state(state[f"random.cuda.{rank}"], device)
+
+
+def set_weights(model: nn.Module, weights: dict[str, Tensor]) -> None:
+    """`load_state_dict` for whole weights, into a model that may lie in parts on several processes."""
+    own = model.state_dict()
+    if wrong := sorted(own.keys() ^ weights.keys()):
+        raise KeyError(f"weights {', '.join(wrong[:3])} are on one side only")
+    for name, each in own.items():
+        if each.shape != weights[name].shape:
+            raise KeyError(f"{name} has shape {list(weights[name].shape)}, expected {list(each.shape)}")
+        put(each, weights[name])
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     found = {}
     for number, state in optimizer.state_dict()["state"].items():
         for name, value in state.items():
-            found[f"optimizer.{number}.{name}"] = torch.as_tensor(value)
+            found[f"optimizer.{number}.{name}"] = whole(torch.as_tensor(value))
     return found
 
 
 def set_optimizer_state(optimizer: torch.optim.Optimizer, state: dict[str, Tensor]) -> None:
-    whole = optimizer.state_dict()
-    whole["state"] = {}
+    held = optimizer.state_dict()
+    held["state"] = {}
+    weights = [each for group in optimizer.param_groups for each in group["params"]]
     for name, value in state.items():
         if name.startswith("optimizer."):
             _, number, field = name.split(".")
-            whole["state"].setdefault(int(number), {})[field] = value.clone()
+            like = weights[int(number)]
+            own = torch.zeros_like(like) if value.shape == like.shape else value.clone()
+            if value.shape == like.shape:
+                put(own, value)
+            held["state"].setdefault(int(number), {})[field] = own
     rates = [group["lr"] for group in optimizer.param_groups]
-    optimizer.load_state_dict(whole)
+    optimizer.load_state_dict(held)
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
         group["lr"] = rate  # the tensor that a captured graph reads must stay the same object

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import signal
@@ -20,6 +21,7 @@ from regard.train import _checkpoint
 from regard.train._average import Average
 from regard.train._batches import Batch, Corpus, Planned, plan_epoch
 from regard.train._loss import loss_of
+from regard.train._processes import Processes, whole
 from regard.train._schedule import learning_rate
 from regard.train._settings import Settings
 from regard.train._step import Stepper, logits_of
@@ -58,11 +60,16 @@ class Trainer:
         device: torch.device,
         *,
         score: Score | None = None,
+        shard: bool = False,
     ) -> None:
-        self.model, self.settings, self.words, self.out, self.device = model, settings, words, out, device
+        self.settings, self.words, self.out, self.device = settings, words, out, device
         self.encode, self.valid, self.score = encode, valid.to(device), score
-        self.stepper = Stepper(model, settings, device, graphs=settings.graphs)
+        self.processes = Processes(device, shard=shard)
         self.average = Average(model, settings)
+        self.model = model
+        self.running = self.processes.wrap(model)  # what steps run: the model, or its part in a group of processes
+        count = self.processes.count
+        self.stepper = Stepper(self.running, settings, device, graphs=settings.graphs, processes=count)
         self.step = self.epoch = self.position = 0
         self.best: dict[str, float] = {}
         self.since_best = 0
@@ -74,15 +81,22 @@ class Trainer:
 
     def start(self) -> None:
         """Write what a reader of the folder needs besides the weights."""
+        if self.processes.count > 1:
+            torch.manual_seed(self.settings.seed + 7919 * self.processes.rank)  # dropout of its own in each process
+        if not self.processes.first:
+            return
         self.out.mkdir(parents=True, exist_ok=True)
         write_atomically(self.out / "settings.json", [self.settings.as_json().encode()])
         write_atomically(self.out / "tokenizer.json", [self.words.as_json().encode()])
 
     def save(self) -> None:
         """Everything that an exact resume needs."""
-        tensors = {f"model.{name}": each for name, each in self.model.state_dict().items()}
-        tensors |= _checkpoint.optimizer_state(self.stepper.optimizer)
-        tensors |= self.average.state() | _checkpoint.random_state(self.device)
+        tensors = {f"model.{name}": whole(each) for name, each in self.model.state_dict().items()}
+        tensors |= _checkpoint.optimizer_state(self.stepper.optimizer) | self.average.state()
+        for rank, random in enumerate(self.processes.gather(_checkpoint.random_state(self.device))):
+            tensors |= {f"{name}.{rank}": each for name, each in random.items()}
+        if not self.processes.first:
+            return
         about = {
             "step": self.step,
             "epoch": self.epoch,
@@ -102,16 +116,17 @@ class Trainer:
         tensors, about = _checkpoint.read(path)
         weights = {name.removeprefix("model."): each for name, each in tensors.items() if name.startswith("model.")}
         try:
-            self.model.load_state_dict(weights)
+            _checkpoint.set_weights(self.model, weights)
             self.average.load(tensors)
         except (RuntimeError, KeyError) as error:
             raise ValueError(f"{path} does not fit these settings: {str(error).splitlines()[0]}") from None
         _checkpoint.set_optimizer_state(self.stepper.optimizer, tensors)
-        _checkpoint.set_random_state(tensors, self.device)
+        _checkpoint.set_random_state(tensors, self.device, self.processes.rank)
         self.step, self.epoch, self.position = about["step"], about["epoch"], about["position"]
         self.best, self.since_best = about["best"], about["since_best"]
         self.seconds, self.ended = about["seconds"], about["ended"]
-        _cut_metrics(self.out / METRICS, self.step)
+        if self.processes.first:
+            _cut_metrics(self.out / METRICS, self.step)
         return True
 
     # -- the run
@@ -126,9 +141,10 @@ class Trainer:
         window_tokens, window_nll, window_since = 0, None, began
         self.model.train()
         with _on_sigterm(self._stop):
-            for batch in self._batches():
+            for batch, whole_batch in self._batches():
                 self.step += 1
-                loss = self.stepper(batch, learning_rate(self.settings, self.step))
+                tokens_of = whole_batch if self.processes.count > 1 else None
+                loss = self.stepper(batch, learning_rate(self.settings, self.step), tokens_of)
                 self.average.after_step(self.step)
                 self.position += 1
                 pair = torch.stack([loss.nll, loss.tokens.to(loss.nll.dtype)])
@@ -136,9 +152,15 @@ class Trainer:
                 window_tokens += batch.outputs.numel()
                 self.seconds = before + time.monotonic() - began
                 out_of_time = self.settings.minutes is not None and self.seconds > 60 * self.settings.minutes
+                stop = self._asked_to_stop
+                if self.processes.count > 1 and self.step % 10 == 0:  # all must stop at the same step
+                    stop, out_of_time = self.processes.any(stop), self.processes.any(out_of_time)
+                elif self.processes.count > 1:
+                    stop = out_of_time = False
                 ends = self.step >= self.settings.steps or out_of_time
                 if ends or self.step % self.settings.validate_every == 0:
-                    nll, tokens = window_nll.tolist()
+                    places = torch.tensor([float(window_tokens)], device=self.device, dtype=window_nll.dtype)
+                    nll, tokens, window_places = self.processes.total(torch.cat([window_nll, places])).tolist()
                     if not math.isfinite(nll):
                         raise ValueError(
                             f"the loss is {nll} at step {self.step}: lower peak_lr, or raise warmup or clip"
@@ -150,20 +172,21 @@ class Trainer:
                         "loss": nll / max(tokens, 1),
                         "learning_rate": learning_rate(self.settings, self.step),
                         "tokens_per_second": tokens / max(now - window_since, 1e-9),
-                        "padding": 1 - tokens / max(window_tokens, 1),
+                        "padding": 1 - tokens / max(window_places, 1),
                         **self._validate(last=ends),
                         "seconds": self.seconds,
                     }
                     window_tokens, window_nll, window_since = 0, None, time.monotonic()
-                    _append(self.out / METRICS, event)
-                    report(event)
+                    if self.processes.first:
+                        _append(self.out / METRICS, event)
+                        report(event)
                     if ends or (self.settings.patience and self.since_best >= self.settings.patience):
                         self.ended = "steps" if self.step >= self.settings.steps else "time" if ends else "patience"
                         self.save()
                         return
-                elif report is not None and self.step % 10 == 0:
+                elif self.step % 10 == 0 and self.processes.first:
                     report({"step": self.step})
-                if self._asked_to_stop:
+                if stop or (self._asked_to_stop and self.processes.count == 1):
                     self.save()
                     raise Stopped
                 if self.step % self.settings.save_every == 0:
@@ -172,8 +195,8 @@ class Trainer:
     def _stop(self) -> None:
         self._asked_to_stop = True
 
-    def _batches(self) -> Iterator[Batch]:
-        """From where the run stands, epoch after epoch."""
+    def _batches(self) -> Iterator[tuple[Batch, int]]:
+        """This process's part of each batch and the tokens of the whole one, from where the run stands on."""
         if self.ended is not None and self.step >= self.settings.steps:
             return
         while True:
@@ -187,12 +210,11 @@ class Trainer:
                 multiple=settings.round_lengths,
             )
             corpus = corpus.to(self.device)
-            rows = torch.tensor([row for each in planned for row in each.rows], device=self.device)
-            begins = [0]
-            for each in planned:
-                begins.append(begins[-1] + len(each.rows))
+            parts = [each.part(self.processes.rank, self.processes.count) for each in planned]
+            rows = torch.tensor([row for part in parts for row in part], device=self.device, dtype=torch.int64)
+            begins = [0, *itertools.accumulate(map(len, parts))]
             for at in range(self.position, len(planned)):
-                yield corpus.take(rows[begins[at] : begins[at + 1]], planned[at].widths)
+                yield corpus.take(rows[begins[at] : begins[at + 1]], planned[at].widths), planned[at].tokens
             self.epoch, self.position = self.epoch + 1, 0
 
     # -- validation
@@ -200,14 +222,17 @@ class Trainer:
     def _validate(self, *, last: bool) -> dict[str, float]:
         """The averaged weights' loss on the validation text, and now and then their BLEU; the best are kept."""
         self.average.before_validation()
-        model = self.average.model
-        model.eval()
-        found = {"valid_loss": self.validation_loss(model)}
-        due = self.step // self.settings.validate_every % self.settings.bleu_every == 0
-        if self.score is not None and (due or last):
-            found["valid_bleu"] = self.score(model)
-        self._keep_best(model, found)
-        self.model.train()
+        found: dict[str, float] = {}
+        if self.processes.first:
+            model = self.average.model
+            model.eval()
+            found["valid_loss"] = self.validation_loss(model)
+            due = self.step // self.settings.validate_every % self.settings.bleu_every == 0
+            if self.score is not None and (due or last):
+                found["valid_bleu"] = self.score(model)
+            self._keep_best(model, found)
+            self.model.train()
+        found, self.best, self.since_best = self.processes.agree((found, self.best, self.since_best))
         return found
 
     def _keep_best(self, model: nn.Module, found: dict[str, float]) -> None:

@@ -24,6 +24,7 @@ def loss_of(
     r_drop: float = 0.0,
     soft: Soft | None = None,
     distill: float = 0.0,
+    tokens: int | None = None,
 ) -> Loss:
     """Mean over target tokens of
 
@@ -35,18 +36,19 @@ def loss_of(
         smoothing: ε of (1 − ε)·target + ε/vocabulary.
         r_drop: α (Liang et al., 2021).
         soft, distill: the teachers' likeliest tokens, and λ. What they leave of the probability is spread evenly.
+        tokens: how many target tokens the mean is over, where this is one process's part of a batch.
     """
     passes = logits.shape[0] // max(outputs.shape[0], 1)
     log_p = logits.float().log_softmax(-1).view(passes, *outputs.shape, logits.shape[-1])
     real = outputs != PAD
     count = real.sum()
-    share = real / count.clamp_min(1)
+    share = real / (count.clamp_min(1) if tokens is None else tokens)
     nll = -log_p.gather(-1, outputs.expand(passes, *outputs.shape).unsqueeze(-1)).squeeze(-1)
     evenly = -log_p.mean(-1)
     each = (1 - smoothing) * nll + smoothing * evenly
     if soft is not None and distill:
-        tokens = soft.tokens.expand(passes, *soft.tokens.shape)
-        taught = -(log_p.gather(-1, tokens) * soft.weights).sum(-1) + (1 - soft.weights.sum(-1)) * evenly
+        likely = soft.tokens.expand(passes, *soft.tokens.shape)
+        taught = -(log_p.gather(-1, likely) * soft.weights).sum(-1) + (1 - soft.weights.sum(-1)) * evenly
         each = (1 - distill) * each + distill * taught
     total = (each * share).sum() / passes
     if passes == 2 and r_drop:

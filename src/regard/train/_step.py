@@ -50,26 +50,31 @@ def optimizer_of(model: nn.Module, settings: Settings, device: torch.device) -> 
 class Stepper:
     """Runs steps of one model. The first batch of a shape runs kernel by kernel, the second is captured."""
 
-    def __init__(self, model: nn.Module, settings: Settings, device: torch.device, *, graphs: bool) -> None:
-        self.model, self.settings, self.device = model, settings, device
+    def __init__(
+        self, model: nn.Module, settings: Settings, device: torch.device, *, graphs: bool, processes: int = 1
+    ) -> None:
+        self.model, self.settings, self.device, self.processes = model, settings, device, processes
         self.optimizer = optimizer_of(model, settings, device)
         self.parameters = [each for each in model.parameters() if each.requires_grad]
         self.dtype = precision_of(settings, device)
-        self.graphs = graphs and device.type == "cuda"
+        self.graphs = graphs and device.type == "cuda" and processes == 1
         self._seen: dict[tuple[int, ...], int] = {}
         self._captured: dict[tuple[int, ...], tuple[Any, Batch, Loss]] = {}
         self._pool: Any = None
         self._side = torch.cuda.Stream(device) if self.graphs else None  # type: ignore[no-untyped-call]
 
-    def __call__(self, batch: Batch, rate: float) -> Loss:
-        """Update the weights. The result may be overwritten by the next step."""
+    def __call__(self, batch: Batch, rate: float, tokens: int | None = None) -> Loss:
+        """Update the weights. The result may be overwritten by the next step.
+
+        `tokens` are those of the whole batch where several processes have a part of it each.
+        """
         for group in self.optimizer.param_groups:
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(rate)
             else:
                 group["lr"] = rate
         if not self.graphs:
-            return self._run(batch)
+            return self._run(batch, tokens)
         shape = batch.shape
         if shape in self._captured:
             return self._replay(shape, batch)
@@ -79,7 +84,7 @@ class Stepper:
         self._capture(shape, batch)
         return self._replay(shape, batch)
 
-    def _run(self, batch: Batch) -> Loss:
+    def _run(self, batch: Batch, tokens: int | None = None) -> Loss:
         settings = self.settings
         self.optimizer.zero_grad(set_to_none=True)
         twice = settings.r_drop > 0 and self.model.training
@@ -93,8 +98,10 @@ class Stepper:
                 r_drop=settings.r_drop,
                 soft=batch.soft,
                 distill=settings.distill,
+                tokens=tokens,
             )
-        loss.total.backward()  # type: ignore[no-untyped-call]
+        # processes take the mean of their gradients; with a mean over all tokens, the sum is meant
+        (loss.total * self.processes).backward()  # type: ignore[no-untyped-call]
         if settings.clip:
             nn.utils.clip_grad_norm_(self.parameters, settings.clip)
         self.optimizer.step()

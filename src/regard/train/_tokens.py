@@ -68,6 +68,13 @@ class Words:
             raise ValueError(f"{path} has {SPECIALS} at {found}; expected 0, 1, 2, 3 (regard train writes it so)")
         return cls(tokenizer)
 
+    @classmethod
+    def read(cls, text: str) -> Words:
+        """What `as_json` gave."""
+        from tokenizers import Tokenizer
+
+        return cls(Tokenizer.from_str(text))
+
     def as_json(self) -> str:
         return self.tokenizer.to_str() + "\n"
 
