@@ -11,19 +11,25 @@ from __future__ import annotations
 
 from regard.train._align import Aligned, align
 from regard.train._build import language_trainer, translation_trainer
-from regard.train._distill import distilled, learn_from, soft_targets
+from regard.train._distill import distilled as distilled
+from regard.train._distill import learn_from
+from regard.train._distill import soft_targets as soft_targets
 from regard.train._evaluate import Compared, Scored, bleu, compare, scores
-from regard.train._loop import LAST, Stopped, Trainer, read_metrics
-from regard.train._processes import in_group, join_group, leave_group
+from regard.train._loop import LAST as LAST
+from regard.train._loop import Stopped, Trainer, read_metrics
+from regard.train._processes import in_group as in_group
+from regard.train._processes import join_group as join_group
+from regard.train._processes import leave_group as leave_group
 from regard.train._quoted import Vocabulary, load_quoted, load_quoted_vocabularies, quoted_config
-from regard.train._settings import Settings, read_settings
-from regard.train._text import Data, Pairs, find, read_folder, read_lines, read_pairs, split
+from regard.train._settings import Settings
+from regard.train._settings import read_settings as read_settings
+from regard.train._text import Data, Pairs, read_folder, read_lines, read_pairs, split
+from regard.train._text import find as find
 from regard.train._tokens import Words
 from regard.train._toy import toy, toy_settings
 from regard.train._translate import Translation, Translator
 
 __all__ = [
-    "LAST",
     "Aligned",
     "Compared",
     "Data",
@@ -39,13 +45,8 @@ __all__ = [
     "align",
     "bleu",
     "compare",
-    "distilled",
-    "find",
-    "in_group",
-    "join_group",
     "language_trainer",
     "learn_from",
-    "leave_group",
     "load_quoted",
     "load_quoted_vocabularies",
     "quoted_config",
@@ -53,9 +54,7 @@ __all__ = [
     "read_lines",
     "read_metrics",
     "read_pairs",
-    "read_settings",
     "scores",
-    "soft_targets",
     "split",
     "toy",
     "toy_settings",
