@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import pickle
 import tempfile
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +18,11 @@ def _member(
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.FileStore(store, count), rank=rank, world_size=count)
     try:
-        results.put((rank, function(*given)))
+        results.put((rank, pickle.dumps(function(*given))))  # by value: the process ends before it is read
+        dist.barrier()  # nobody leaves while another still connects
+    except BaseException as error:
+        results.put((rank, pickle.dumps(f"{type(error).__name__}: {error}")))
+        raise
     finally:
         dist.destroy_process_group()
 
@@ -41,5 +46,5 @@ def together(count: int, function: Callable[..., Any], *given: Any) -> list[Any]
                 member.join(timeout=30)
                 if member.is_alive():
                     member.kill()
-    assert [member.exitcode for member in members] == [0] * count
-    return [found[rank] for rank in range(count)]
+    assert [member.exitcode for member in members] == [0] * count, [pickle.loads(each) for each in found.values()]
+    return [pickle.loads(found[rank]) for rank in range(count)]

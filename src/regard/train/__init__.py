@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from regard.train._align import Aligned, align
 from regard.train._build import language_trainer, translation_trainer
+from regard.train._context import ContextParallel
 from regard.train._distill import distilled as distilled
 from regard.train._distill import learn_from
 from regard.train._distill import soft_targets as soft_targets
@@ -32,6 +33,7 @@ from regard.train._translate import Translation, Translator
 __all__ = [
     "Aligned",
     "Compared",
+    "ContextParallel",
     "Data",
     "Pairs",
     "Scored",
