@@ -20,10 +20,10 @@ export ONEDNN_MAX_CPU_ISA := AVX512_CORE_BF16
 # Many small tests: two processes of one thread each are faster than one process of two threads.
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n 2
 
-.PHONY: test lint page demo docs fuzz test-gpu test-models bench-cpu dist clean help
+.PHONY: test lint page demo docs fuzz test-gpu test-models bench-cpu translator dist clean help
 
 help:
-	@echo "make test | demo | lint | page | docs | fuzz N=20000 | test-gpu | test-models | bench-cpu ARGS=--quick | dist | clean"
+	@echo "make test | demo | lint | page | docs | fuzz N=20000 | test-gpu | test-models | bench-cpu ARGS=--quick | translator DATA=folder | dist | clean"
 
 test: lint
 	@$(PYTEST)
@@ -79,6 +79,13 @@ dist: $(READY)
 	  (cd build/try && env -u PYTHONPATH bin/python - < ../../tools/try_package.py) || exit 1; \
 	  echo "$$file works"; \
 	done
+
+# Trains the En→De translator of docs/train.md from a folder with train.en, train.de, val.* and test_2016*, then measures it.
+translator: $(READY)
+	@test -d "$(DATA)" || { echo "make translator DATA=folder (with train.en, train.de, val.* and test_2016*, also .gz)"; exit 1; }
+	@$(PY) -m regard.cli train --data $(DATA) --source en --target de --out runs/en-de --set lowercase=true $(ARGS)
+	@$(PY) -m regard.cli evaluate --model runs/en-de \
+	  --test $(firstword $(wildcard $(DATA)/test_2016*.en*)) $(firstword $(wildcard $(DATA)/test_2016*.de*))
 
 clean:
 	rm -rf $(VENV) build dist frontend/node_modules frontend/build .mypy_cache .ruff_cache .pytest_cache .hypothesis
