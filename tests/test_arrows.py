@@ -54,8 +54,7 @@ ARROWS: dict[str, set[str]] = {
     "_page": LEAVES | {"recording"},
     # the local page: recordings of a folder, and looks that the command knows how to run
     "_serve": LEAVES | {"_page", "recording"},
-    "_watching": BELOW_API | {"api", "compat", "recording"},
-    "_watch": LEAVES | {"_watching", "recording"},
+    "watching": BELOW_API | {"api", "recording"},
     # the walkthrough shows what the oracle computes, step by step
     "_walk": {"_text", "_page", "reference"},
     # the lab's examples are written with what users have; one shows the oracle itself, one reads what is walked through

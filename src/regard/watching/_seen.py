@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from regard import api, compat, masks
+from regard import api, masks
+from regard._arguments import prepare
 from regard.bias import TableBias
 
 if TYPE_CHECKING:
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from regard.spec import Call
     from regard.statistics import Want
 
+STATISTICS = frozenset(
+    ("entropy", "max_weight", "key_mass", "map", "top_keys", "top_weights", "distance", "first_mass", "weights")
+)
 # numbers in the rows of a mask that are alive at once
 _NUMBERS = 1 << 24
 
@@ -37,6 +41,18 @@ class Seen(NamedTuple):
     sinks: Tensor | None = None
     offset: int | Tensor | None = None
     placed: bool = False  # whether the offset is the call's own, not the end-aligned guess
+    lse: Tensor | None = None  # as the model's own kernel computed it
+    real: Tensor | None = None  # bool [batch, query], where the call itself says which queries are no padding
+    written_out: bool = False
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """Batch, heads, queries, keys."""
+        return (*self.query.shape[:3], self.key.shape[2])
+
+    @property
+    def device(self) -> torch.device:
+        return self.query.device
 
     @property
     def queries(self) -> int:
@@ -61,7 +77,30 @@ class Seen(NamedTuple):
             value=self.value[:, of_keys],
             bias=bias,
             sinks=None if sinks is None else sinks[heads],
+            lse=None if self.lse is None else self.lse[:, heads],
         )
+
+    def can_take_heads(self) -> bool:
+        """Whether some of the heads can be observed without the others."""
+        return self.mask is None or self.mask.heads == 1
+
+    def without(self, real: Tensor) -> Seen:
+        """The call with the rows of queries that are not real [batch, query] empty."""
+        rows = masks.keep(real.to(self.device)[:, None, :, None])
+        lse = None if self.lse is None else self.lse.masked_fill(~real.to(self.device)[:, None], -torch.inf)
+        return self._replace(mask=rows if self.mask is None else self.mask & rows, lse=lse)
+
+    def statistics(self, want: Want, permitted: Tensor) -> dict[str, Tensor]:
+        """The wanted statistics by name, with ``lse``."""
+        if self.lse is None:
+            seen = self.observe(want)
+            return {"lse": seen.lse, **{name: part for name, part in vars(seen).items() if name in STATISTICS}}
+        # the model's kernel was the forward pass: what is left to do is to look
+        exact = torch.float64 if self.query.dtype == torch.float64 else torch.float32
+        lse = self.lse.to(exact).masked_fill(permitted.to(self.device) == 0, -torch.inf)
+        three, sinks = (self.query, self.key, self.value), self.sinks
+        call = prepare(*three, self.mask, self.bias, self.scale, self.softcap, sinks, 0.0, self.offset)
+        return {"lse": lse, **(api._observe(call, lse, want) if want.asks else {})}
 
     def observe(self, want: Want) -> Observation:
         return api.observe(
@@ -83,6 +122,10 @@ class Seen(NamedTuple):
         if self.mask is None and self.bias is None:
             return torch.full((1, 1, 1), keys, dtype=torch.int32)
         offset = keys - rows if self.offset is None else self.offset
+        if self.mask is not None and self.bias is None:
+            spans = self.mask.rows(rows, keys, offset, self.query.shape[0])
+            if spans is not None:
+                return torch.from_numpy((spans.hi - spans.lo).sum(1)[:, None]).to(torch.int32)
         found = []
         for start in range(0, rows, max(1, _NUMBERS // max(1, keys))):
             some = range(start, min(rows, start + max(1, _NUMBERS // max(1, keys))))
@@ -117,30 +160,7 @@ class Seen(NamedTuple):
         return self.bias if self.bias.shape[2] == 1 else self.bias[:, :, rows.start : rows.stop]
 
 
-def from_torch(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Seen:
-    """A call of torch.nn.functional.scaled_dot_product_attention."""
-    if query.is_nested or key.is_nested or value.is_nested:
-        raise Unseen("nested tensors")
-    q, k, v, batch = compat._four_dims(query.detach(), key.detach(), value.detach(), enable_gqa)
-    given = None if attn_mask is None else attn_mask.detach()
-    mask, bias, offset = compat._mask(given, is_causal, (*batch, q.shape[2], k.shape[2]), q)
-    if mask is not None and given is not None:
-        mask = _recognised(mask, q.shape[2], k.shape[2], q.device)
-    scale = None if scale is None else float(scale)
-    return Seen(q, k, v, mask, _hiding(bias), scale, offset=offset, placed=offset is not None)
-
-
-def from_call(call: Call) -> Seen:
+def from_call(call: Call, lse: Tensor) -> Seen:
     """A call of regard's own."""
     spec = call.spec
     bias: Tensor | TableBias | None = None if call.bias is None else call.bias.detach()
@@ -148,7 +168,7 @@ def from_call(call: Call) -> Seen:
         bias = TableBias(spec.bias.rule, bias)
     sinks = None if call.sinks is None else call.sinks.detach()
     q, k, v = call.query.detach(), call.key.detach(), call.value.detach()
-    return Seen(q, k, v, call.mask, bias, spec.scale, spec.softcap, sinks, call.offset, placed=True)
+    return Seen(q, k, v, call.mask, bias, spec.scale, spec.softcap, sinks, call.offset, True, lse.detach())
 
 
 def from_interface(
@@ -169,7 +189,7 @@ def from_interface(
         k,
         v,
         mask,
-        _hiding(bias),
+        hiding(bias),
         given.get("scaling"),
         given.get("softcap"),
         None if sinks is None else sinks.detach().to(q.dtype),
@@ -191,11 +211,11 @@ def _interface_mask(given: Any, q: Tensor, k: Tensor) -> tuple[Mask | None, Tens
     if given.dim() == 2:  # flash attention's: which keys are no padding
         return masks.keep(given.bool()[:, None, None]), None
     if given.dtype == torch.bool:
-        return _recognised(masks.keep(given), queries, keys, q.device), None
+        return recognised(masks.keep(given), queries, keys, q.device), None
     return None, given.to(q.dtype)
 
 
-def _recognised(mask: Mask, queries: int, keys: int, device: torch.device) -> Mask:
+def recognised(mask: Mask, queries: int, keys: int, device: torch.device) -> Mask:
     """A dense mask that is only padding, or causal with padding, as a rule: observing then skips what is hidden.
 
     Reading it costs little beside the observation on a CPU; elsewhere it would wait for the device."""
@@ -222,7 +242,7 @@ def _implied(mask: Mask | None, module: Any, given: dict[str, Any], queries: int
     return mask
 
 
-def _hiding(bias: Tensor | None) -> Tensor | None:
+def hiding(bias: Tensor | None) -> Tensor | None:
     """Models write the smallest number where they mean "hidden"; added to a logit it hides all the same."""
     if bias is None:
         return None
