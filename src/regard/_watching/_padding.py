@@ -10,7 +10,6 @@ from torch import Tensor
 
 from regard import masks
 from regard._watching._modules import Frame
-from regard.masks import Mask
 
 if TYPE_CHECKING:
     from regard._watching._seen import Seen
@@ -61,9 +60,9 @@ def _real(given: object, true_at_tokens: bool) -> Tensor | None:
 
 
 def _by_rule(seen: Seen) -> Tensor | None:
-    """The same from ``masks.padding`` in a call of regard's own: [batch, query]."""
+    """The same from what the mask of a call of regard's own calls padding: [batch, query]."""
     assert seen.mask is not None
-    hidden = _padding(seen.mask, seen.keys, seen.query.device)
+    hidden = seen.mask.padding_keys(seen.keys, seen.query.device)
     if hidden is None:
         return None
     offset = seen.keys - seen.queries if seen.offset is None else seen.offset
@@ -73,14 +72,3 @@ def _by_rule(seen: Seen) -> Tensor | None:
     hidden = hidden.expand(seen.query.shape[0], -1)
     inside = (at >= 0) & (at < seen.keys)
     return ~(hidden.gather(1, at.clamp(0, seen.keys - 1).expand(len(hidden), -1)) & inside)
-
-
-def _padding(mask: Mask, keys: int, device: torch.device) -> Tensor | None:
-    kind = mask.structure[0]
-    if kind == "padding":
-        return mask.hidden_keys(keys, device)
-    if kind != "and":
-        return None
-    parts = [_padding(part, keys, device) for part in (mask.left, mask.right)]  # type: ignore[attr-defined]
-    told = [part for part in parts if part is not None]
-    return None if not told else told[0] if len(told) == 1 else told[0] | told[1]

@@ -11,8 +11,10 @@ from torch import Tensor
 
 from regard.masks._arguments import DTYPE_NAMES, plain, shape_of
 from regard.masks._base import Mask, Structure
+from regard.masks._facts import KeySets
+from regard.masks._flex import Frame, Predicate, lookup
 from regard.masks._grid import Grid
-from regard.masks._intervals import EMPTY, FULL, PARTIAL, Spans, States, Strip
+from regard.masks._intervals import EMPTY, FULL, PARTIAL, Spans, States, Strip, Whole
 
 _MOST_RUNS = 4
 
@@ -29,7 +31,8 @@ class _Attendance(Mask):
     def _rebuild(cls, structure: Structure, tensors: Iterator[Tensor]) -> Mask:
         return cls(next(tensors))
 
-    def _permits(self, values: Tensor) -> Tensor:
+    @staticmethod
+    def _permits(values: Tensor) -> Tensor:
         """True = may attend, from a part of the caller's tensor."""
         raise NotImplementedError
 
@@ -79,13 +82,39 @@ class _Attendance(Mask):
         states = np.where(every, FULL, np.where(some, PARTIAL, EMPTY)).astype(np.int8)
         return np.broadcast_to(states, (-(-(strip.stop - strip.start) // block_q), -(-strip.S // block_k)))
 
-    def _key_sets(self, S: int, device: torch.device) -> tuple[Tensor | None, Tensor | None]:
+    def _count_below(self, strip: Strip, key: Whole) -> Whole | None:
+        four = self._four()
+        if four.shape[2] != 1 or not plain(self.tensors[0]):
+            return None
+
+        def count() -> NDArray[np.int32]:
+            seen = self._permits(four.detach())[:, :, 0].expand(-1, -1, strip.S).numpy()
+            below = np.zeros((*seen.shape[:2], strip.S + 1), dtype=np.int32)
+            np.cumsum(seen, axis=2, dtype=np.int32, out=below[:, :, 1:])
+            return below
+
+        below = strip.pick(self.remember(("below", strip.S), 0, count))[0]
+        found: Whole = below[strip.head if len(below) > 1 else 0][key].astype(np.int64)
+        return found
+
+    def _key_sets(self, S: int, device: torch.device) -> KeySets:
         four = self._four()
         if four.shape[2] != 1:
             return None, None
         seen = self._permits(four.to(device))[:, :, 0]
         wide = (seen.shape[0], S)
         return ~seen.any(dim=1).expand(wide), seen.all(dim=1).expand(wide)
+
+    def _about_keys(self) -> bool:
+        return self._four().shape[2] == 1
+
+    def survives(self, window: int, sinks: int) -> bool:
+        return self.tensors[0].dim() == 4 and self.tensors[0].shape[3] == 1
+
+    def _predicate(self, frame: Frame) -> Predicate:
+        look, kind = lookup(self.tensors[0].to(frame.device))
+        permits = self._permits
+        return Predicate((self.kind, *kind), lambda b, h, q, k: permits(look(b, h, q, k)))
 
     def _check_shape(self, B: int, H: int, L: int, S: int) -> None:
         shape = tuple(self._four().shape)
@@ -108,21 +137,24 @@ class _Attendance(Mask):
 class Keep(_Attendance):
     kind = "keep"
 
-    def _permits(self, values: Tensor) -> Tensor:
+    @staticmethod
+    def _permits(values: Tensor) -> Tensor:
         return values
 
 
 class Drop(_Attendance):
     kind = "drop"
 
-    def _permits(self, values: Tensor) -> Tensor:
+    @staticmethod
+    def _permits(values: Tensor) -> Tensor:
         return ~values
 
 
 class Additive(_Attendance):
     kind = "from_additive"
 
-    def _permits(self, values: Tensor) -> Tensor:
+    @staticmethod
+    def _permits(values: Tensor) -> Tensor:
         return values == 0
 
 
