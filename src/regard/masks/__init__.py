@@ -26,6 +26,7 @@ from regard.masks._constructors import (
     window,
 )
 from regard.masks._flags import Fused
+from regard.masks._function import rule
 from regard.masks._intervals import RowIntervals
 from regard.masks._rebuild import rebuild
 
@@ -60,6 +61,7 @@ __all__ = [
     "prefix",
     "random_blocks",
     "rebuild",
+    "rule",
     "strided",
     "window",
 ]

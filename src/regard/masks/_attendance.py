@@ -11,6 +11,7 @@ from torch import Tensor
 
 from regard.masks._arguments import DTYPE_NAMES, plain, shape_of
 from regard.masks._base import Mask, Structure
+from regard.masks._blocks import over_blocks
 from regard.masks._facts import KeySets
 from regard.masks._flex import Frame, Predicate, lookup
 from regard.masks._grid import Grid
@@ -77,8 +78,8 @@ class _Attendance(Mask):
         if four.shape[0] != 1:
             four = four[strip.groups.start : strip.groups.stop]
         seen = self._permits(four)[0].numpy()
-        some = _over_blocks(np.logical_or.reduce(seen, axis=0), np.logical_or, block_q, block_k)
-        every = _over_blocks(np.logical_and.reduce(seen, axis=0), np.logical_and, block_q, block_k)
+        some = over_blocks(np.logical_or.reduce(seen, axis=0), np.logical_or, block_q, block_k)
+        every = over_blocks(np.logical_and.reduce(seen, axis=0), np.logical_and, block_q, block_k)
         states = np.where(every, FULL, np.where(some, PARTIAL, EMPTY)).astype(np.int8)
         return np.broadcast_to(states, (-(-(strip.stop - strip.start) // block_q), -(-strip.S // block_k)))
 
@@ -173,13 +174,3 @@ def check_additive(tensor: Tensor) -> None:
             f"masks.from_additive: expected only 0 (may attend) and -inf or the smallest {DTYPE_NAMES[tensor.dtype]} "
             f"(forbidden), got {odd}; numbers that are added to the logits go to bias="
         )
-
-
-def _over_blocks(seen: NDArray[np.bool_], join: np.ufunc, block_q: int, block_k: int) -> NDArray[np.bool_]:
-    """Join a [rows or 1, keys or 1] array block by block."""
-    if 0 in seen.shape:
-        return np.zeros((-(-seen.shape[0] // block_q), -(-seen.shape[1] // block_k)), dtype=np.bool_)
-    # Rows first: whole rows are joined at vector speed, and few are left for the slower walk along columns.
-    rows = [join.reduce(seen[start : start + block_q], axis=0) for start in range(0, seen.shape[0], block_q)]
-    joined: NDArray[np.bool_] = join.reduceat(np.stack(rows), np.arange(0, seen.shape[1], block_k), axis=1)
-    return joined

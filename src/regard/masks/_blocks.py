@@ -247,3 +247,13 @@ def _all_partial(query_blocks: int, key_blocks: int) -> _Cells:
     counts = np.full(query_blocks, key_blocks, dtype=np.int64)
     cols = np.tile(np.arange(key_blocks, dtype=np.int32), query_blocks)
     return _Cells(counts, cols, np.zeros(len(cols), dtype=np.bool_))
+
+
+def over_blocks(seen: NDArray[np.bool_], join: np.ufunc, block_q: int, block_k: int) -> NDArray[np.bool_]:
+    """Join a [rows or 1, keys or 1] array block by block."""
+    if 0 in seen.shape:
+        return np.zeros((-(-seen.shape[0] // block_q), -(-seen.shape[1] // block_k)), dtype=np.bool_)
+    # Rows first: whole rows are joined at vector speed, and few are left for the slower walk along columns.
+    rows = [join.reduce(seen[start : start + block_q], axis=0) for start in range(0, seen.shape[0], block_q)]
+    joined: NDArray[np.bool_] = join.reduceat(np.stack(rows), np.arange(0, seen.shape[1], block_k), axis=1)
+    return joined

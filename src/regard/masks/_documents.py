@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from regard.masks._arguments import DTYPE_NAMES, plain, shape_of
+from regard.masks._arguments import DTYPE_NAMES, describe, plain, shape_of
 from regard.masks._base import Mask, Structure
 from regard.masks._facts import KeySets
 from regard.masks._flags import Fused
@@ -182,3 +182,24 @@ def _fill(runs: Runs, first: int, lo: Whole, hi: Whole) -> None:
     times = edges[1:] - edges[:-1]
     lo[begin - first : end - first] = np.repeat(runs.lo[k], times)
     hi[begin - first : end - first] = np.repeat(runs.hi[k], times)
+
+
+def filled_up(lengths: Any) -> Any:
+    """Lists of different lengths, one for each item, with zeros at their ends; anything else as it is."""
+    if not isinstance(lengths, (list, tuple)) or not lengths or not all(isinstance(x, (list, tuple)) for x in lengths):
+        return lengths
+    most = max(len(item) for item in lengths)
+    return [[*item, *[0] * (most - len(item))] for item in lengths]
+
+
+def ids_from(lengths: Tensor) -> Tensor:
+    """[batch, S] from the lengths [batch, documents] of each item, −1 behind the last document of a shorter item."""
+    if torch.compiler.is_compiling() or not plain(lengths):
+        raise ValueError(
+            "masks.documents: lengths of each item, [batch, documents], are read on the CPU in eager mode; there give "
+            f"ids=, got {describe(lengths)} on {lengths.device}"
+        )
+    ends = lengths.to(torch.int64).cumsum(1)
+    at = torch.arange(int(ends[:, -1].max()) if ends.numel() else 0).expand(len(ends), -1)
+    found = torch.searchsorted(ends, at.contiguous(), right=True)
+    return torch.where(found < ends.shape[1], found, -1)

@@ -37,6 +37,7 @@ class Facts:
     _of_intervals: ClassVar[bool] = False  # a row sees a few intervals of keys, wherever contents can be read
     _side: str | None = None  # where it puts padding
     _grain: int | None = 0  # the size of the blocks it is made of; 0 where there are none
+    _open: bool = False  # asks which item or head it is, and was not told how many there are
 
     def _about_keys(self) -> bool | None:
         """Whether a plain rule says the same to all rows of an item."""
@@ -53,6 +54,10 @@ class Facts:
     def _per_head(self, B: int, H: int) -> Mask | None:
         """A plain rule with one batch item for each head of an item; None where it cannot be taken apart."""
         return None
+
+    def _sized(self, B: int, H: int) -> Mask:
+        """An open rule, told how many items and heads there are."""
+        raise NotImplementedError
 
     def _predicate(self, frame: Frame) -> Predicate:
         """A plain rule for one pair at a time."""
@@ -145,6 +150,19 @@ class Facts:
         found: Mask = self.fold(
             lambda mask: None if mask.parts else next(rest), operator.and_, operator.or_, operator.invert
         )
+        return found
+
+    def sized(self, B: int, H: int) -> Mask:
+        """The mask for a call of B items and H heads: rules that ask which item or head it is are told how many."""
+        mask: Mask = self  # type: ignore[assignment]
+        if not self._open:
+            return mask
+        signs = operator.and_, operator.or_, operator.invert
+
+        def ask(part: Mask) -> Mask | None:
+            return None if part.parts else part._sized(B, H) if part._open else part
+
+        found: Mask = mask.remember(("sized", B, H), 0, lambda: mask.fold(ask, *signs))
         return found
 
     def predicate(self, frame: Frame) -> Predicate:

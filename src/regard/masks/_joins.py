@@ -32,6 +32,7 @@ class _Joint(Mask):
             _joint(parts, [part.heads for part in parts], "heads"),
         )
         self.parts = parts
+        self._open = any(part._open for part in parts)
 
     @classmethod
     def _rebuild(cls, structure: Structure, tensors: Iterator[Tensor]) -> Mask:
