@@ -14,10 +14,10 @@ from torch import Tensor
 
 from regard import api, masks
 from regard.backends._base import accumulation
-from regard.backends._tiled import add_sinks, merge
+from regard.backends._tiled import add_sinks
 from regard.cache._lengths import Lengths
 from regard.masks import Mask
-from regard.statistics import Want
+from regard.statistics import Want, merge
 
 # keys of a piece: enough to keep a core busy, few enough to be nothing beside a model's weights
 PIECE = 1024
