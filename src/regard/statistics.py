@@ -118,7 +118,10 @@ def _check_slice(name: str, given: object) -> None:
 
 
 def cell_of(position: Any, size: int, count: int) -> Any:
-    """The cell of a position (an int, an array, a tensor) among ``size`` on a grid of ``count`` cells: cell c starts at ⌊c·size/count⌋."""
+    """The cell of a position (an int, an array or a tensor) among ``size`` on a grid of ``count`` cells.
+
+    Cell c starts at ⌊c·size/count⌋.
+    """
     return ((position + 1) * count - 1) // size
 
 

@@ -44,7 +44,6 @@ IN_WORDS = (
 )
 
 __all__ = [
-    "IN_WORDS",
     "BlockTable",
     "Fused",
     "Mask",
