@@ -102,5 +102,5 @@ def test_with_windows_and_documents_it_was_faster_in_the_run_that_is_stored() ->
         assert ratio == pytest.approx(_cuda._FLASH_ON_HOPPER * 1e12 / triton._table()["half"], rel=0.1)
 
 
-def test_calls_that_need_gradients_are_left_to_backends_that_have_them() -> None:
-    assert triton.measured_seconds(spec_of()._replace(grad=True)) == math.inf
+def test_calls_that_need_gradients_may_be_its_own() -> None:
+    assert triton.measured_seconds(spec_of()._replace(grad=True)) < math.inf

@@ -1,7 +1,6 @@
-"""Our own forward kernel: any mask by its tiles, any modifier, and row statistics in the same pass.
+"""Our own kernels, forward and backward: any mask by its tiles, any modifier, and row statistics in the same pass.
 
-Compiled once for each kind of call (dtype, head sizes, which modifiers), in a second or two. Gradients come from
-``blockwise``, which recomputes the weights from the log-sum-exp.
+Compiled once for each kind of call (dtype, head sizes, which modifiers), in a second or two.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from regard.backends._autograd import FusedBackend
+from regard.backends._tiled import sink_gradient
 from regard.backends.blockwise import Blockwise
 from regard.masks._rebuild import of_intervals
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from regard.spec import Call, CallSpec
 
+# of masks whose booleans are too many to be there at once
 _gradients = Blockwise()
 
 
@@ -39,10 +40,7 @@ class Triton(FusedBackend):
             return [f"the Triton kernels run on CUDA devices, the call is on {spec.device}"]
         from regard._triton.attend import refuse
 
-        reasons = refuse(spec)
-        if spec.dropout:
-            reasons.append("the Triton kernel has no dropout")
-        return reasons
+        return refuse(spec)
 
     def seconds(self, spec: CallSpec) -> float:
         if spec.device != "cuda":
@@ -50,10 +48,7 @@ class Triton(FusedBackend):
         return measured_seconds(spec)
 
     def workspace(self, spec: CallSpec, kept_pairs: int) -> int:
-        rows = spec.batch * spec.heads * spec.queries
-        # for gradients the output is kept before it is rounded
-        exact = 4 if spec.grad and spec.dtype.itemsize < 4 else 0
-        return rows * (spec.value_dim * (spec.dtype.itemsize + exact) + 4)
+        return spec.batch * spec.heads * spec.queries * (spec.value_dim * spec.dtype.itemsize + 4)
 
     def takes_rules(self, spec: CallSpec) -> bool:
         return True
@@ -74,7 +69,15 @@ class Triton(FusedBackend):
     def backward(
         self, call: Call, grad_out: Tensor, out: Tensor, lse: Tensor, needs: tuple[bool, ...]
     ) -> tuple[Tensor | None, ...]:
-        return _gradients.backward(call, grad_out, out, lse, needs)
+        from regard._triton.attend import gradients, refuse_gradients
+
+        if refuse_gradients(call):
+            return _gradients.backward(call, grad_out, out, lse, needs)
+        found = gradients(call, grad_out, out, lse, needs)
+        return (*found, sink_gradient(call, grad_out, out, lse) if needs[4] else None)
+
+
+TRITON_BACKEND = Triton()
 
 
 @lru_cache(1)
@@ -90,8 +93,6 @@ def _table() -> dict[str, float]:
 
 
 def measured_seconds(spec: CallSpec) -> float:
-    if spec.grad:
-        return math.inf  # gradients are not its own: the backends that have some are asked first
     kind = "float32" if spec.dtype == torch.float32 else "half"
     if spec.mask is not None and not of_intervals(spec.mask):
         kind += ", masked pair by pair"
