@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from regard import reference as reference
     from regard import sparse as sparse
     from regard import testing as testing
+    from regard import train as train
     from regard._errors import Refused as Refused
     from regard._latent import latent_attention as latent_attention
     from regard._linear.call import linear_attention as linear_attention
@@ -71,6 +72,7 @@ _MODULES = (
     "sparse",
     "statistics",
     "testing",
+    "train",
 )
 
 __all__ = [*_FROM, *_MODULES, "__version__"]

@@ -141,7 +141,8 @@ def make_plan(call: Call, choice: Choice, want: Want | None = None) -> Plan:
         if spec.bias is not None:
             moved += spec.bias.dtype.itemsize * torch.Size(spec.bias.shape).numel()
         flops = 2 * kept * (spec.head_dim + spec.value_dim)
-        peak = choice.backend.workspace(spec, kept) + choice.backend.mask_bytes(call)
+        table = None if mask is None else mask.unlisted_bytes(spec.queries, spec.keys, offset, spec.batch)
+        peak = choice.backend.workspace(spec, kept) + (choice.backend.mask_bytes(call) if table is None else table)
         if want is not None and want.asks:
             flops += 2 * kept * spec.head_dim
             peak += _observing_bytes(call, want)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from regard import backends
+from regard._display import mimebundle
 from regard._errors import Refused
 
 if TYPE_CHECKING:
@@ -72,6 +73,9 @@ class Plan:
         from regard._tables import plan_table
 
         return plan_table(self)
+
+    def _repr_mimebundle_(self, **_: object) -> dict[str, object]:
+        return mimebundle(self)
 
 
 _chosen: dict[tuple[CallSpec, str], Choice] = {}

@@ -12,11 +12,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from regard import statistics
+
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
-# Far below any z of a permitted pair, and finite: 0·NEVER is 0.
-NEVER = tl.constexpr(-1e30)
-BUCKETS = tl.constexpr(32)
+NEVER = tl.constexpr(statistics.NEVER)
+BUCKETS = tl.constexpr(statistics.BUCKETS)
 # Distances are summed in several places, joined at the end: one place would be waited for by all programs of a head.
 COPIES = tl.constexpr(16)
 

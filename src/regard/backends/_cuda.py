@@ -75,9 +75,7 @@ def _refuse_bias(spec: CallSpec) -> list[str]:
     if not _fits_cudnn(spec):
         return ["cuDNN, which takes a bias, does not take these heads"]
     if spec.grad and spec.bias.needs_grad:
-        from regard.backends.triton import TRITON_BACKEND
-
-        return [f"the gradient of the bias is our Triton kernels': {why}" for why in TRITON_BACKEND.refuse(spec)]
+        return ["cuDNN gives no gradient of the bias"]
     return []
 
 
@@ -233,22 +231,14 @@ class _Kernel(torch.autograd.Function):
             return (None, None, *_again(call, ctx.named, grad_out, needs))
         with no_autocast("cuda"):
             grads = backward(call, grad_out, out, lse, ctx.draw)
-            of_bias = bias_gradient(call, grad_out, out, lse) if needs[3] else None
             of_sinks = sink_gradient(call, grad_out, out, lse) if needs[4] else None
         return (
             None,
             None,
             *(grad if need else None for grad, need in zip(grads, needs, strict=False)),
-            of_bias,
+            None,
             of_sinks,
         )
-
-
-def bias_gradient(call: Call, grad_out: Tensor, out: Tensor, lse: Tensor) -> Tensor | None:
-    """cuDNN gives none: our own kernel makes it from the log-sum-exp."""
-    from regard._triton.attend import gradients
-
-    return gradients(call, grad_out, out, lse, (False, False, False, True))[3]
 
 
 def forward(call: Call) -> tuple[Tensor, Tensor]:

@@ -11,13 +11,14 @@ import math
 import os
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from regard.backends._autograd import FusedBackend
 from regard.backends._tiled import sink_gradient
 from regard.backends.blockwise import Blockwise
+from regard.masks._rebuild import of_intervals
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,7 +48,9 @@ class Triton(FusedBackend):
         return measured_seconds(spec)
 
     def workspace(self, spec: CallSpec, kept_pairs: int) -> int:
-        return spec.batch * spec.heads * spec.queries * (spec.value_dim * spec.dtype.itemsize + 4)
+        # where a bias is learned, the output is kept before it is rounded too
+        exact = 4 if spec.grad and spec.bias is not None and spec.bias.needs_grad and spec.dtype.itemsize < 4 else 0
+        return spec.batch * spec.heads * spec.queries * (spec.value_dim * (spec.dtype.itemsize + exact) + 4)
 
     def takes_rules(self, spec: CallSpec) -> bool:
         return True
@@ -76,9 +79,6 @@ class Triton(FusedBackend):
         return (*found, sink_gradient(call, grad_out, out, lse) if needs[4] else None)
 
 
-TRITON_BACKEND = Triton()
-
-
 @lru_cache(1)
 def _has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
@@ -91,22 +91,11 @@ def _table() -> dict[str, float]:
     return dict(found["picoseconds a pair"])
 
 
-# masks whose rows see a few intervals of keys; the others are tested pair by pair
-_INTERVALS = frozenset(("and", "or", "everything", "causal", "window", "padding", "documents", "prefix", "columns"))
-
-
-def _by_pairs(structure: tuple[Any, ...]) -> bool:
-    return structure[0] not in _INTERVALS or any(isinstance(part, tuple) and _named(part) for part in structure[1:])
-
-
-def _named(part: tuple[Any, ...]) -> bool:
-    return bool(part) and isinstance(part[0], str) and _by_pairs(part)
-
-
 def measured_seconds(spec: CallSpec) -> float:
     kind = "float32" if spec.dtype == torch.float32 else "half"
-    if spec.mask is not None and _by_pairs(spec.mask):
+    if spec.mask is not None and not of_intervals(spec.mask):
         kind += ", masked pair by pair"
     elif spec.bias is not None and spec.bias.rule is None:
         kind += ", with a bias tensor"
-    return 1.5e-4 + spec.pairs * _table()[kind] * 1e-12
+    launch = 1.5e-4 if spec.queries * spec.keys >= 1 << 20 else 3e-5
+    return launch + spec.pairs * _table()[kind] * 1e-12

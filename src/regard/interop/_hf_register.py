@@ -32,7 +32,7 @@ def register_hf() -> None:
         from transformers.modeling_utils import PreTrainedModel
     except ImportError as error:
         raise ImportError(
-            "regard.interop.register_hf needs Hugging Face's transformers: pip install 'regard[hf]'"
+            "regard.interop.register_hf needs Hugging Face's transformers: pip install transformers"
         ) from error
     if int(transformers.__version__.split(".")[0]) < 5:
         raise ImportError(f"regard.interop.register_hf needs transformers 5 or newer, found {transformers.__version__}")

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from regard._display import mimebundle
 from regard.recording._calls import Head, Recorded, Site
 from regard.recording._labels import THRESHOLDS, describe
 from regard.recording._summary import Summary
@@ -15,6 +16,7 @@ from regard.recording._tokens import checked_tokens, ids_to_text
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from regard._page._show import Page
     from regard.statistics import Want
 
 __all__ = ["THRESHOLDS", "Head", "Recorded", "Recording", "Site", "Summary", "load"]
@@ -217,15 +219,35 @@ class Recording:
         """Read a ``.regard`` file; one that is not whole and well-formed raises ValueError."""
         return load(path)
 
-    def to_html(self, path: str | Path | None = None) -> str:
-        """A page that needs nothing but a browser; written to ``path`` when given."""
-        from regard._page import page
-        from regard._write import write_atomically
+    def to_html(
+        self,
+        path: str | Path | None = None,
+        *,
+        against: Recording | None = None,
+        layer: int | None = None,
+        head: int | None = None,
+        lang: str = "en",
+    ) -> Page:
+        """A page that needs nothing but a browser; written to ``path`` when given.
 
-        text = page(self.cpu())
-        if path is not None:
-            write_atomically(Path(path), [text.encode("utf-8")])
-        return text
+        Args:
+            path: the file to write; the page is returned in any case, as a string that shows itself in a notebook.
+            against: a second recording, to compare with: two prompts, two checkpoints, two models.
+            layer, head: where the page opens; at something worth seeing when None.
+            lang: "en" or "zh".
+        """
+        from regard._page._show import written
+
+        return written(self, path, against, {"layer": layer, "head": head, "lang": lang})
+
+    def show(self, **options: Any) -> None:
+        """Show the page: in the notebook's cell, or in the browser. Takes the keywords of ``to_html``."""
+        from regard._page._show import show
+
+        show(self.to_html(**options))
+
+    def _repr_mimebundle_(self, **_: object) -> dict[str, object]:
+        return mimebundle(self)
 
     def __repr__(self) -> str:
         size = f"{self.bytes / 2**20:.1f} MiB"

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from regard._display import mimebundle
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -186,6 +188,9 @@ class Head:
 
     def __repr__(self) -> str:
         return f"<head {self.head}, item {self.item} of {self.call!r}>"
+
+    def _repr_mimebundle_(self, **_: object) -> dict[str, object]:
+        return mimebundle(self)
 
 
 def _ranges(numbers: tuple[int, ...]) -> str:

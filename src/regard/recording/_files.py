@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from regard import _safetensors
 from regard._write import write_atomically
-from regard.recording import _safetensors
 from regard.recording._calls import AXES, KINDS, PHASES, Recorded, Site
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from regard.recording import Recording
 
 VERSION = 1
+DTYPES = (torch.float64, torch.float32, torch.int64, torch.int32)
 # Names are made for every key of a call, and keys need not be in the file: a number alone must not cost much.
 MOST_KEYS = 1 << 24
 
@@ -55,7 +56,7 @@ def save(recording: Recording, path: Path) -> None:
 
 def load(path: Path) -> Recording:
     try:
-        tensors, metadata = _safetensors.read(path)
+        tensors, metadata = _safetensors.read(path, DTYPES)
         if "regard" not in metadata:
             raise ValueError("it holds no recording")
         return _rebuilt(_safetensors.parse(metadata["regard"]), tensors)

@@ -84,8 +84,8 @@ def _real(given: object, true_at_tokens: bool) -> Tensor | None:
 
 
 def _by_rule(seen: Seen | InMemory, mask: Mask) -> Tensor | None:
-    """The same from ``masks.padding`` in a call of regard's own: [batch, query]."""
-    hidden = _padding(mask, seen.keys, seen.device)
+    """The same from what the mask of a call of regard's own calls padding: [batch, query]."""
+    hidden = mask.padding_keys(seen.keys, seen.device)
     if hidden is None:
         return None
     offset = seen.keys - seen.queries if seen.offset is None else seen.offset
@@ -95,14 +95,3 @@ def _by_rule(seen: Seen | InMemory, mask: Mask) -> Tensor | None:
     hidden = hidden.expand(seen.shape[0], -1)
     inside = (at >= 0) & (at < seen.keys)
     return ~(hidden.gather(1, at.clamp(0, seen.keys - 1).expand(len(hidden), -1)) & inside)
-
-
-def _padding(mask: Mask, keys: int, device: torch.device) -> Tensor | None:
-    kind = mask.structure[0]
-    if kind == "padding":
-        return mask.hidden_keys(keys, device)
-    if kind != "and":
-        return None
-    parts = [_padding(part, keys, device) for part in (mask.left, mask.right)]  # type: ignore[attr-defined]
-    told = [part for part in parts if part is not None]
-    return None if not told else told[0] if len(told) == 1 else told[0] | told[1]

@@ -1,13 +1,4 @@
-"""PyTorch's own attention function, with PyTorch's meaning, computed by regard.
-
-    torch.nn.functional.scaled_dot_product_attention = regard.compat.scaled_dot_product_attention
-
-This is the one place where PyTorch's conventions hold: tensors of any rank from 2 up, batch dims that broadcast,
-`is_causal` aligned to the top left, a bare tensor as mask. Few things differ, and only where PyTorch has no useful
-answer: a query with nothing to attend to gets zeros (PyTorch gives NaN on some paths), NaN or +inf in a float mask
-raises ValueError on CPU, and a negative `dropout_p` is refused on every path, `attn_mask` beside `is_causal` too. What
-PyTorch refuses is refused with the same kind of error.
-"""
+"""`torch.nn.functional.scaled_dot_product_attention`, computed by regard."""
 
 from __future__ import annotations
 
@@ -21,9 +12,9 @@ from torch import Tensor
 
 from regard import api, masks
 
-__all__ = ["scaled_dot_product_attention"]
-
 _CAUSAL = masks.causal()
+# PyTorch's own, also where `torch.nn.functional` has been given the one below in its place
+_torch_attention = torch._C._nn.scaled_dot_product_attention
 
 
 def scaled_dot_product_attention(
@@ -55,7 +46,14 @@ def scaled_dot_product_attention(
     if query.is_nested or key.is_nested or value.is_nested:
         return _nested(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     _check(query, key, value, attn_mask, dropout_p, is_causal)
-    q, k, v, batch = _four_dims(query, key, value, enable_gqa)
+    if torch.compiler.is_exporting() and _has_unknown_lengths(query, key, value, attn_mask):
+        return _torch_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    same = query.dim() == key.dim() == value.dim() == 4 and query.shape[:2] == key.shape[:2] == value.shape[:2]
+    if not same and (query.shape[-2] == 0 or 0 in value.shape):
+        return _zeros(query, key, value, query.shape[:-1])  # PyTorch looks at no other shape then
+    q, k, v, batch = (query, key, value, tuple(query.shape[:2])) if same else _four_dims(query, key, value, enable_gqa)
+    if q.shape[1] == 0:
+        return _zeros(query, key, value, (*batch, q.shape[2]))
     mask, bias, offset = _mask(attn_mask, is_causal, (*batch, q.shape[2], k.shape[2]), q)
     if q.shape[-1] == 0:
         q, k = torch.nn.functional.pad(q, (0, 1)), torch.nn.functional.pad(k, (0, 1))
@@ -68,6 +66,24 @@ def scaled_dot_product_attention(
             raise
         raise type(error)(f"attn_mask {str(error).removeprefix('bias ')}") from None  # the caller's name for it
     return out if len(batch) == 2 else out.reshape(*batch, q.shape[2], v.shape[3])
+
+
+def _zeros(query: Tensor, key: Tensor, value: Tensor, rows: Sequence[int]) -> Tensor:
+    """Zeros where there is nothing to attend to or from, with gradients of the right shapes."""
+    device = query.device.type
+    autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    dtype = torch.get_autocast_dtype(device) if autocast and query.dtype != torch.float64 else query.dtype
+    q, k, v = (x.narrow(-1, 0, 0).sum() for x in (query, key, value))
+    return query.new_zeros((*rows, value.shape[-1]), dtype=dtype) + (q + k + v).to(dtype)
+
+
+def _has_unknown_lengths(*tensors: Tensor | None) -> bool:
+    """Whether a length depends on data: a plan is made for lengths, so PyTorch's operation goes into the graph then."""
+    if torch.compiler.is_dynamo_compiling():
+        return False  # it traces this function too, and finds no such lengths unless it is told to
+    from torch.fx.experimental.symbolic_shapes import has_free_unbacked_symbols
+
+    return any(has_free_unbacked_symbols(x) for x in tensors if x is not None)
 
 
 class _Mask(NamedTuple):
@@ -94,7 +110,7 @@ def _mask_in_four_dims(attn_mask: Tensor, full: tuple[int, ...]) -> Tensor:
     """The mask as `[B or 1, H or 1, L or 1, S or 1]`, without repeating what it broadcasts unless batch dims merge."""
     shape = attn_mask.shape
     fits = 2 <= len(shape) <= len(full) and all(
-        n in (1, whole) for n, whole in zip(shape[::-1], full[::-1], strict=False)
+        n in (whole, 1) for n, whole in zip(shape[::-1], full[::-1], strict=False)
     )
     if not fits:
         raise RuntimeError(
@@ -112,8 +128,6 @@ def _four_dims(
     query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool
 ) -> tuple[Tensor, Tensor, Tensor, tuple[int, ...]]:
     """The three as `[batch, head, token, dim]`, and the shape that PyTorch's result has before `[L, Ev]`."""
-    if query.dim() == 4 and query.shape[:2] == key.shape[:2] == value.shape[:2]:
-        return query, key, value, tuple(query.shape[:2])
     if enable_gqa:
         key, value = _grouped(query, key, value)
     three = (query, key, value)
@@ -190,9 +204,10 @@ def _check(
 def _check_mask(attn_mask: Tensor, query: Tensor, is_causal: bool, autocast: bool) -> None:
     if not isinstance(attn_mask, Tensor):
         raise TypeError(f"attn_mask must be a Tensor, got {type(attn_mask).__name__}")
-    if is_causal:
-        raise RuntimeError("attn_mask and is_causal=True were both given; put the causal rule into attn_mask")
     rule = getattr(attn_mask, "variant", None) is not None  # torch's CausalBias has no contents, so no place either
+    if is_causal:
+        kind = ValueError if rule else RuntimeError
+        raise kind("attn_mask and is_causal=True were both given; put the causal rule into attn_mask")
     if attn_mask.device != query.device and not rule:
         raise RuntimeError(f"attn_mask is on {attn_mask.device} but query is on {query.device}; move one of them")
     if not autocast and attn_mask.dtype not in (torch.bool, torch.float32, query.dtype):

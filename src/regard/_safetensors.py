@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,18 @@ import torch
 from torch import Tensor
 
 MOST_HEADER = 64 << 20
-_DTYPES = {"F64": torch.float64, "F32": torch.float32, "I64": torch.int64, "I32": torch.int32}
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
@@ -40,11 +51,12 @@ def pieces(tensors: dict[str, Tensor], metadata: dict[str, str]) -> Iterator[byt
     yield text
     for tensor in tensors.values():
         if tensor.numel():
-            yield tensor.contiguous().numpy().tobytes()
+            # as bytes, which every dtype has in NumPy
+            yield tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
-def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors and the metadata of a file; ValueError says what is wrong with it."""
+def read(path: Path, dtypes: Container[torch.dtype] = tuple(_NAMES)) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors and the metadata of a file; ValueError says what is wrong with it, such as another dtype."""
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size < 8:
@@ -56,7 +68,7 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         if not isinstance(header, dict):
             raise ValueError("its header is not a table")
         metadata = _metadata(header.pop("__metadata__", {}))
-        places = _places(header, size - 8 - length)
+        places = _places(header, size - 8 - length, dtypes)
         tensors = {}
         for name, (dtype, shape, start, stop) in places.items():
             file.seek(8 + length + start)
@@ -97,14 +109,23 @@ def _metadata(given: Any) -> dict[str, str]:
     return given
 
 
-def _places(header: dict[str, Any], size: int) -> dict[str, tuple[torch.dtype, list[int], int, int]]:
+def _places(
+    header: dict[str, Any], size: int, dtypes: Container[torch.dtype]
+) -> dict[str, tuple[torch.dtype, list[int], int, int]]:
     """Where each tensor lies. Together they cover the data exactly, without gap or overlap."""
     places = {}
     for name, entry in header.items():
         if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
             raise ValueError(f"its entry {name[:60]!r} is malformed")
         dtype, shape, span = _DTYPES.get(str(entry["dtype"])), entry["shape"], entry["data_offsets"]
-        if dtype is None or not _sizes(shape) or not _sizes(span) or len(shape) > 8 or len(span) != 2:
+        if (
+            dtype is None
+            or dtype not in dtypes
+            or not _sizes(shape)
+            or not _sizes(span)
+            or len(shape) > 8
+            or len(span) != 2
+        ):
             raise ValueError(f"its entry {name[:60]!r} is malformed")
         if span[1] - span[0] != math.prod(shape) * dtype.itemsize:
             raise ValueError(f"its entry {name[:60]!r} has another size than its shape says")
