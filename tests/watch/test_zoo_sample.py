@@ -1,6 +1,6 @@
 """Sixty model types of Hugging Face under `regard.watch`; `make test-zoo` has all that small configurations build.
 
-Rules 67 and 68: the outputs keep their bits, every call is recorded with the numbers that the model's own softmaxes gave.
+Rules 67 and 68: the outputs keep their bits, and every call is recorded, with the numbers of the model's own softmaxes.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ import pytest
 import transformers
 from tests.watch.zoo.run import looked_at
 
-TYPES = """
-    albert bart bert big_bird bigbird_pegasus blenderbot bloom canine clip codegen convbert ctrl deberta deberta-v2
-    deepseek_v3 distilbert dpr electra falcon flaubert fsmt funnel gemma2 gpt2 gpt_bigcode gpt_neo gpt_neox gpt_oss gptj
-    hiera imagegpt layoutlm llama longt5 lxmert m2m_100 mistral mixtral mpnet mpt nystromformer opt phi prophetnet pvt
-    qwen2_moe qwen2_5_vl_vision qwen3 roformer segformer siglip squeezebert swin t5 tapas vitdet wav2vec2 whisper xlm
-    xlnet
-""".split()
+TYPES = [
+    "albert", "bart", "bert", "big_bird", "bigbird_pegasus", "blenderbot", "bloom", "canine", "clip", "codegen",
+    "convbert", "ctrl", "deberta", "deberta-v2", "deepseek_v3", "distilbert", "dpr", "electra", "falcon", "flaubert",
+    "fsmt", "funnel", "gemma2", "gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox", "gpt_oss", "gptj", "hiera", "imagegpt",
+    "layoutlm", "llama", "longt5", "lxmert", "m2m_100", "mistral", "mixtral", "mpnet", "mpt", "nystromformer", "opt",
+    "phi", "prophetnet", "pvt", "qwen2_moe", "qwen2_5_vl_vision", "qwen3", "roformer", "segformer", "siglip",
+    "squeezebert", "swin", "t5", "tapas", "vitdet", "wav2vec2", "whisper", "xlm", "xlnet",
+]  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore")  # what models warn of when they are made by the dozen
