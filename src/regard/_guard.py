@@ -69,7 +69,7 @@ def _looks_clean(call: Call, out: Tensor, lse: Tensor) -> bool:
 
 def unread(backend: Backend, call: Call) -> tuple[Call, Tensor | None]:
     """A clean call, made without reading a value, and the rows [B, H, L] whose output must become NaN (None: none)."""
-    if call.mask is None and call.bias is None:
+    if (call.mask is None and call.bias is None) or call.spec.pairs == 0:
         return call, None
     if backend.name not in ("eager", "blockwise"):
         return _neutralised(call), None

@@ -79,7 +79,8 @@ class OneKernelCall(torch.autograd.Function):
     def forward(ctx: Any, call: Call, how: tuple[Any, ...], query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         _, causal, added = how
         out, lse = _kernels.forward(query, key, value, causal, added, call.spec.scale)
-        out, lse = show_nan(call, query, out, lse)
+        if added is None:
+            out, lse = show_nan(call, query, key, out, lse)
         call.lse = lse
         ctx.call, ctx.how = call.without_tensors(), how
         # the mask's too: torch then refuses a second derivative after one was changed in place
@@ -98,9 +99,11 @@ class OneKernelCall(torch.autograd.Function):
         return None, None, *_kernels.backward(grad_out, query, key, value, out, lse, causal, added, scale)
 
 
-def show_nan(call: Call, query: Tensor, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
-    """NaN for the rows of NaN queries, which the CPU kernel takes for empty rows: output 0, and a lse of exactly 0."""
+def show_nan(call: Call, query: Tensor, key: Tensor, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+    """NaN for rows whose logits are all NaN. Without a mask to add, the CPU kernel takes those for empty rows: output 0,
+    and a lse of exactly 0. Every row sees the first key, so that its logit tells."""
     if reads_values(call.spec) and torch.count_nonzero(lse).item() == lse.numel():
         return out, lse
-    lost = query.isnan().any(-1)
+    first = key[:, :, :1].repeat_interleave(query.shape[1] // key.shape[1], 1)
+    lost = (lse == 0) & (query * first).sum(-1).isnan()
     return out.masked_fill(lost.unsqueeze(-1), torch.nan), lse.masked_fill(lost, torch.nan)

@@ -85,7 +85,7 @@ class TiledBackend(FusedBackend):
     def forward(self, call: Call) -> tuple[Tensor, Tensor]:
         spec, query = call.spec, call.query
         work = accumulation(spec.dtype)
-        if spec.empty:
+        if spec.pairs == 0:
             out = query.new_zeros(spec.batch, spec.heads, spec.queries, spec.value_dim)
             return out, query.new_full(out.shape[:3], -torch.inf, dtype=work)
         apart = by_heads(call)
@@ -312,6 +312,7 @@ def merge(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
 
 
 def add_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
+    lse = lse.contiguous()  # torch rounds strided numbers in another way
     total = torch.logaddexp(lse, sinks.to(lse.dtype).view(1, -1, 1))
     share = torch.exp(lse - total).masked_fill(lse == -torch.inf, 0.0).unsqueeze(-1)
     return (out * share).to(out.dtype), total.masked_fill(lse == -torch.inf, -torch.inf)

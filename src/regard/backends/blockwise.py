@@ -104,7 +104,7 @@ class Blockwise(TiledBackend):
                 continue
             top, total, acc = state
             shape = (batch, heads, part.stop - part.start)
-            out[:, :, part] = (acc / total.masked_fill(total == 0, 1.0)).view(*shape, -1)
+            out[:, :, part] = (acc / total.masked_fill(total == 0, 1.0)).view(*shape, spec.value_dim)
             lse[:, :, part] = (top + total.log()).view(shape)
         return out, lse
 
@@ -272,4 +272,4 @@ def _fold(tensor: Tensor, kv_heads: int) -> Tensor:
 
 def _flat(tensor: Tensor) -> Tensor:
     """[B, Hkv, keys, dim] to [B·Hkv, keys, dim]; a view where the strides allow it."""
-    return tensor.reshape(-1, *tensor.shape[2:])
+    return tensor.flatten(0, 1)

@@ -201,7 +201,8 @@ class Sdpa(TiledBackend):
         query, scale = _positive_scale(query, call.spec.scale)
         causal, added, empty = self._mask(call, step)
         out, lse = _kernels.forward(query, key, value, causal, added, scale)
-        out, lse = _one_call.show_nan(call, query, out, lse)
+        if added is None:
+            out, lse = _one_call.show_nan(call, query, key, out, lse)
         if empty is not None:
             # the kernels give 0 and a lse of 0 to a row that sees nothing
             lse = lse.masked_fill(empty.expand(lse.shape), -torch.inf)
