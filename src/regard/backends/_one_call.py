@@ -100,8 +100,8 @@ class OneKernelCall(torch.autograd.Function):
 
 
 def show_nan(call: Call, query: Tensor, key: Tensor, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
-    """NaN for rows whose logits are all NaN. Without a mask to add, the CPU kernel takes those for empty rows: output 0,
-    and a lse of exactly 0. Every row sees the first key, so that its logit tells."""
+    """NaN for rows whose logits are all NaN. Without a mask to add, the CPU kernel takes those for empty rows: output
+    0, and a lse of exactly 0. Every row sees the first key, so that its logit tells."""
     if reads_values(call.spec) and torch.count_nonzero(lse).item() == lse.numel():
         return out, lse
     first = key[:, :, :1].repeat_interleave(query.shape[1] // key.shape[1], 1)
