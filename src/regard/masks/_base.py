@@ -44,6 +44,8 @@ class Mask:
     kind: ClassVar[str] = ""
     # The masks that a join is made of; a plain rule has none.
     parts: tuple[Mask, ...] = ()
+    # s where a mask keeps exactly the pairs with (i − j) mod s = 0
+    period: int | None = None
 
     def __init_subclass__(cls) -> None:
         if cls.kind:
