@@ -39,7 +39,7 @@ class Rule(NamedTuple):
 RULES: tuple[Rule, ...] = (
     Rule(
         "triton",
-        lambda spec: spec.device == "cuda" and not spec.grad and _is_long_band(spec),
+        lambda spec: spec.device == "cuda" and _is_long_band(spec),
         "windows and documents of long calls: FlashAttention 2 was not made for this device",
         "benchmarks/observe_gpu.py",
     ),
@@ -57,7 +57,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "triton",
-        lambda spec: spec.device == "cuda" and not spec.grad and not _is_read_by_pair(spec),
+        lambda spec: spec.device == "cuda" and not _is_read_by_pair(spec),
         "our kernel is the fastest that takes this mask and these modifiers",
         "benchmarks/backends_gpu.py",
     ),
@@ -69,7 +69,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "triton",
-        lambda spec: spec.device == "cuda" and not spec.grad,
+        lambda spec: spec.device == "cuda",
         "our kernel needs no compilation for each mask",
         "benchmarks/backends_gpu.py",
     ),

@@ -7,6 +7,8 @@ visited. The test is one of
   ANY        nothing but the end of the keys
   INTERVALS  up to four intervals of keys for each row
   DENSE      a boolean for each pair, made for some rows at a time where the whole would be large
+  BAND       a band around the diagonal, and a range of keys for each item, as numbers: the kernels that take it (those
+             of attention itself, forward and backward) work out their tiles themselves, and need no runs
 """
 
 from __future__ import annotations
@@ -24,7 +26,11 @@ if TYPE_CHECKING:
     from regard.masks import Mask
     from regard.spec import Call
 
-ANY, INTERVALS, DENSE = 0, 1, 2
+ANY, INTERVALS, DENSE, BAND = 0, 1, 2, 3
+# of the last number of a band, as in tiles.py
+_RIGHT_PADDING, _LEFT_PADDING, _OFFSETS = 1, 2, 4
+# wider than any call
+_FAR = 1 << 29
 PLAIN, STRADDLING, TESTED = 0, 1, 2
 # booleans of one piece of a mask that has no intervals
 _PIECE = 1 << 28
@@ -85,6 +91,64 @@ def encode(call: Call, tiling: Tiling) -> Encoded:
         return _everything(spec.queries, spec.keys, offset, tiling, device)
     key = ("triton", spec.queries, spec.keys, offset, spec.batch, tiling, device)
     return mask.remember(key, offset, lambda: _build(call, mask, tiling))
+
+
+class Band(NamedTuple):
+    """Row r may see keys j with −left <= j − (r + offset) <= right. ``lengths``, ``offsets``: one for each item."""
+
+    offset: int
+    left: int
+    right: int
+    given: int  # which of the tensors are there
+    lengths: Tensor | None
+    offsets: Tensor | None
+
+
+def band_of(call: Call) -> Band | None:
+    """The call's mask as a band; None where it is none."""
+    spec, mask, offset = call.spec, call.mask, call.offset
+    left = right = _FAR
+    given, lengths = 0, None
+    offsets = offset if isinstance(offset, Tensor) else None
+    if mask is not None:
+        flags = mask.fused(spec.queries, spec.keys, offset)
+        if flags is None or flags.documents is not None:
+            return None
+        left = _FAR if flags.left is None else min(flags.left, _FAR)
+        right = _FAR if flags.right is None else min(flags.right, _FAR)
+        if flags.padding is not None:
+            lengths = flags.padding.lengths_on(call.query.device)
+            lengths = lengths if len(lengths) == spec.batch else lengths.expand(spec.batch).contiguous()
+            given = _LEFT_PADDING if flags.padding.side == "left" else _RIGHT_PADDING
+    if offsets is not None:
+        return Band(0, left, right, given | _OFFSETS, lengths, offsets)
+    return Band(int(offset), left, right, given, lengths, None)
+
+
+def encode_columns(call: Call, block_q: int, block_k: int) -> Runs:
+    """For each block of keys the runs of row blocks that may see it; PLAIN and TESTED ones. Remembered."""
+    spec, mask, device, offset = call.spec, call.mask, call.query.device, call.offset
+    assert mask is not None
+    key = ("triton columns", spec.queries, spec.keys, offset, spec.batch, block_q, block_k, device)
+    return mask.remember(key, offset, lambda: _columns(call, mask, block_q, block_k))
+
+
+def _columns(call: Call, mask: Mask, block_q: int, block_k: int) -> Runs:
+    spec = call.spec
+    blocks = mask.blocks(spec.queries, spec.keys, call.offset, spec.batch, block_q, block_k)
+    counts = np.diff(blocks.row_ptr, axis=1)
+    groups, query_blocks = counts.shape
+    rows = np.tile(np.arange(query_blocks, dtype=np.int32), groups).repeat(counts.ravel())
+    group = np.repeat(np.arange(groups), counts.sum(1))
+    owner = group * blocks.key_blocks + blocks.cols
+    order = np.lexsort((rows, owner))
+    owner, rows, full = owner[order], rows[order], blocks.full[order]
+    tables = [_grouped(owner[kind], rows[kind], groups * blocks.key_blocks) for kind in (full, ~full)]
+    numbers = [tables[0].shape[1], 0, tables[1].shape[1], 0, tables[0].size, tables[0].size]
+    with torch.inference_mode(False):
+        table = torch.from_numpy(np.concatenate([table.ravel() for table in tables]))
+        runs = Runs(table, torch.tensor(numbers, dtype=torch.int32), groups, blocks.key_blocks)
+        return runs.on(call.query.device)
 
 
 def _unsplit(tiling: Tiling) -> Tiling:

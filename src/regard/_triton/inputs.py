@@ -37,7 +37,7 @@ def refuse(spec: CallSpec) -> list[str]:
         reasons.append("the Triton kernels accumulate in float32")
     if spec.head_dim > widest(spec.dtype):
         reasons.append(f"head dim {spec.head_dim} does not fit the Triton kernels' tiles")
-    if spec.mode != "plain":
+    if spec.mode not in ("plain", "compile"):
         reasons.append(f"the Triton kernels cannot be traced ({spec.mode} mode)")
     if spec.batch * spec.heads > _MOST_HEADS:
         reasons.append(f"more than {_MOST_HEADS:,} heads of all items: the grid of a kernel has no more room")

@@ -1,3 +1,4 @@
+# ruff: noqa: SIM108 (a condition known at compile time is a branch of its own)
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 """What the kernels share: one tile of logits, which of its pairs are permitted, and sums that have no order.
 
@@ -23,6 +24,10 @@ COPIES = tl.constexpr(16)
 ANY = tl.constexpr(0)  # every pair is permitted
 INTERVALS = tl.constexpr(1)  # each row permits a few intervals of keys
 DENSE = tl.constexpr(2)  # a boolean for each pair
+BAND = tl.constexpr(3)  # a band around the diagonal and a range of keys for each item; see ``locate_band``
+# of the last number of a band: lengths count from the first key, or from the last; each item has its own offset
+RIGHT_PADDING, LEFT_PADDING, OFFSETS_GIVEN = tl.constexpr(1), tl.constexpr(2), tl.constexpr(4)
+_FAR = tl.constexpr(1 << 29)
 
 
 @triton.jit
@@ -100,6 +105,82 @@ def locate_pairs(LO, HI, b, h, first_row, stride_b, stride_h, stride_q, stride_k
 
 
 @triton.jit
+def locate_band(LENGTHS, OFFSETS, b, S, offset, left, right, given):
+    """(lo, hi, first, stop): row r may see the keys j with r + lo <= j < r + hi and first <= j < stop."""
+    if given & OFFSETS_GIVEN:
+        offset = tl.minimum(tl.maximum(tl.load(OFFSETS + b).to(tl.int64), -_FAR), _FAR).to(tl.int32)
+    first = S * 0
+    stop = S
+    if given & (RIGHT_PADDING | LEFT_PADDING):
+        length = tl.minimum(tl.maximum(tl.load(LENGTHS + b).to(tl.int64), 0), S).to(tl.int32)
+        if given & RIGHT_PADDING:
+            stop = length
+        else:
+            first = S - length
+    return offset - left, offset + right + 1, first, stop
+
+
+@triton.jit
+def _in_order(first, inner, outer, last):
+    """(first, inner, outer, last) tiles of a walk: all is permitted in inner … outer-1, and tested before and after."""
+    last = tl.maximum(first, last)
+    inner = tl.minimum(tl.maximum(inner, first), last)
+    outer = tl.minimum(outer, last)
+    none = outer <= inner
+    return first, tl.where(none, last, inner), tl.where(none, last, outer), last
+
+
+@triton.jit
+def key_tiles(band, i0, L, BM: tl.constexpr, BN: tl.constexpr):
+    """The key tiles that rows i0 … i0+BM-1 walk over."""
+    end = tl.minimum(i0 + BM, L) - 1
+    lo_first = tl.maximum(i0 + band[0], band[2])
+    lo_last = tl.maximum(end + band[0], band[2])
+    hi_first = tl.maximum(tl.minimum(i0 + band[1], band[3]), 0)
+    hi_last = tl.maximum(tl.minimum(end + band[1], band[3]), 0)
+    return _in_order(lo_first // BN, tl.cdiv(lo_last, BN), hi_first // BN, tl.cdiv(hi_last, BN))
+
+
+@triton.jit
+def row_tiles(band, j0, L, S, BM: tl.constexpr, BN: tl.constexpr):
+    """The row tiles that keys j0 … j0+BN-1 are seen from."""
+    end = tl.minimum(j0 + BN, S)
+    seen = (band[2] < end) & (band[3] > j0)
+    lo = tl.minimum(tl.maximum(j0 - band[1] + 1, 0), L)
+    hi = tl.where(seen, tl.minimum(tl.maximum(end - band[0], lo), L), lo)
+    whole = (band[2] <= j0) & (band[3] >= end)
+    full_lo = tl.minimum(tl.maximum(end - band[1], 0), L)
+    full_hi = tl.where(whole, tl.minimum(tl.maximum(j0 - band[0] + 1, 0), L), 0)
+    return _in_order(lo // BM, tl.cdiv(full_lo, BM), full_hi // BM, tl.where(seen, tl.cdiv(hi, BM), lo // BM))
+
+
+@triton.jit
+def count_runs(tables, kind: tl.constexpr, PREDICATE: tl.constexpr):
+    """How many runs of tiles of a kind there are: 0, all is permitted in them; 1, tested."""
+    if PREDICATE == BAND:
+        found = kind + 1
+    else:
+        found = tl.load(tables[1] + 2 * kind)
+    return found
+
+
+@triton.jit
+def run_of_tiles(tables, walk, kind: tl.constexpr, run, runs, PREDICATE: tl.constexpr):
+    """(start, stop) of a run. ``tables``: (runs of all kinds, counts, owner); ``walk``: a band's, see ``key_tiles``."""
+    if PREDICATE == BAND:
+        first, inner, outer, last = walk
+        if kind == 0:
+            start, stop = inner, outer
+        else:
+            start = tl.where(run == 0, first, outer)
+            stop = tl.where(run == 0, inner, last)
+    else:
+        table = tables[0] + tl.load(tables[1] + 3 + 2 * kind) + tables[2] * runs * 2 + 2 * run
+        start, stop = tl.load(table), tl.load(table + 1)
+    return start, stop
+
+
+@triton.jit
 def load_pairs(matrix, rows, cols, sizes, OTHER: tl.constexpr):
     """A tile of a matrix (address, row stride, column stride); OTHER beyond the ends."""
     at = matrix[0] + rows.to(tl.int64) * matrix[1] + cols.to(tl.int64) * matrix[2]
@@ -108,7 +189,7 @@ def load_pairs(matrix, rows, cols, sizes, OTHER: tl.constexpr):
 
 @triton.jit
 def permitted(rows, cols, sizes, pairs, PREDICATE: tl.constexpr, SLOTS: tl.constexpr):
-    """``pairs``: for INTERVALS (lo, hi, distance of slots), for DENSE a matrix of booleans."""
+    """``pairs``: for INTERVALS (lo, hi, distance of slots), for DENSE a matrix of booleans, for BAND see there."""
     if PREDICATE == INTERVALS:
         seen = (cols < 0) & (rows < 0)
         for slot in tl.static_range(SLOTS):
@@ -117,6 +198,8 @@ def permitted(rows, cols, sizes, pairs, PREDICATE: tl.constexpr, SLOTS: tl.const
             seen |= (cols >= lo) & (cols < hi)
     elif PREDICATE == DENSE:
         seen = load_pairs(pairs, rows, cols, sizes, 0) != 0
+    elif PREDICATE == BAND:
+        seen = (cols >= tl.maximum(rows + pairs[0], pairs[2])) & (cols < tl.minimum(rows + pairs[1], pairs[3]))
     else:
         seen = (cols < sizes[1]) & (rows >= 0)
     return seen
@@ -158,3 +241,43 @@ def settled(x, DIRECT: tl.constexpr):
     if DIRECT:
         x = tl.inline_asm_elementwise("", "=f,0", [x], dtype=tl.float32, is_pure=False, pack=1)
     return x
+
+
+# as in regard._hash, whose numbers these are
+_FIRST = tl.constexpr(0x21F0AAAD)
+_SECOND = tl.constexpr(0x735A2D97)
+_STEP = tl.constexpr(0x3C6EF372)
+
+
+@triton.jit
+def _mix(x):
+    """``regard._hash.mix`` of 32-bit words."""
+    x = x ^ (x >> 16)
+    x = (x * _FIRST).to(tl.uint32)
+    x = x ^ (x >> 15)
+    x = (x * _SECOND).to(tl.uint32)
+    return x ^ (x >> 15)
+
+
+@triton.jit
+def seed_keys(SEED, DROPOUT: tl.constexpr):
+    """The two words that ``regard._hash.uniform`` makes of a seed."""
+    if DROPOUT:
+        seed = tl.load(SEED)
+        low = _mix((seed + _STEP).to(tl.uint32))
+        high = _mix(((seed >> 32) + low.to(tl.int64) + _STEP).to(tl.uint32))
+        return low, high
+    else:
+        return 0, 0
+
+
+@triton.jit
+def dropped(keys, row_at, cols, threshold):
+    """Which pairs dropout takes away: the draw of ``regard._hash.uniform`` is below the probability.
+
+    ``row_at``: 64-bit number of the row's first pair among all pairs of the call. ``threshold``: of 24 bits.
+    """
+    index = row_at + cols
+    word = _mix(index.to(tl.uint32) ^ keys[0])
+    word = _mix(word + (index >> 32).to(tl.uint32) + keys[1])
+    return (word >> 8).to(tl.int32) < threshold

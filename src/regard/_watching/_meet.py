@@ -132,9 +132,9 @@ def _torch_function(*args: Any, **kwargs: Any) -> Any:
 
 
 def _own(run: Callable[..., Any]) -> Callable[..., Any]:
-    def shown(backend: Any, call: Any, *, named: bool) -> Any:
+    def shown(program: Any, call: Any) -> Any:
         with silence():  # a backend may call torch's function in pieces; the call is shown once, whole
-            result = run(backend, call, named=named)
+            result = run(program, call)
         for watcher in _here():
             watcher.see(lambda: _seen.from_call(call))
         return result

@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from regard.backends import _cuda
-
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -21,8 +19,6 @@ def refuse(spec: CallSpec) -> list[str]:
     """What no kernel of the device takes."""
     if spec.device == "cpu":
         return []
-    if spec.device == "cuda":
-        return _cuda.refuse(spec)
     return [f"torch has no fused kernel that returns the log-sum-exp on {spec.device}"]
 
 

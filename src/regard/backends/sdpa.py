@@ -67,6 +67,10 @@ class Sdpa(TiledBackend):
         reasons = []
         if spec.softcap is not None:
             reasons.append("the fused kernels have no softcap")
+        if not spec.unit_stride:
+            reasons.append("the last dim of query, key or value is strided: call .contiguous()")
+        if spec.device == "cuda":
+            return reasons + _cuda.refuse(spec)
         if spec.dropout:
             reasons.append("dropout would go to torch's unfused math path")
         if spec.value_dim != spec.head_dim:
@@ -75,8 +79,6 @@ class Sdpa(TiledBackend):
             )
         if spec.bias is not None and spec.bias.needs_grad and spec.grad:
             reasons.append("the bias requires grad, which the fused kernels do not give")
-        if not spec.unit_stride:
-            reasons.append("the last dim of query, key or value is strided: call .contiguous()")
         return reasons + _kernels.refuse(spec)
 
     def takes_rules(self, spec: CallSpec) -> bool:
@@ -91,6 +93,11 @@ class Sdpa(TiledBackend):
             keys = spec.batch * spec.kv_heads * spec.keys
             return 4 * (rows + keys) * (spec.head_dim + spec.value_dim) + 4 * rows + own
         return rows * (spec.value_dim * spec.dtype.itemsize + (8 if spec.dtype == torch.float64 else 4)) + own
+
+    def run(self, call: Call, *, named: bool) -> Result:
+        if call.spec.device == "cuda" and call.spec.grad and not call.spec.empty:
+            return Result(*_cuda.run(call, named))
+        return super().run(call, named=named)
 
     def program(self, call: Call, *, named: bool) -> Program:
         spec, mask = call.spec, call.mask
@@ -128,8 +135,9 @@ class Sdpa(TiledBackend):
             grads = super().backward(_in_float32(call), grad_out.float(), out.float(), lse, needs)
             return (*(None if grad is None else grad.to(call.spec.dtype) for grad in grads[:3]), *grads[3:])
         grads = _cuda.backward(call, grad_out, out, lse)
+        bias = _cuda.bias_gradient(call, grad_out, out, lse) if needs[3] else None
         sinks = sink_gradient(call, grad_out, out, lse) if needs[4] else None
-        return (*(grad if need else None for grad, need in zip(grads, needs, strict=False)), None, sinks)
+        return (*(grad if need else None for grad, need in zip(grads, needs, strict=False)), bias, sinks)
 
     def mask_bytes(self, call: Call) -> int:
         spec, mask = call.spec, call.mask

@@ -1,7 +1,6 @@
-"""Our own forward kernel: any mask by its tiles, any modifier, and row statistics in the same pass.
+"""Our own kernels, forward and backward: any mask by its tiles, any modifier, and row statistics in the same pass.
 
-Compiled once for each kind of call (dtype, head sizes, which modifiers), in a second or two. Gradients come from
-``blockwise``, which recomputes the weights from the log-sum-exp.
+Compiled once for each kind of call (dtype, head sizes, which modifiers), in a second or two.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from regard.backends._autograd import FusedBackend
+from regard.backends._tiled import sink_gradient
 from regard.backends.blockwise import Blockwise
 from regard.spec import Result
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from regard.spec import Call, CallSpec
 
+# of masks whose booleans are too many to be there at once
 _gradients = Blockwise()
 
 
@@ -34,16 +35,10 @@ class Triton(FusedBackend):
             return [f"the Triton kernels run on CUDA devices, the call is on {spec.device}"]
         from regard._triton.attend import refuse
 
-        reasons = refuse(spec)
-        if spec.dropout:
-            reasons.append("the Triton kernel has no dropout")
-        return reasons
+        return refuse(spec)
 
     def workspace(self, spec: CallSpec, kept_pairs: int) -> int:
-        rows = spec.batch * spec.heads * spec.queries
-        # for gradients the output is kept before it is rounded
-        exact = 4 if spec.grad and spec.dtype.itemsize < 4 else 0
-        return rows * (spec.value_dim * (spec.dtype.itemsize + exact) + 4)
+        return spec.batch * spec.heads * spec.queries * (spec.value_dim * spec.dtype.itemsize + 4)
 
     def takes_rules(self, spec: CallSpec) -> bool:
         return True
@@ -64,7 +59,15 @@ class Triton(FusedBackend):
     def backward(
         self, call: Call, grad_out: Tensor, out: Tensor, lse: Tensor, needs: tuple[bool, ...]
     ) -> tuple[Tensor | None, ...]:
-        return _gradients.backward(call, grad_out, out, lse, needs)
+        from regard._triton.attend import gradients, refuse_gradients
+
+        if refuse_gradients(call):
+            return _gradients.backward(call, grad_out, out, lse, needs)
+        found = gradients(call, grad_out, out, lse, needs)
+        return (*found, sink_gradient(call, grad_out, out, lse) if needs[4] else None)
+
+
+TRITON_BACKEND = Triton()
 
 
 @lru_cache(1)

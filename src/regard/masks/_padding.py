@@ -33,6 +33,10 @@ class Padding(Mask):
     def lengths(self) -> Tensor:
         return self.tensors[0]
 
+    def lengths_on(self, device: torch.device) -> Tensor:
+        """The lengths where a kernel reads them; those of a list are copied there once."""
+        return self._on(device)
+
     def _seen(self, j: Tensor, S: int) -> Tensor:
         lengths = self._on(j.device).to(torch.int64).unsqueeze(1)  # S - lengths would wrap in uint8
         return j < lengths if self.side == "right" else j >= S - lengths
