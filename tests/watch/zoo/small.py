@@ -62,13 +62,13 @@ _MAX_TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder
 
 _MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]}
 # What the rules cannot know.
-OVERRIDES: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(
+OVERRIDES: dict[str, dict[str, Any]] = {  # values are read, never changed
+    **dict.fromkeys(  # noqa: RUF024
         ("qwen2_vl_text", "qwen2_5_vl_text", "glm4v_text", "glm4v_moe_text", "glm_ocr_text", "glm_image_text",
          "paddleocr_vl_text", "glm46v_text"),
         {"rope_parameters": _MROPE},
     ),
-    **dict.fromkeys(
+    **dict.fromkeys(  # noqa: RUF024
         ("autoformer", "informer", "time_series_transformer"),
         {"prediction_length": 5, "context_length": 9, "lags_sequence": [1, 2]},
     ),
