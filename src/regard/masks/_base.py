@@ -46,6 +46,8 @@ class Mask(Facts):
     """
 
     kind: ClassVar[str] = ""
+    # s where a mask keeps exactly the pairs with (i − j) mod s = 0
+    period: int | None = None
 
     def __init_subclass__(cls) -> None:
         if cls.kind:

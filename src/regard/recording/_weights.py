@@ -91,6 +91,6 @@ def _by_distance(p: Tensor, rows: range, offset: int | Tensor) -> Tensor:
     i = torch.arange(rows.start, rows.stop, device=p.device)[:, None]
     start = offset.to(p.device).view(-1, 1, 1, 1) if isinstance(offset, torch.Tensor) else offset
     apart = (i + start - torch.arange(p.shape[3], device=p.device)).abs()
-    bucket = statistics.bucket_of(apart).expand(p.shape)
+    bucket = statistics.bucket_of(apart).long().expand(p.shape)
     found = p.new_zeros(*p.shape[:2], statistics.BUCKETS, dtype=torch.float64)
     return found.scatter_add_(2, bucket.flatten(2), p.flatten(2).double()).to(p.dtype)

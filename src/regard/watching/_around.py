@@ -83,15 +83,15 @@ def _made_without_modes(cls: Any, *args: Any) -> Any:
 
 
 def _own(run: Callable[..., Any]) -> Callable[..., Any]:
-    def shown(backend: Any, call: Any, *, named: bool) -> Any:
+    def shown(program: Any, call: Any) -> Any:
         watchers = _here()
         if not watchers:
-            return run(backend, call, named=named)
+            return run(program, call)
         with silence():  # a backend may call torch's function in pieces; the call is shown once, whole
-            out, lse = run(backend, call, named=named)
+            result = run(program, call)
         for watcher in watchers:
-            watcher.see(lambda: _seen.from_call(call, lse))
-        return out, lse
+            watcher.see(lambda: _seen.from_call(call, result.lse))
+        return result
 
     return shown
 
