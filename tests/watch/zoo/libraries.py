@@ -5,7 +5,10 @@ python -m tests.watch.zoo.libraries
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import json
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -24,17 +27,7 @@ TORCHVISION = ("vit_b_32", "swin_t", "swin_v2_t", "maxvit_t")
 
 
 def models() -> Iterator[tuple[str, Callable[[], tuple[Any, tuple[Any, ...]]]]]:
-    try:
-        import timm
-    except ImportError:
-        timm = None
-    for name in TIMM if timm else ():
-        for fused in (True, False):
-            yield f"timm {name}{'' if fused else ' unfused'}", lambda name=name, fused=fused: _timm(name, fused)
-    try:
-        import torchvision
-    except ImportError:
-        torchvision = None
+    torchvision = _torchvision()
     for name in TORCHVISION if torchvision else ():
         yield (
             f"torchvision {name}",
@@ -43,8 +36,28 @@ def models() -> Iterator[tuple[str, Callable[[], tuple[Any, tuple[Any, ...]]]]]:
                 (torch.randn(1, 3, 224, 224),),
             ),
         )
+    for name in TIMM if torchvision and importlib.util.find_spec("timm") else ():
+        for fused in (True, False):
+            yield f"timm {name}{'' if fused else ' unfused'}", lambda name=name, fused=fused: _timm(name, fused)
     yield from _x_transformers()
     yield from _vit_pytorch()
+
+
+def _torchvision() -> Any:
+    """The package, also where it was built for CUDA and cannot load its kernels: attention needs none of them."""
+    if importlib.util.find_spec("torchvision") is None:
+        return None
+    try:
+        return importlib.import_module("torchvision")
+    except RuntimeError:
+        for name in ("nms", "qnms"):
+            _DECLARED.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+            del sys.modules[name]
+        return importlib.import_module("torchvision")
+
+
+_DECLARED = torch.library.Library("torchvision", "FRAGMENT")
 
 
 def _timm(name: str, fused: bool) -> tuple[Any, tuple[Any, ...]]:
@@ -79,11 +92,11 @@ def _x_transformers() -> Iterator[tuple[str, Callable[[], tuple[Any, tuple[Any, 
 
 
 def _vit_pytorch() -> Iterator[tuple[str, Callable[[], tuple[Any, tuple[Any, ...]]]]]:
-    try:
-        import vit_pytorch
-        from vit_pytorch import cct, cross_vit, deepvit, max_vit, simple_vit
-    except ImportError:
+    if _torchvision() is None or importlib.util.find_spec("vit_pytorch") is None:
         return
+    import vit_pytorch
+    from vit_pytorch import cct, cross_vit, deepvit, max_vit, simple_vit
+
     image = (torch.randn(2, 3, 64, 64),)
     sizes = {"image_size": 64, "patch_size": 16, "num_classes": 5, "dim": 32, "depth": 2, "heads": 4, "mlp_dim": 48}
     yield "vit-pytorch ViT", lambda: (vit_pytorch.ViT(**sizes), image)
