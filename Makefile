@@ -66,11 +66,10 @@ test-models: $(READY)
 ZOO := build/zoo
 test-zoo: $(READY)
 	@mkdir -p $(ZOO)
-	@OMP_NUM_THREADS=1 PYTHONPATH=src:. $(PY) -W ignore -m tests.watch.zoo.run $(TYPES) > $(ZOO)/hugging-face.jsonl
+	@OMP_NUM_THREADS=1 PYTHONPATH=src:. $(PY) -W ignore -m tests.watch.zoo.run $(TYPES)
 	@$(PY) -m pip install -qq --no-deps --target $(ZOO)/libraries timm torchvision==0.28.0 x-transformers vit-pytorch einops einx \
 	  torch-einops-utils loguru frozendict 2>/dev/null || echo "timm and the others cannot be installed here"
-	@OMP_NUM_THREADS=1 PYTHONPATH=src:.:$(ZOO)/libraries $(PY) -W ignore -m tests.watch.zoo.libraries > $(ZOO)/libraries.jsonl
-	@echo "the tables are in $(ZOO)"
+	@OMP_NUM_THREADS=1 PYTHONPATH=src:.:$(ZOO)/libraries $(PY) -W ignore -m tests.watch.zoo.libraries
 
 bench-cpu: $(READY)
 	@$(PY) benchmarks/cpu.py $(ARGS)
