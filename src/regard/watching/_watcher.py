@@ -87,6 +87,7 @@ class Watcher:
         self.modules = paths(model)
         self._by_identity = {id(module): (plain_path(name), module) for name, module in model.named_modules()}
         self._unhooked = {id(part) for module in model.modules() if takes_no_hooks(module) for part in module.modules()}
+        self._without_hooks = {at: self._by_identity[at] for at in self._unhooked if at in self._by_identity}
         self._handles = [handle for path, module in self.modules.items() for handle in self._hook(path, module)]
 
     def unhook(self) -> None:
@@ -164,10 +165,7 @@ class Watcher:
         """The modules under way, outermost first. Where no hook ran, the interpreter's stack says whose code does."""
         if self._stack and not self._unhooked:
             return self._stack
-        wanted = self._by_identity
-        if self._stack:
-            wanted = {at: wanted[at] for at in self._unhooked}
-        found = running(wanted)
+        found = running(self._without_hooks if self._stack else self._by_identity)
         if not found:
             return self._stack
         self._adopt(found)
@@ -232,6 +230,7 @@ class Watcher:
             return laid_out(pending.weights, pending.rows, heads, self._given_dim(pending.site.path), modules)
 
         self._observe(make, pending.stack, pending.site, pending.number, None)
+        del pending.weights  # what follows the output must not keep the weights
 
     def _given_dim(self, path: str) -> int | None:
         if isinstance(self.heads_dim, Mapping):

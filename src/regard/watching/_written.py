@@ -108,11 +108,21 @@ class Tracker:
         if getattr(func, "overloadpacket", None) is aten.native_layer_norm:
             out = out[0]
         for at, given in enumerate(args[:3]):
+            if isinstance(given, (tuple, list)):
+                self._joined(func, given, out)
+                continue
             known = self._known.get(id(given)) if isinstance(given, Tensor) else None
             if known is not None:
                 self._one(known, func, at, args, kwargs, out)
                 if isinstance(known, Weights) and self.of(out) is not None:
                     return
+
+    def _joined(self, func: Any, given: Sequence[Any], out: Any) -> None:
+        """Weights that were taken together with others lose their axes."""
+        known = next((found for x in given if isinstance(found := self.of(x), Weights)), None)
+        packet = getattr(func, "overloadpacket", None)
+        if known is not None and packet in _MOVERS and isinstance(out, Tensor):
+            self.note(out, known._replace(dims=(), changed=known.changed or f"moved by {_name(packet)}"))
 
     def _one(self, known: Any, func: Any, at: int, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         if not isinstance(known, (Weights, Partial, Product)):
@@ -158,10 +168,11 @@ class Tracker:
             if dims is not None:
                 self.note(out, known._replace(dims=dims))
         elif dims is not None:
-            self.note(out, known._replace(dims=dims))
             heads = _next_to_feature(dims)
             if heads is not None:
                 self.settled(known.call, heads)
+            else:
+                self.note(out, known._replace(dims=dims))
         else:
             self.settled(known.call, None)
 
@@ -193,7 +204,10 @@ class Tracker:
         elif packet is aten.convolution and at == 0:
             dims = (known.dims[0], _axes.whole(OTHER, out.shape[1]), *known.dims[2:])
             self.note(out, known._replace(dims=dims, changed=known.changed or "mixed across heads by a convolution"))
-        elif packet in _MOVERS and isinstance(out, Tensor) and out.dim() >= 3:
+        elif packet in _CUTS and isinstance(out, (tuple, list)):
+            for part in out:
+                self.note(part, known._replace(dims=(), changed=known.changed or "cut into parts"))
+        elif packet in _MOVERS and isinstance(out, Tensor) and out.dim() >= 2:
             self.note(out, known._replace(dims=(), changed=known.changed or f"moved by {_name(packet)}"))
         elif packet in _KEEPERS and isinstance(out, Tensor) and out.shape == args[at].shape:
             self.note(out, known._replace(changed=known.changed or f"changed by {_name(packet)}"))
@@ -385,5 +399,6 @@ _MOVERS = frozenset(
     (aten.constant_pad_nd, aten.as_strided, aten.cat, aten.index, aten.gather, aten.index_select, aten.select,
      aten.roll, aten.flip, aten.stack)
 )  # fmt: skip
+_CUTS = frozenset((aten.split, aten.split_with_sizes, aten.unbind, aten.chunk, aten.tensor_split))
 # Operators after which the output of attention is still itself, for finding its heads.
 _STILL = frozenset((aten.mul, aten.mul_, aten.add, aten.add_, aten.div, aten.div_, aten.native_layer_norm))
