@@ -24,9 +24,6 @@ _LIMIT = 4096
 # head from which a kernel that has to be compiled first is worth it.
 FEW_PAIRS = {"cpu": 8_000, "cuda": 1_000_000}
 COMPILED_PAIRS = 1 << 20
-# queries from which FlashAttention 2 with a window or documents is slower than our kernel on Hopper, for which it was
-# not made: 1.4 times at 16 384
-LONG = 16_384
 
 
 class Rule(NamedTuple):
@@ -41,27 +38,21 @@ class Rule(NamedTuple):
 RULES: tuple[Rule, ...] = (
     Rule(
         "triton",
-        lambda spec: spec.device == "cuda" and _is_long_band(spec),
-        "windows and documents of long calls: FlashAttention 2 was not made for this device",
-        "benchmarks/observe_gpu.py",
+        lambda spec: spec.device == "cuda" and _cuda.is_banded(spec) and _cuda.is_hopper(),
+        "windows and documents: FlashAttention 2 was not made for this device",
+        "benchmarks/gpu.py --only sparse",
     ),
     Rule(
         "sdpa",
         lambda spec: True,
         "torch's fused kernels are the fastest wherever they can run the call",
-        "benchmarks/cpu.py, benchmarks/backends_gpu.py",
-    ),
-    Rule(
-        "eager",
-        lambda spec: spec.pairs <= FEW_PAIRS.get(spec.device, FEW_PAIRS["cuda"]),
-        "few pairs: computing all of them at once is the fastest",
-        "benchmarks/cpu.py --only crossover",
+        "benchmarks/cpu.py, benchmarks/gpu.py",
     ),
     Rule(
         "triton",
         lambda spec: spec.device == "cuda" and not _is_read_by_pair(spec),
-        "our kernel is the fastest that takes this mask and these modifiers",
-        "benchmarks/backends_gpu.py",
+        "our kernels are the fastest that take this mask and these modifiers",
+        "benchmarks/gpu.py",
     ),
     Rule(
         "flex",
@@ -72,8 +63,14 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "triton",
         lambda spec: spec.device == "cuda",
-        "our kernel needs no compilation for each mask",
-        "benchmarks/backends_gpu.py",
+        "our kernels need no compilation for each mask",
+        "benchmarks/gpu.py",
+    ),
+    Rule(
+        "eager",
+        lambda spec: spec.pairs <= FEW_PAIRS.get(spec.device, FEW_PAIRS["cuda"]),
+        "few pairs: computing all of them at once is the fastest",
+        "benchmarks/cpu.py --only crossover",
     ),
     Rule(
         "blockwise",
@@ -83,10 +80,6 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule("eager", lambda spec: True, "plain operations: the only ones that torch can see through", "no other can"),
 )
-
-
-def _is_long_band(spec: CallSpec) -> bool:
-    return spec.queries >= LONG and _cuda.is_banded(spec) and _cuda.is_hopper()
 
 
 def _is_read_by_pair(spec: CallSpec) -> bool:

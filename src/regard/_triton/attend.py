@@ -177,7 +177,7 @@ class Test(NamedTuple):
     lo: Tensor | None
     hi: Tensor | None
     numbers: tuple[int, ...]
-    constants: dict[str, int]
+    constants: dict[str, int | bool]
 
 
 def _tests(call: Call, block_q: int) -> Iterator[Test]:
@@ -186,17 +186,18 @@ def _tests(call: Call, block_q: int) -> Iterator[Test]:
     band = band_of(call)
     if band is not None:
         numbers = (band.offset, band.left, band.right, band.given)
-        yield Test(rows, band.lengths, band.offsets, numbers, {"PREDICATE": BAND, "SLOTS": 0})
+        padded = band.lengths is not None
+        yield Test(rows, band.lengths, band.offsets, numbers, {"PREDICATE": BAND, "SLOTS": 0, "PADDED": padded})
         return
     found = intervals(call)
     if found is not None:
         lo, hi = found
         numbers = (lo.stride(0) if lo.shape[0] > 1 else 0, 0, 1, lo.stride(1))
-        yield Test(rows, lo, hi, numbers, {"PREDICATE": INTERVALS, "SLOTS": lo.shape[1]})
+        yield Test(rows, lo, hi, numbers, {"PREDICATE": INTERVALS, "SLOTS": lo.shape[1], "PADDED": False})
         return
     for rows in pieces(call, block_q):
         seen = dense_piece(call, rows).view(torch.uint8)
-        yield Test(rows, seen, seen, seen.stride(), {"PREDICATE": DENSE, "SLOTS": 0})
+        yield Test(rows, seen, seen, seen.stride(), {"PREDICATE": DENSE, "SLOTS": 0, "PADDED": False})
 
 
 def _lists(call: Call, tiles: Tiles, predicate: int, of_keys: bool = False) -> TileLists | None:
