@@ -224,7 +224,8 @@ def make_plan(call: Call, choice: Choice, program: Program, want: Want | None = 
         if spec.bias is not None:
             moved += spec.bias.dtype.itemsize * torch.Size(spec.bias.shape).numel()
         flops = 2 * kept * (spec.head_dim + spec.value_dim)
-        peak = program.peak_bytes(call, kept)
+        table = None if mask is None else mask.unlisted_bytes(spec.queries, spec.keys, offset, spec.batch)
+        peak = program.peak_bytes(call, kept) if table is None else choice.backend.workspace(spec, kept) + table
         if want is not None and want.asks:
             flops += 2 * kept * spec.head_dim
             peak += _observing_bytes(call, want)

@@ -8,9 +8,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from regard import backends
+from regard._display import mimebundle
 from regard._errors import Refused
 from regard.backends import _cuda
 from regard.backends._one_call import VECTOR
+from regard.masks._rebuild import of_intervals
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,9 +27,6 @@ _LIMIT = 4096
 # head from which a kernel that has to be compiled first is worth it.
 FEW_PAIRS = {"cpu": 8_000, "cuda": 1_000_000}
 COMPILED_PAIRS = 1 << 20
-# queries from which FlashAttention 2 with a window or documents is slower than our kernel on Hopper, for which it was
-# not made: 1.4 times at 16 384
-LONG = 16_384
 
 
 class Rule(NamedTuple):
@@ -42,27 +41,21 @@ class Rule(NamedTuple):
 RULES: tuple[Rule, ...] = (
     Rule(
         "triton",
-        lambda spec: spec.device == "cuda" and _is_long_band(spec),
-        "windows and documents of long calls: FlashAttention 2 was not made for this device",
-        "benchmarks/observe_gpu.py",
+        lambda spec: spec.device == "cuda" and _cuda.is_banded(spec) and _cuda.is_hopper(),
+        "windows and documents: FlashAttention 2 was not made for this device",
+        "benchmarks/gpu.py --only sparse",
     ),
     Rule(
         "sdpa",
         lambda spec: True,
         "torch's fused kernels are the fastest wherever they can run the call",
-        "benchmarks/cpu.py, benchmarks/backends_gpu.py",
-    ),
-    Rule(
-        "eager",
-        lambda spec: spec.pairs <= FEW_PAIRS.get(spec.device, FEW_PAIRS["cuda"]),
-        "few pairs: computing all of them at once is the fastest",
-        "benchmarks/cpu.py --only crossover",
+        "benchmarks/cpu.py, benchmarks/gpu.py",
     ),
     Rule(
         "triton",
         lambda spec: spec.device == "cuda" and not _is_read_by_pair(spec),
-        "our kernel is the fastest that takes this mask and these modifiers",
-        "benchmarks/backends_gpu.py",
+        "our kernels are the fastest that take this mask and these modifiers",
+        "benchmarks/gpu.py",
     ),
     Rule(
         "flex",
@@ -73,8 +66,14 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "triton",
         lambda spec: spec.device == "cuda",
-        "our kernel needs no compilation for each mask",
-        "benchmarks/backends_gpu.py",
+        "our kernels need no compilation for each mask",
+        "benchmarks/gpu.py",
+    ),
+    Rule(
+        "eager",
+        lambda spec: spec.pairs <= FEW_PAIRS.get(spec.device, FEW_PAIRS["cuda"]),
+        "few pairs: computing all of them at once is the fastest",
+        "benchmarks/cpu.py --only crossover",
     ),
     Rule(
         "blockwise",
@@ -86,24 +85,11 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def _is_long_band(spec: CallSpec) -> bool:
-    return spec.queries >= LONG and _cuda.is_banded(spec) and _cuda.is_hopper()
-
-
-# masks whose rows see a few intervals of keys; the others are tested pair by pair
-_INTERVALS = frozenset(("and", "or", "everything", "causal", "window", "padding", "documents", "prefix", "columns"))
-
-
 def _is_read_by_pair(spec: CallSpec) -> bool:
     """Whether our kernel has to read a number for every pair: a mask without intervals, or a bias tensor."""
     if spec.bias is not None and spec.bias.rule is None:
         return True
-    return spec.mask is not None and _has_no_intervals(spec.mask)
-
-
-def _has_no_intervals(structure: tuple[Any, ...]) -> bool:
-    parts = [part for part in structure[1:] if isinstance(part, tuple) and part and isinstance(part[0], str)]
-    return structure[0] not in _INTERVALS or any(_has_no_intervals(part) for part in parts)
+    return spec.mask is not None and not of_intervals(spec.mask)
 
 
 class Choice(NamedTuple):
@@ -177,6 +163,9 @@ class Plan:
         from regard._tables import plan_table
 
         return plan_table(self)
+
+    def _repr_mimebundle_(self, **_: object) -> dict[str, object]:
+        return mimebundle(self)
 
 
 _chosen: dict[tuple[Any, ...], Choice] = {}

@@ -13,8 +13,9 @@ import regard
 from regard import masks, reference
 from regard._arguments import prepare
 from regard.backends import _flex_rules, flex
-from regard.backends._flex_rules import Frame, blocks_of, rule_of, score_of
+from regard.backends._flex_rules import blocks_of, score_of
 from regard.masks import Mask
+from regard.masks._flex import Frame
 
 B, H, L, S = 3, 4, 63, 111
 CPU = torch.device("cpu")
@@ -77,7 +78,7 @@ def _index(items: int, heads: int, rows: int, keys: int) -> tuple[Tensor, ...]:
 @pytest.mark.parametrize("name", MASKS)
 def test_a_rule_permits_what_its_mask_permits(name: str, offset: int | Tensor) -> None:
     mask = MASKS[name]
-    rule = rule_of(mask, Frame(L, S, B, offset, CPU))
+    rule = mask.predicate(Frame(L, S, B, offset, CPU))
     assert torch.equal(rule.see(*_index(B, H, L, S)), _dense(mask, L, S, offset))
 
 
@@ -85,13 +86,13 @@ def test_a_rule_permits_what_its_mask_permits(name: str, offset: int | Tensor) -
 def test_a_rule_can_be_evaluated_one_pair_at_a_time(name: str) -> None:
     from torch.nn.attention.flex_attention import create_mask
 
-    rule = rule_of(MASKS[name], Frame(L, S, B, S - L, CPU))
+    rule = MASKS[name].predicate(Frame(L, S, B, S - L, CPU))
     assert torch.equal(create_mask(rule.see, B, H, L, S, device="cpu"), _dense(MASKS[name], L, S, S - L))
 
 
 def test_the_kind_of_a_rule_holds_its_numbers_and_not_the_lengths_of_the_call() -> None:
     def kind(mask: Mask, rows: int, keys: int) -> tuple[Any, ...]:
-        return rule_of(mask, Frame(rows, keys, B, keys - rows, CPU)).kind
+        return mask.predicate(Frame(rows, keys, B, keys - rows, CPU)).kind
 
     def local(width: int) -> Mask:
         return masks.causal() & masks.window(width)

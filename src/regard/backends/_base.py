@@ -33,6 +33,10 @@ class Backend(ABC):
         """Whether it evaluates a bias that is a rule; a backend that does not say so is given tensors only."""
         return False
 
+    def leaves_out_padding(self, spec: CallSpec) -> bool:
+        """Whether its kernels read zeros in place of keys that a whole item hides, whatever lies there."""
+        return False
+
     def mask_bytes(self, call: Call) -> int:
         """Bytes alive at the peak for what the backend makes of the call's mask; it may look at the mask's contents."""
         return 0

@@ -26,6 +26,7 @@ from regard.backends._stacks import (
     take,
 )
 from regard.spec import Result
+from regard.statistics import merge
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -349,16 +350,6 @@ def is_whole(step: Step, spec: CallSpec) -> bool:
     """Whether a step is the whole call: all items, rows and keys."""
     alone = step.batch is None and step.rows == spec.queries and len(step.runs) == 1
     return alone and step.runs[0].start == 0 and step.runs[0].stop == spec.keys
-
-
-def merge(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
-    """Join two parts of the same rows in place of the first, each normalised on its own keys; ``part`` is used up."""
-    part_lse = part_lse.contiguous()  # torch rounds strided numbers in another way
-    total = torch.logaddexp(lse, part_lse)
-    safe = total.masked_fill(total == -torch.inf, 0.0)
-    mine, theirs = torch.exp(lse - safe).unsqueeze(-1), torch.exp(part_lse - safe).unsqueeze(-1)
-    out.mul_(mine).add_(part.mul_(theirs))
-    lse.copy_(total)
 
 
 def add_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:

@@ -21,7 +21,8 @@ import torch
 
 from regard.backends._autograd import again, held_tensors
 from regard.backends._base import Backend
-from regard.backends._flex_rules import BLOCK, Frame, blocks_of, score_of
+from regard.backends._flex_rules import BLOCK, blocks_of, score_of
+from regard.masks._flex import Frame
 from regard.spec import Result
 
 if TYPE_CHECKING:

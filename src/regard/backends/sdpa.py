@@ -135,9 +135,8 @@ class Sdpa(TiledBackend):
             grads = super().backward(_in_float32(call), grad_out.float(), out.float(), lse, needs)
             return (*(None if grad is None else grad.to(call.spec.dtype) for grad in grads[:3]), *grads[3:])
         grads = _cuda.backward(call, grad_out, out, lse)
-        bias = _cuda.bias_gradient(call, grad_out, out, lse) if needs[3] else None
         sinks = sink_gradient(call, grad_out, out, lse) if needs[4] else None
-        return (*(grad if need else None for grad, need in zip(grads, needs, strict=False)), bias, sinks)
+        return (*(grad if need else None for grad, need in zip(grads, needs, strict=False)), None, sinks)
 
     def mask_bytes(self, call: Call) -> int:
         spec, mask = call.spec, call.mask

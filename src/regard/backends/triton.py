@@ -38,10 +38,16 @@ class Triton(FusedBackend):
         return refuse(spec)
 
     def workspace(self, spec: CallSpec, kept_pairs: int) -> int:
-        return spec.batch * spec.heads * spec.queries * (spec.value_dim * spec.dtype.itemsize + 4)
+        # where a bias is learned, the output is kept before it is rounded too
+        exact = 4 if spec.grad and spec.bias is not None and spec.bias.needs_grad and spec.dtype.itemsize < 4 else 0
+        return spec.batch * spec.heads * spec.queries * (spec.value_dim * (spec.dtype.itemsize + exact) + 4)
 
     def takes_rules(self, spec: CallSpec) -> bool:
         return True
+
+    def leaves_out_padding(self, spec: CallSpec) -> bool:
+        # a band, whose flags say so; padding joined to anything else is tested pair by pair
+        return spec.bias is None and spec.flags is not None and spec.flags[-1] is None
 
     def mask_bytes(self, call: Call) -> int:
         from regard._triton.attend import mask_bytes
@@ -65,9 +71,6 @@ class Triton(FusedBackend):
             return _gradients.backward(call, grad_out, out, lse, needs)
         found = gradients(call, grad_out, out, lse, needs)
         return (*found, sink_gradient(call, grad_out, out, lse) if needs[4] else None)
-
-
-TRITON_BACKEND = Triton()
 
 
 @lru_cache(1)
