@@ -10,6 +10,7 @@ import { HeadView } from "./views/head";
 import { Overview } from "./views/overview";
 import { TextView } from "./views/text";
 import { CompareView } from "./views/compare";
+import { CostView } from "./views/cost";
 import { WalkView } from "./views/walk";
 import type { Detail } from "./state";
 import { home as serverHome } from "./serve";
@@ -59,7 +60,7 @@ function run(store: Store, page: HTMLElement, back?: () => void): void {
   const views: Partial<Record<View, Shown>> = {};
   const make: Record<string, () => Shown> = {
     text: () => new TextView(store), overview: () => new Overview(store), head: () => new HeadView(store), compare: () => new CompareView(store),
-    walk: () => new WalkView(store, spoken(store)),
+    walk: () => new WalkView(store, spoken(store)), cost: () => new CostView(store),
   };
   const header = el("header", {}), tabs = el("div", { class: "tabs", role: "tablist" }), main = el("main", {});
   const picks = pickers(store);

@@ -12,7 +12,7 @@ export class WalkView {
   readonly element = el("div", { class: "walk-view" });
   private settings: Settings;
   private text: string;
-  private readonly body = el("div", { class: "steps" });
+  private readonly body = el("div", { class: "steps", tabindex: 0, role: "group" });
   private readonly side = el("div", { class: "side" });
   private shown = "";
   private pointed: number | null = null;
@@ -32,6 +32,7 @@ export class WalkView {
     if (key === this.shown) return;
     const full = JSON.stringify([this.store.state.language]) !== this.side.dataset.key;
     this.shown = key;
+    this.body.setAttribute("aria-label", this.say(TEXT.title));
     if (full) this.drawSide();
     this.drawSwitches();
     this.drawSteps();
