@@ -12,7 +12,7 @@ export const WORDS = {
   sight_self: ["every token may look at every token", "每个词元可看所有词元"],
   sight_causal: ["each token looks at itself and what came before", "每个词元只看自己和之前的词元"],
   sight_cross: ["cross attention: one text looks at another", "交叉注意力：一段文本看另一段"],
-  kind_self: ["self", "自"], kind_cross: ["cross", "交叉"],
+  kind_self: ["self", "自"], kind_encoder: ["encoder", "编码器"], kind_decoder: ["decoder", "解码器"], kind_cross: ["cross", "交叉"],
   sizes: ["{layers} layers · {heads} heads · {tokens} tokens", "{layers} 层 · {heads} 个头 · {tokens} 个词元"],
   text_help: ["Point at a word to see where it looks; click to keep it. Arrow keys move from word to word.",
     "指向一个词，看它在看哪里；点击可固定。方向键可逐词移动。"],
