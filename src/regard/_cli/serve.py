@@ -98,17 +98,18 @@ class Models:
     def names(self, folder: Folder) -> list[str]:
         from importlib.util import find_spec
 
-        from regard._cli.look import PACKAGED
+        from regard._cli.names import PACKAGED
 
         return [name for name, (_, module, _) in PACKAGED.items() if find_spec(module)] + folder.models()
 
     def load(self, name: str, folder: Folder) -> Any:
-        from regard._cli.look import PACKAGED, _load
+        from regard._cli.loading import load
+        from regard._cli.names import PACKAGED
 
-        return _load(name if name in PACKAGED else str(folder.root / name))
+        return load(name if name in PACKAGED else str(folder.root / name))
 
     def layers(self, loaded: Any) -> int | None:
-        found = getattr(loaded[0].config, "num_hidden_layers", None)
+        found = getattr(loaded.model.config, "num_hidden_layers", None)
         return found if isinstance(found, int) else None
 
     def run(self, loaded: Any, text: str, on_call: Callable[..., None], **watch: Any) -> Recording:
@@ -117,7 +118,7 @@ class Models:
         import regard
         from regard._cli.look import _want
 
-        model, tokenizer = loaded
+        model, tokenizer = loaded.model, loaded.tokenizer
         limit = getattr(model.config, "max_position_embeddings", None)
         ids = tokenizer(text, truncation=limit is not None, max_length=limit, return_tensors="pt")["input_ids"]
         watch.setdefault("want", _want(ids.shape[1]))

@@ -20,7 +20,7 @@ def figure(width: float, height: float, title: str) -> Figure:
     try:
         from regard._figures import Figure
     except ImportError as error:
-        raise ImportError("figures need matplotlib: pip install 'regard[plot]'") from error
+        raise ImportError("figures need matplotlib: pip install matplotlib") from error
     made = Figure(figsize=(width, height), layout="constrained", facecolor="white")
     made.suptitle(title, fontsize=12, fontweight="bold", parse_math=False)
     return made

@@ -44,7 +44,7 @@ def _figure(width: float, height: float) -> Figure:
     try:
         from regard._figures import Figure
     except ImportError as error:
-        raise ImportError("plots need matplotlib: pip install 'regard[plot]'") from error
+        raise ImportError("plots need matplotlib: pip install matplotlib") from error
     return Figure(figsize=(width, height), layout="constrained")
 
 
