@@ -33,6 +33,16 @@ def with_picture(
     return recording, {"picture": {"png": data, "rows": rows, "columns": columns, "first": first}}
 
 
+def as_seen(given: Any) -> np.ndarray[Any, Any] | None:
+    """The picture as a model's preparation left it, cut and resized; its numbers are spread over 0 to 1 again."""
+    if given is None or getattr(given, "ndim", 0) != 4 or given.shape[1] != 3:
+        return None
+    pixels = np.asarray(given[0].detach().float().cpu())
+    low, high = float(pixels.min()), float(pixels.max())
+    found: np.ndarray[Any, Any] = (pixels - low) / ((high - low) or 1.0)
+    return found
+
+
 def _pixels(picture: Any) -> np.ndarray[Any, Any]:
     """[height, width, 3] bytes of an array, a tensor or a PIL image; floats are from 0 to 1."""
     found = np.asarray(picture.detach().cpu() if hasattr(picture, "detach") else picture)
