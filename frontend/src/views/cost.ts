@@ -1,6 +1,6 @@
 import { bill, binary, type Config, type Part, PRESETS, type Run, si } from "../cost";
 import { el, fill, sharp } from "../dom";
-import type { State, Store } from "../state";
+import type { State, Teller } from "../state";
 
 type Two = readonly [string, string];
 const WORDS = {
@@ -24,7 +24,7 @@ export class CostView {
   private name = "llama-3-8b";
   private shown = "";
 
-  constructor(private readonly store: Store) { fill(this.element, this.side, this.body); new ResizeObserver(() => this.draw()).observe(this.body); }
+  constructor(private readonly store: Teller) { fill(this.element, this.side, this.body); new ResizeObserver(() => this.draw()).observe(this.body); }
 
   private say(word: keyof typeof WORDS): string { return WORDS[word][this.store.state.language === "zh" ? 1 : 0]; }
 

@@ -1,6 +1,6 @@
 import { headColour } from "../colours";
 import { el, fill, sharp } from "../dom";
-import type { State, Store } from "../state";
+import type { State, Teller } from "../state";
 import { label } from "../tokens";
 import { type Matrix, type Settings, sharpness, steps, type Steps, wordsOf } from "../walk/compute";
 import { EXAMPLES, EXERCISES, STEPS, TEXT } from "../walk/words";
@@ -17,7 +17,7 @@ export class WalkView {
   private shown = "";
   private pointed: number | null = null;
 
-  constructor(private readonly store: Store | { state: Pick<State, "language">; colours: Store["colours"] }, text: string) {
+  constructor(private readonly store: Teller, text: string) {
     this.text = text;
     this.settings = { words: wordsOf(text, MOST), heads: 2, width: 8, seed: 0, scale: true, positions: true, mask: "none", window: 1 };
     fill(this.element, this.side, this.body);
