@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any, cast
 
 import torch
@@ -118,12 +119,25 @@ class Stepper:
         return loss
 
     def _capture(self, shape: tuple[int, ...], batch: Batch) -> None:
+        assert self._side is not None
         held = _copied(batch)
         self.optimizer.zero_grad(set_to_none=True)
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+            gc.collect()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            loss = self._run(held)
-        self._pool = self._pool if self._pool is not None else graph.pool()
+        torch.cuda.synchronize(self.device)
+        # as torch.cuda.graph does it, without collecting garbage and emptying the allocator's cache for each shape
+        gc.disable()
+        try:
+            with torch.cuda.stream(self._side):
+                graph.capture_begin(pool=self._pool)
+                try:
+                    loss = self._run(held)
+                finally:
+                    graph.capture_end()
+        finally:
+            gc.enable()
         self._captured[shape] = graph, held, loss
 
     def _replay(self, shape: tuple[int, ...], batch: Batch) -> Loss:
