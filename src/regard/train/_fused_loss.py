@@ -16,8 +16,8 @@ from torch import Tensor
 BLOCK = 2048
 
 
-@triton.jit
-def _kernel(
+@triton.jit  # type: ignore[untyped-decorator]
+def _kernel(  # type: ignore[no-untyped-def]
     logits, outputs, counts, grads, sums, rows, words, stride, smoothing, alpha,
     TWICE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
