@@ -37,11 +37,12 @@ QUICK = {
     "lab": "lab E1",
     "look": "look minilm --length 7",
     "models": "models",
+    "serve": "serve nowhere",  # ends with status 2: there is no such folder
     "train": "train --settings",
     "translate": "translate hello --model none",  # ends with status 2: there is no such folder
     "walk": "walk E1",
 }
-REFUSED = ("evaluate", "generate", "translate")
+REFUSED = ("evaluate", "generate", "serve", "translate")
 ESCAPE = "\x1b"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import signal
 import sys
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -21,6 +22,7 @@ from regard._cli.info import info
 from regard._cli.lab import lab
 from regard._cli.look import look
 from regard._cli.models import models
+from regard._cli.serve import serve
 from regard._cli.train import train
 from regard._cli.translate import translate
 from regard._cli.walk import walk
@@ -57,8 +59,8 @@ def common(
     """
 
 
-PANELS = {
-    "Look and learn": (look, walk, lab),
+PANELS: dict[str, tuple[Callable[..., None], ...]] = {
+    "Look and learn": (look, serve, walk, lab),
     "Plan": (cost, explain, bench, info),
     "Prove": (check,),
     "Models": (models, generate, convert),

@@ -111,8 +111,9 @@ def tiles_of(spec: CallSpec) -> Tiles:
     elif widest <= 64:
         options = [_option(128, 64, 4, 3), _option(128, 64, 4, 2), _option(64, 64, 4, 2)]
     elif widest <= 128:
-        options = [_option(128, 128, 8, 3)] if inputs.has_copy_engine(torch.device(spec.device)) else []
-        options += [_option(128, 64, 8, 3), _option(128, 64, 8, 2), _option(64, 64, 4, 3), _option(64, 64, 4, 2)]
+        # with a bias, more of a tile's time goes to its numbers, and larger tiles win
+        options = [] if spec.bias is None else [_option(128, 128, 8, 3)]
+        options += [_option(64, 64, 4, 3), _option(64, 64, 4, 2)]
     else:
         options = [_option(128, 64, 8, 2), _option(64, 64, 4, 2), _option(64, 32, 4, 2)]
     options.append(_option(32, 32, 4, 1))
@@ -133,9 +134,14 @@ def gradient_tiles(spec: CallSpec) -> tuple[Tiles, Tiles, Tiles]:
     if size == 4:
         own = [_option(32, 32, 4, 1)]
     elif widest <= 64:
-        own = [_option(64, 128, 8, 3), _option(64, 64, 4, 3), _option(64, 64, 4, 2)]
+        own = [_option(64, 64, 4, 3), _option(64, 64, 4, 2)]
     elif widest <= 128:
-        own = [_option(64, 128, 8, 3), _option(64, 128, 8, 2), _option(64, 64, 8, 2), _option(32, 64, 4, 2)]
+        own = [
+            _option(64, 128, 8, 2 if _is_short(spec) else 3),
+            _option(64, 128, 8, 2),
+            _option(64, 64, 8, 2),
+            _option(32, 64, 4, 2),
+        ]
     else:
         own = [_option(64, 64, 8, 2), _option(32, 64, 8, 2), _option(32, 64, 8, 1)]
     own.append(_option(32, 32, 4, 1))
@@ -152,8 +158,16 @@ def gradient_tiles(spec: CallSpec) -> tuple[Tiles, Tiles, Tiles]:
     swapped = [{**tiles, "BM": tiles["BN"], "BN": tiles["BM"]} for tiles in own]
     keys = _fitting(own, needs("BM", "BN"), spec.device)
     queries = _fitting(swapped, needs("BN", "BM"), spec.device)
-    square = [_option(64, 64, 4, 2), _option(64, 64, 4, 1), _option(32, 32, 4, 1)]
-    return keys, queries, _fitting(square if size == 2 else square[2:], needs("BN", "BM"), spec.device)
+    square = [_option(64, 64, 4, 3), _option(64, 64, 4, 2), _option(64, 64, 4, 1), _option(32, 32, 4, 1)]
+    return keys, queries, _fitting(square if size == 2 else square[3:], needs("BN", "BM"), spec.device)
+
+
+def _is_short(spec: CallSpec) -> bool:
+    """Whether each key is seen from a few tiles of rows only, over which a long pipeline does not pay."""
+    if spec.flags is None:
+        return False
+    _, left, right, _, _ = spec.flags
+    return left is not None and right is not None and left + right <= 1024
 
 
 class Test(NamedTuple):
@@ -163,7 +177,7 @@ class Test(NamedTuple):
     lo: Tensor | None
     hi: Tensor | None
     numbers: tuple[int, ...]
-    constants: dict[str, int]
+    constants: dict[str, int | bool]
 
 
 def _tests(call: Call, block_q: int) -> Iterator[Test]:
@@ -172,17 +186,18 @@ def _tests(call: Call, block_q: int) -> Iterator[Test]:
     band = band_of(call)
     if band is not None:
         numbers = (band.offset, band.left, band.right, band.given)
-        yield Test(rows, band.lengths, band.offsets, numbers, {"PREDICATE": BAND, "SLOTS": 0})
+        padded = band.lengths is not None
+        yield Test(rows, band.lengths, band.offsets, numbers, {"PREDICATE": BAND, "SLOTS": 0, "PADDED": padded})
         return
     found = intervals(call)
     if found is not None:
         lo, hi = found
         numbers = (lo.stride(0) if lo.shape[0] > 1 else 0, 0, 1, lo.stride(1))
-        yield Test(rows, lo, hi, numbers, {"PREDICATE": INTERVALS, "SLOTS": lo.shape[1]})
+        yield Test(rows, lo, hi, numbers, {"PREDICATE": INTERVALS, "SLOTS": lo.shape[1], "PADDED": False})
         return
     for rows in pieces(call, block_q):
         seen = dense_piece(call, rows).view(torch.uint8)
-        yield Test(rows, seen, seen, seen.stride(), {"PREDICATE": DENSE, "SLOTS": 0})
+        yield Test(rows, seen, seen, seen.stride(), {"PREDICATE": DENSE, "SLOTS": 0, "PADDED": False})
 
 
 def _lists(call: Call, tiles: Tiles, predicate: int, of_keys: bool = False) -> TileLists | None:
@@ -235,7 +250,9 @@ def attend(call: Call, rows: bool) -> Attended:
     value = rows_of_unit_stride(call.value)
     lead = (spec.batch, spec.heads, spec.queries)
     new = call.query.new_empty
-    out = new(*lead, spec.value_dim)
+    # the gradients of a bias cancel to the last digits: they are made from an output that was not rounded
+    learned = spec.grad and spec.bias is not None and spec.bias.needs_grad
+    out = new(*lead, spec.value_dim, dtype=torch.float32 if learned else spec.dtype)
     lse = new(lead, dtype=torch.float32)
     entropy, largest = (new(lead, dtype=torch.float32) for _ in range(2)) if rows else (lse, lse)
     wide, wide_v = _widths(spec)

@@ -20,6 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from regard.statistics import bucket_of, cell_of
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -199,7 +201,7 @@ def _cells(S: int, cols: int, block_k: int) -> NDArray[np.int32]:
     """The map's column in which each key tile lies, -1 where it lies in several."""
     start = np.arange(0, S, block_k, dtype=np.int64)
     last = np.minimum(start + block_k, S) - 1
-    first, final = (((at + 1) * cols - 1) // S for at in (start, last))
+    first, final = (cell_of(at, S, cols) for at in (start, last))
     return np.where(first == final, first, -1).astype(np.int32)
 
 
@@ -296,14 +298,14 @@ def _straddling(
         above = offset + first_row + tiling.block_q - 1 - (keys - tiling.block_k)
         near = np.maximum(np.maximum(below, -above), 0)
         far = np.maximum(above, -below)
-        # the exponent is the bucket; a single edge between two is no obstacle
-        found |= np.frexp(far.astype(np.float64))[1] > np.frexp(near.astype(np.float64))[1] + 1
+        # a single edge between two is no obstacle
+        found |= bucket_of(far) > bucket_of(near) + 1
     if tiling.grid[0] > 0:
         start, stop = tiling.limit
         if stop <= start:
             return np.ones_like(found)
         ends = (np.clip(row, start, stop - 1) - start for row in (first_row, first_row + tiling.block_q - 1))
-        first, last = (((row + 1) * tiling.grid[0] - 1) // (stop - start) for row in ends)
+        first, last = (cell_of(row, stop - start, tiling.grid[0]) for row in ends)
         found |= (first != last) | (_cells(S, tiling.grid[1], tiling.block_k)[cols] < 0)
     return found
 

@@ -12,11 +12,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from regard import statistics
+
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
-# Far below any z of a permitted pair, and finite: 0·NEVER is 0.
-NEVER = tl.constexpr(-1e30)
-BUCKETS = tl.constexpr(32)
+NEVER = tl.constexpr(statistics.NEVER)
+BUCKETS = tl.constexpr(statistics.BUCKETS)
 # Distances are summed in several places, joined at the end: one place would be waited for by all programs of a head.
 COPIES = tl.constexpr(16)
 
@@ -53,6 +54,29 @@ def load_block(
             found = tl.load(where)
         else:
             found = tl.load(where, mask=(d < HEAD)[None, :], other=0.0)
+    return found
+
+
+@triton.jit
+def load_keys(
+    X, b, h, start, strides, pairs, count,
+    SIZE: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr, COPIED: tl.constexpr, CHECK: tl.constexpr,
+    PADDED: tl.constexpr,
+):  # fmt: skip
+    """As ``load_block``, of keys or values. PADDED, where a tile may hold padding: zeros in its place, as what lies
+    there may be anything, and 0·NaN is NaN. ``pairs``: of a BAND."""
+    if PADDED and CHECK:
+        at = start + tl.arange(0, SIZE)
+        d = tl.arange(0, D)
+        real = ((at >= pairs[2]) & (at < pairs[3]))[:, None]
+        if COPIED:
+            found = tl.where(real, tl.reshape(X.load([b, h, start, 0]), [SIZE, D]), 0.0)
+        else:
+            base = X + b.to(tl.int64) * strides[0] + h.to(tl.int64) * strides[1]
+            where = base + at.to(tl.int64)[:, None] * strides[2] + d[None, :]
+            found = tl.load(where, mask=real & (d < HEAD)[None, :], other=0.0)
+    else:
+        found = load_block(X, b, h, start, strides, count, SIZE, HEAD, D, COPIED, CHECK)
     return found
 
 
