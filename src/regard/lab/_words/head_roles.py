@@ -13,7 +13,7 @@ WORDS = {
         "words, to the right one; chance is what a guess among them gets. A head that is far above both chance and "
         "the mean head has that role; it has others too, and not every role has a head.",
         "每种关系都用 8 个句子从所有头中选出最好的一个，再用另外 8 个句子检验，这样碰运气就不算数。“找到”是在这些句"
-        "子中，该词在其他词里把最大权重给了正确的词的比例；“随机猜测”是在这些词里乱猜的比例。远高于随机猜测和平均水"
+        "子中，该词在其他词里把最大权重给了正确的词的比例；“随机猜测”是在这些词里随便选一个的比例。远高于随机猜测和平均水"
         "平的头，才算有这个分工；它也可能有别的分工，而且不是每种关系都有专门的头。",
     ),
     "roles": ("{model}, {sentences} sentences for each role", "{model}，每种关系 {sentences} 个句子"),

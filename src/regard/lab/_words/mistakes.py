@@ -11,8 +11,8 @@ WORDS = {
         "22.6, so a third of them lie beyond it. A softmax needs at least two numbers to say anything. Matrices of "
         "twice the width have four times the numbers. Two heads of a layer are neither orthogonal nor equal, and "
         "what joins them is linear. That a single attention matrix overfits was never measured in those notes.",
-        "没有一个成立，而且每个都只要一行就能验证。宽度 512 时分数的标准差是 22.6，所以约三分之一落在它之外。"
-        "softmax 至少要两个数才有意义。宽度加倍，矩阵的元素变成四倍。一层中的两个头既不正交也不相同，把它们合起来的"
+        "没有一个成立，而且每个都只要一行就能验证。维度 512 时分数的标准差是 22.6，所以约三分之一落在它之外。"
+        "softmax 至少要两个数才有意义。维度加倍，矩阵的元素变成四倍。一层中的两个头既不正交也不相同，把它们合起来的"
         "运算是线性的。至于单个注意力矩阵会过拟合，那些笔记从来没有测量过。",
     ),
     "claim": ("The left column of the table, as notes have it.", "见表格左列，笔记如此。"),
@@ -33,7 +33,7 @@ WORDS = {
     ),
     "causal": ("a causal mask, drawn with the wrong cells", "画错格子的因果掩码"),
     "width": ("a larger d_model grows the matrices linearly", "d_model 变大，矩阵线性增长"),
-    "of_width": ("twice the width: {grown} times the parameters", "宽度加倍：参数变为 {grown} 倍"),
+    "of_width": ("twice the width: {grown} times the parameters", "维度加倍：参数变为 {grown} 倍"),
     "matrices": ("8 heads: 8 matrices of (64, 64)", "8 个头：8 个 (64, 64) 的矩阵"),
     "orthogonal": ("h orthogonal subspaces", "h 个正交子空间"),
     "of_angles": ("cosines from {least} to {most}", "余弦从 {least} 到 {most}"),

@@ -4,13 +4,13 @@ WORDS = {
     "title": ("NumPy from scratch: one head and many", "从零用 NumPy：单头与多头"),
     "question": (
         "Ten tokens of width 64 go through attention written in NumPy. Which shapes appear on the way?",
-        "10 个宽度为 64 的词元经过用 NumPy 写成的注意力，途中出现哪些形状？",
+        "10 个维度为 64 的词元经过用 NumPy 写成的注意力，途中出现哪些形状？",
     ),
     "look": (
         "Eight heads are eight narrow views of the same width: [10, 64] becomes [8, 10, 8], every head has a "
         "matrix of weights [10, 10] of its own, and concatenation brings back [10, 64]. Every row of weights sums "
         "to 1. The numbers are `regard.reference`'s, which every fast path is tested against.",
-        "8 个头是同一宽度的 8 个窄视角：[10, 64] 变成 [8, 10, 8]，每个头都有自己的 [10, 10] 权重矩阵，拼接后又回到 "
+        "8 个头是同一向量的 8 个窄视角：[10, 64] 变成 [8, 10, 8]，每个头都有自己的 [10, 10] 权重矩阵，拼接后又回到 "
         "[10, 64]。每一行权重的总和都是 1。这些数字来自 `regard.reference`，所有快速路径都与它比对测试。",
     ),
     "claim": (
@@ -19,7 +19,7 @@ WORDS = {
     ),
     "right": (
         "W_i^Q is of 512 × 64: it reads the whole width and writes 64.",
-        "W_i^Q 是 512 × 64：读入全部宽度，写出 64 维。",
+        "W_i^Q 是 512 × 64：读入全部维度，写出 64 维。",
     ),
     "why": ("A head projects the whole token; only its result is narrow.", "每个头投影的是整个词元，窄的只是结果。"),
     "shapes": ("shapes", "形状"),

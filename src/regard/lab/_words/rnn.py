@@ -20,7 +20,7 @@ WORDS = {
     ),
     "reach": ("gradient of the last output, relative to distance 0", "最后一个输出的梯度，以距离 0 为 1"),
     "distance": ("distance", "距离"),
-    "compared": ("one layer over {tokens} tokens of width {width}", "一层，{tokens} 个词元，宽度 {width}"),
+    "compared": ("one layer over {tokens} tokens of width {width}", "一层，{tokens} 个词元，维度 {width}"),
     "rnn": ("RNN", "RNN"),
     "lstm": ("LSTM", "LSTM"),
     "cnn": ("CNN, 4 layers of 3", "CNN，4 层，核宽 3"),
