@@ -48,7 +48,8 @@ class Want:
         distance: total weight by distance between query and key, in buckets that double.
         first: with n > 0, ``first_mass``: the weight each query gives to keys 0 … n−1.
         queries: only these count in ``key_mass`` and ``map``.
-        weights: (queries, keys), two slices: the exact weights of that rectangle.
+        weights: (queries, keys), two slices: the exact weights of that rectangle; "all" for the whole matrix, which
+            grows with the square of the length.
     """
 
     rows: bool = True  # entropy and max_weight
@@ -58,7 +59,7 @@ class Want:
     distance: bool = True
     first: int = 0  # first_mass over keys 0 … first-1
     queries: slice | None = None  # limits key_mass and map to these queries
-    weights: tuple[slice, slice] | None = None  # an exact rectangle: (queries, keys)
+    weights: Any = None  # an exact rectangle, (query slice, key slice); "all" stands for the whole
 
     def __post_init__(self) -> None:
         if self.map is not None and (
@@ -71,9 +72,11 @@ class Want:
                 raise ValueError(f"Want({name}=...) must be an int of at least 0, got {given!r}")
         if self.queries is not None:
             _check_slice("queries", self.queries)
+        if isinstance(self.weights, str) and self.weights == "all":
+            object.__setattr__(self, "weights", (slice(None), slice(None)))
         if self.weights is not None:
             if not isinstance(self.weights, tuple) or len(self.weights) != 2:
-                raise TypeError(f"Want(weights=...) must be (query slice, key slice), got {self.weights!r}")
+                raise TypeError(f"Want(weights=...) must be (query slice, key slice) or 'all', got {self.weights!r}")
             for part in self.weights:
                 _check_slice("weights", part)
 

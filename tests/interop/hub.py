@@ -107,6 +107,30 @@ def whisper(**more: Any) -> Any:
     return _made(transformers.WhisperForConditionalGeneration, config)
 
 
+def qwen2(**more: Any) -> Any:
+    sizes = {**GROUPED, "hidden_size": 48}
+    del sizes["head_dim"]
+    return _made(transformers.Qwen2ForCausalLM, transformers.Qwen2Config(**{**sizes, **more}))
+
+
+def qwen3(**more: Any) -> Any:
+    return _made(transformers.Qwen3ForCausalLM, transformers.Qwen3Config(**{**GROUPED, "rms_norm_eps": 1e-3, **more}))
+
+
+def gemma(**more: Any) -> Any:
+    return _made(transformers.GemmaForCausalLM, transformers.GemmaConfig(**{**GROUPED, **more}))
+
+
+def roberta(**more: Any) -> Any:
+    config = transformers.RobertaConfig(**SMALL, max_position_embeddings=33, **more)
+    return _made(transformers.RobertaForMaskedLM, config)
+
+
+def distilbert(**more: Any) -> Any:
+    sizes = {"vocab_size": 97, "dim": 42, "hidden_dim": 55, "n_layers": 3, "n_heads": 6, "max_position_embeddings": 31}
+    return _made(transformers.DistilBertForMaskedLM, transformers.DistilBertConfig(**sizes, **more))
+
+
 def vit(**more: Any) -> Any:
     config = transformers.ViTConfig(
         hidden_size=42,

@@ -144,7 +144,7 @@ def test_without_matplotlib_numbers_are_printed_and_figures_are_refused_before_t
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "matplotlib" else real(name))
     monkeypatch.setattr(lab, "run", lambda name: pytest.fail("it ran"))
     result = run("E7", "--out", str(tmp_path / "folder"))
-    assert result.exit_code == 2 and "pip install 'regard[plot]'" in result.stderr
+    assert result.exit_code == 2 and "pip install matplotlib" in result.stderr
     assert not (tmp_path / "folder").exists()
 
 

@@ -92,7 +92,7 @@ def test_the_trained_layer_is_the_one_that_hugging_face_runs() -> None:
     import torch
     import transformers
 
-    from regard._cli.look import _find
+    from regard._cli.names import find as _find
 
     folder, _ = _find("minilm")
     model = transformers.AutoModel.from_pretrained(folder, attn_implementation="eager").eval()

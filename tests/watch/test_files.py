@@ -16,8 +16,9 @@ import torch
 from tests.watch.models import ByHand, Stack
 
 import regard
+from regard import _safetensors
 from regard._write import write_atomically
-from regard.recording import Recording, _safetensors
+from regard.recording import Recording
 
 
 @pytest.fixture

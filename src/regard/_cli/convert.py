@@ -49,7 +49,7 @@ def convert(
         kinds = [None] if dtype is None else parse.dtypes(dtype)
         if len(kinds) > 1:
             raise ValueError(f"--dtype is {dtype!r}; expected one dtype")
-        if (out / "config.json").exists():
+        if any((out / name).exists() for name in ("config.json", "model.safetensors")):
             raise ValueError(f"{out} holds a model already; give a folder that does not")
         with terminal.saying(f"reading {source}"):
             found = folders.load(source, dtype=kinds[0], ignore=ignore or (), layer=layer)

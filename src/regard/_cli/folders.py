@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from regard._cli.look import _find, _quiet
+from regard._cli.names import find as _find
+from regard._cli.names import quiet as _quiet
 
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
@@ -40,22 +41,22 @@ def load(
     """
     from regard import interop, models
     from regard.interop._hf_files import read_json
-    from regard.interop._saved import FORMAT
+    from regard.interop._saved import description
 
     if name in models.names() and not Path(name).exists():
         raise ValueError(f"{name} is a configuration, and has no weights: give a folder that has them")
     folder, gguf = _find(name)
-    ours = gguf is None and read_json(folder / "config.json").get("format") == FORMAT
-    if (ours or gguf is not None) and (ignore or layer is not None):
+    ours = None if gguf is not None else description(folder)
+    if (ours is not None or gguf is not None) and (ignore or layer is not None):
         raise ValueError(f"--ignore and --layer are for folders of Hugging Face's, and {name} is none")
     if gguf is not None:
         return _from_gguf(folder, gguf, dtype, device)
-    given = read_json(folder / "config.json")
     made: dict[str, Any] = {"dtype": dtype, "device": device}
-    if ours:
+    if ours is not None:
         model: Any = interop.load(folder, **made)
-        stop = _numbers(given.get("stop"))
+        stop = _numbers(ours.get("stop"))
     else:
+        given = read_json(folder / "config.json")
         model = interop.from_hf(folder, ignore=ignore, layer=layer, **made)
         generation = folder / "generation_config.json"
         settings = {**given, **(read_json(generation) if generation.is_file() else {})}
@@ -78,7 +79,7 @@ def _from_gguf(folder: Path, gguf: str, dtype: Any, device: str | None) -> Found
     try:
         import transformers
     except ImportError:
-        raise ImportError("a GGUF file is read by transformers: pip install 'regard[hf]' gguf accelerate") from None
+        raise ImportError("a GGUF file is read by transformers: pip install transformers gguf accelerate") from None
     local: dict[str, Any] = {"gguf_file": gguf, "local_files_only": True}
     with _quiet(transformers):
         try:
@@ -120,7 +121,7 @@ def _by_transformers(folder: Path) -> Words:
     try:
         import transformers
     except ImportError:
-        raise ImportError(f"{missing}; to read another tokenizer: pip install 'regard[hf]'") from None
+        raise ImportError(f"{missing}; to read another tokenizer: pip install transformers") from None
     with _quiet(transformers):
         try:
             return _of_transformers(transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True))

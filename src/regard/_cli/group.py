@@ -9,7 +9,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-EXTRAS = {"matplotlib": "plot", "transformers": "hf", "safetensors": "hf"}  # package: the extra that brings it
+OPTIONAL = ("matplotlib", "transformers", "safetensors", "tokenizers", "sacrebleu")  # packages that some commands need
 
 
 class Commands(TyperGroup):
@@ -47,7 +47,7 @@ def _give_up_output() -> None:
 
 def _missing(error: ImportError) -> str:
     package = (error.name or "").split(".")[0]
-    return f"this needs {package}: pip install 'regard[{EXTRAS[package]}]'" if package in EXTRAS else str(error)
+    return f"this needs {package}: pip install {package}" if package in OPTIONAL else str(error)
 
 
 def _about(error: Any) -> str:

@@ -120,7 +120,7 @@ def _check_out(out: Path | None, kind: str | None, chosen: list[str]) -> str:
     if not chosen:
         raise ValueError("--out was given and no experiment; name one, or all")
     if importlib.util.find_spec("matplotlib") is None:
-        raise ImportError("figures need matplotlib: pip install 'regard[plot]'")
+        raise ImportError("figures need matplotlib: pip install matplotlib")
     out.mkdir(parents=True, exist_ok=True)
     return kind or FORMATS[0]
 

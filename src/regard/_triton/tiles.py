@@ -1,4 +1,3 @@
-# ruff: noqa: SIM108 (a condition known at compile time is a branch of its own)
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 """What the kernels share: one tile of logits, which of its pairs are permitted, and sums that have no order.
 
@@ -25,6 +24,8 @@ COPIES = tl.constexpr(16)
 ANY = tl.constexpr(0)  # every pair is permitted
 INTERVALS = tl.constexpr(1)  # each row permits a few intervals of keys
 DENSE = tl.constexpr(2)  # a boolean for each pair
+# how a bias is given: as a matrix; as a line by distance; as a slope of each head, times the distance
+MATRIX, LINE, SLOPES = tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
 BAND = tl.constexpr(3)  # a band around the diagonal and a range of keys for each item; see ``locate_band``
 # of the last number of a band: lengths count from the first key, or from the last; each item has its own offset
 RIGHT_PADDING, LEFT_PADDING, OFFSETS_GIVEN = tl.constexpr(1), tl.constexpr(2), tl.constexpr(4)
@@ -78,13 +79,16 @@ def tanh(x):
 def log_weights(
     s, lse, rows, cols, sizes, scales, bias, pairs,
     PREDICATE: tl.constexpr, SLOTS: tl.constexpr, SOFTCAP: tl.constexpr, BIAS: tl.constexpr, MASKED: tl.constexpr,
+    DIRECT: tl.constexpr = False,
 ):  # fmt: skip
     """z of a tile from its products s = q·k. ``scales``: (scale, softcap), log2 e included."""
     z = s * scales[0]
     if SOFTCAP:
         z = tanh(z) * scales[1]
-    if BIAS:
-        added = load_pairs(bias, rows, cols, sizes, float("-inf")).to(tl.float32)
+    if BIAS == SLOPES:
+        z = z + (load_bias(bias, rows, cols, sizes, BIAS, DIRECT) - lse) * LOG2E
+    elif BIAS:
+        added = load_bias(bias, rows, cols, sizes, BIAS, DIRECT)
         # either may be near the smallest float32, which powers of two cannot express; finite, as 0·z is to be 0
         z = tl.maximum(z + (added - lse) * LOG2E, NEVER / 2, propagate_nan=tl.PropagateNan.ALL)
         z = tl.where(added == float("-inf"), NEVER, z)
@@ -156,29 +160,35 @@ def row_tiles(band, j0, L, S, BM: tl.constexpr, BN: tl.constexpr):
 
 
 @triton.jit
-def count_runs(tables, kind: tl.constexpr, PREDICATE: tl.constexpr):
-    """How many runs of tiles of a kind there are: 0, all is permitted in them; 1, tested."""
-    if PREDICATE == BAND:
-        found = kind + 1
-    else:
-        found = tl.load(tables[1] + 2 * kind)
-    return found
+def span_of(tables, walk, kind: tl.constexpr, PREDICATE: tl.constexpr):
+    """(start, stop) of the steps over tiles of a kind: 0, all is permitted in them; 1, their pairs are tested.
 
-
-@triton.jit
-def run_of_tiles(tables, walk, kind: tl.constexpr, run, runs, PREDICATE: tl.constexpr):
-    """(start, stop) of a run. ``tables``: (runs of all kinds, counts, owner); ``walk``: a band's, see ``key_tiles``."""
+    ``tables``: (tiles one after the other, where those of each kind and owner begin, owners, owner), or of a band,
+    which needs none, ``walk``: see ``key_tiles``. One loop, whatever the mask: of loops within loops the compiler
+    would run products of matrices one after the other.
+    """
     if PREDICATE == BAND:
         first, inner, outer, last = walk
         if kind == 0:
             start, stop = inner, outer
         else:
-            start = tl.where(run == 0, first, outer)
-            stop = tl.where(run == 0, inner, last)
+            start, stop = first, last - (outer - inner)
     else:
-        table = tables[0] + tl.load(tables[1] + 3 + 2 * kind) + tables[2] * runs * 2 + 2 * run
-        start, stop = tl.load(table), tl.load(table + 1)
+        at = tables[1] + kind * (tables[2] + 1) + tables[3]
+        start, stop = tl.load(at), tl.load(at + 1)
     return start, stop
+
+
+@triton.jit
+def tile_at(tables, walk, step, kind: tl.constexpr, PREDICATE: tl.constexpr):
+    """The tile of a step of ``span_of``."""
+    if PREDICATE == BAND:
+        tile = step
+        if kind == 1:
+            tile = step + tl.where(step < walk[1], 0, walk[2] - walk[1])
+    else:
+        tile = tl.load(tables[0] + step)
+    return tile
 
 
 @triton.jit
@@ -186,6 +196,35 @@ def load_pairs(matrix, rows, cols, sizes, OTHER: tl.constexpr):
     """A tile of a matrix (address, row stride, column stride); OTHER beyond the ends."""
     at = matrix[0] + rows.to(tl.int64) * matrix[1] + cols.to(tl.int64) * matrix[2]
     return tl.load(at, mask=(rows < sizes[0]) & (cols < sizes[1]), other=OTHER)
+
+
+@triton.jit
+def locate_bias(BIAS, b, h, stride_b, stride_h, stride_q, stride_k, BIASED: tl.constexpr):
+    """What ``load_bias`` reads of this head. Of SLOPES, ``stride_q`` is the position of row 0."""
+    at = BIAS + b.to(tl.int64) * stride_b + h.to(tl.int64) * stride_h
+    if BIASED == SLOPES:
+        return tl.load(at).to(tl.float32), stride_q, stride_k
+    else:
+        return at, stride_q, stride_k
+
+
+@triton.jit
+def load_bias(bias, rows, cols, sizes, BIASED: tl.constexpr, DIRECT: tl.constexpr):
+    """A tile of the bias. DIRECT: not on the interpreter."""
+    if BIASED == SLOPES:
+        found = -bias[0] * tl.abs(cols.to(tl.float32) - (rows + bias[1]).to(tl.float32))
+    elif BIASED == LINE:
+        # the line goes on beyond both ends of the call. Not ``tl.load``: what it loads ahead goes through shared memory
+        at = bias[0] + (cols - rows)
+        if DIRECT:
+            found = tl.inline_asm_elementwise(
+                "ld.global.nc.f32 $0, [$1];", "=f,l", [at.to(tl.int64)], dtype=tl.float32, is_pure=True, pack=1
+            )
+        else:
+            found = tl.load(at)
+    else:
+        found = load_pairs(bias, rows, cols, sizes, float("-inf")).to(tl.float32)
+    return found
 
 
 @triton.jit

@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 
 _aten = torch.ops.aten
 _HALF = (torch.float16, torch.bfloat16)
-# numbers of a tensor up to which torch records the derivative of a plain call: that keeps the inputs alive as long as
-# the graph, and saves the host about 100 µs, which a larger call does not notice
-_FEW = 1 << 22
 
 
 class Flags(NamedTuple):
@@ -78,9 +75,7 @@ def _refuse_bias(spec: CallSpec) -> list[str]:
     if not _fits_cudnn(spec):
         return ["cuDNN, which takes a bias, does not take these heads"]
     if spec.grad and spec.bias.needs_grad:
-        from regard.backends.triton import TRITON_BACKEND
-
-        return [f"the gradient of the bias is our Triton kernels': {why}" for why in TRITON_BACKEND.refuse(spec)]
+        return ["cuDNN gives no gradient of the bias"]
     return []
 
 
@@ -118,7 +113,7 @@ def _fits_cudnn(spec: CallSpec) -> bool:
     """Whether cuDNN takes heads of these sizes; in its backward pass it has heads above 128 on Hopper alone."""
     if spec.dtype not in _HALF:
         return False
-    return max(spec.head_dim, spec.value_dim) <= 128 or _is_hopper()
+    return max(spec.head_dim, spec.value_dim) <= 128 or is_hopper()
 
 
 def _takes_cudnn(spec: CallSpec, flags: Flags) -> bool:
@@ -135,21 +130,14 @@ def recipe(spec: CallSpec) -> tuple[str, Flags]:
     return "cudnn" if _takes_cudnn(spec, flags) else "flash", flags
 
 
-# Units of the planner's estimates. FlashAttention 2 was not made for Hopper: there, with windows and documents of long
-# calls, it took 1.4 times as long as our own kernel, for which 1.3 is taken (benchmarks/results/observe_gpu.json).
-_SECONDS, _FLASH_ON_HOPPER, _LONG = 1e-12, 1.8e-12, 16_384
-
-
-def pair_seconds(spec: CallSpec) -> float:
-    """What a query-key pair is taken to cost."""
+def is_banded(spec: CallSpec) -> bool:
+    """Whether FlashAttention would be given a window or documents, in half precision."""
     flags = flags_of(spec)
-    if flags is None or spec.dtype not in _HALF or spec.queries < _LONG or not (flags.documents or flags.left >= 0):
-        return _SECONDS
-    return _FLASH_ON_HOPPER if _is_hopper() else _SECONDS
+    return flags is not None and spec.dtype in _HALF and (flags.documents or flags.left >= 0)
 
 
 @lru_cache(1)
-def _is_hopper() -> bool:
+def is_hopper() -> bool:
     return torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 
 
@@ -162,8 +150,8 @@ def run(call: Call, named: bool) -> tuple[Tensor, Tensor]:
     spec = call.spec
     kernel, flags = recipe(spec)
     tensors = (call.query, call.key, call.value)
-    few = all([tensor.numel() <= _FEW for tensor in tensors])
-    if kernel == "cudnn" and few and spec.bias is None and not spec.sinks and flags.used_keys == spec.keys:
+    # torch's own record of a plain call costs the host 100 µs less than one of ours
+    if kernel == "cudnn" and spec.bias is None and not spec.sinks and flags.used_keys == spec.keys:
         query, key, value = (_aligned(tensor) for tensor in tensors)
         out, lse, *_ = torch._scaled_dot_product_cudnn_attention(
             query, key, value, None, True, spec.dropout, flags.causal, False, scale=spec.scale
@@ -177,20 +165,27 @@ def run(call: Call, named: bool) -> tuple[Tensor, Tensor]:
 
 
 class _Again:
-    """Torch's own derivative cannot be differentiated again. Where that is to come, plain operations take its place."""
+    """Torch's own derivative cannot be differentiated again. Where that is to come, plain operations take its place.
+
+    Holds the inputs until the derivative has been taken, as torch does.
+    """
 
     __slots__ = ("call", "named")
 
     def __init__(self, call: Call, named: bool) -> None:
-        self.call, self.named = call, named
+        self.call: Call | None = call
+        self.named = named
 
     def __call__(
         self, grads: tuple[Tensor | None, ...], grad_out: tuple[Tensor | None, ...]
     ) -> tuple[Tensor | None, ...] | None:
-        if not torch.is_grad_enabled() or grad_out[0] is None:
+        call = self.call
+        if not torch._C._autograd._get_current_graph_task_keep_graph():
+            self.call = None
+        if not torch.is_grad_enabled() or grad_out[0] is None or call is None:
             return None
         needs = (*(grad is not None for grad in grads[:3]), False, False)
-        return (*_again(self.call, self.named, grad_out[0], needs)[:3], *grads[3:])
+        return (*_again(call, self.named, grad_out[0], needs)[:3], *grads[3:])
 
 
 def _again(call: Call, named: bool, grad_out: Tensor, needs: tuple[bool, ...]) -> tuple[Tensor | None, ...]:
@@ -229,22 +224,14 @@ class _Kernel(torch.autograd.Function):
             return (None, None, *_again(call, ctx.named, grad_out, needs))
         with no_autocast("cuda"):
             grads = backward(call, grad_out, out, lse, ctx.draw)
-            of_bias = bias_gradient(call, grad_out, out, lse) if needs[3] else None
             of_sinks = sink_gradient(call, grad_out, out, lse) if needs[4] else None
         return (
             None,
             None,
             *(grad if need else None for grad, need in zip(grads, needs, strict=False)),
-            of_bias,
+            None,
             of_sinks,
         )
-
-
-def bias_gradient(call: Call, grad_out: Tensor, out: Tensor, lse: Tensor) -> Tensor | None:
-    """cuDNN gives none: our own kernel makes it from the log-sum-exp."""
-    from regard._triton.attend import gradients
-
-    return gradients(call, grad_out, out, lse, (False, False, False, True))[3]
 
 
 def forward(call: Call) -> tuple[Tensor, Tensor]:

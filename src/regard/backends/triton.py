@@ -6,19 +6,14 @@ Compiled once for each kind of call (dtype, head sizes, which modifiers), in a s
 from __future__ import annotations
 
 import importlib.util
-import json
-import math
 import os
 from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING
-
-import torch
 
 from regard.backends._autograd import FusedBackend
 from regard.backends._tiled import sink_gradient
 from regard.backends.blockwise import Blockwise
-from regard.masks._rebuild import of_intervals
+from regard.spec import Result
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,13 +37,10 @@ class Triton(FusedBackend):
 
         return refuse(spec)
 
-    def seconds(self, spec: CallSpec) -> float:
-        if spec.device != "cuda":
-            return math.inf  # the interpreter is for tests
-        return measured_seconds(spec)
-
     def workspace(self, spec: CallSpec, kept_pairs: int) -> int:
-        return spec.batch * spec.heads * spec.queries * (spec.value_dim * spec.dtype.itemsize + 4)
+        # where a bias is learned, the output is kept before it is rounded too
+        exact = 4 if spec.grad and spec.bias is not None and spec.bias.needs_grad and spec.dtype.itemsize < 4 else 0
+        return spec.batch * spec.heads * spec.queries * (spec.value_dim * (spec.dtype.itemsize + exact) + 4)
 
     def takes_rules(self, spec: CallSpec) -> bool:
         return True
@@ -58,13 +50,13 @@ class Triton(FusedBackend):
 
         return mask_bytes(call)
 
-    def forward(self, call: Call) -> tuple[Tensor, Tensor]:
+    def forward(self, call: Call) -> Result:
         from regard._triton.attend import attend
 
-        done = attend(call, rows=call.rows is not None)
-        if call.rows is not None and done.entropy is not None and done.max_weight is not None:
-            call.rows.update(entropy=done.entropy, max_weight=done.max_weight)
-        return done.out, done.lse
+        done = attend(call, rows=call.wants_rows)
+        if done.entropy is None or done.max_weight is None:
+            return Result(done.out, done.lse)
+        return Result(done.out, done.lse, {"entropy": done.entropy, "max_weight": done.max_weight})
 
     def backward(
         self, call: Call, grad_out: Tensor, out: Tensor, lse: Tensor, needs: tuple[bool, ...]
@@ -77,25 +69,6 @@ class Triton(FusedBackend):
         return (*found, sink_gradient(call, grad_out, out, lse) if needs[4] else None)
 
 
-TRITON_BACKEND = Triton()
-
-
 @lru_cache(1)
 def _has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
-
-
-@lru_cache(1)
-def _table() -> dict[str, float]:
-    """Picoseconds a query-key pair takes, by kind of call; measured by ``benchmarks/backends_gpu.py``."""
-    found = json.loads(Path(__file__).with_name("triton_seconds.json").read_text())
-    return dict(found["picoseconds a pair"])
-
-
-def measured_seconds(spec: CallSpec) -> float:
-    kind = "float32" if spec.dtype == torch.float32 else "half"
-    if spec.mask is not None and not of_intervals(spec.mask):
-        kind += ", masked pair by pair"
-    elif spec.bias is not None and spec.bias.rule is None:
-        kind += ", with a bias tensor"
-    return 1.5e-4 + spec.pairs * _table()[kind] * 1e-12

@@ -25,6 +25,8 @@ class Rule(ABC):
     kind: ClassVar[str]
     # whether the table may hold -inf, which hides pairs
     may_hide: ClassVar[bool]
+    # whether the table is one slope for each head, and the bias −slope·|distance|
+    is_linear: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
         RULES[cls.kind] = cls

@@ -1,4 +1,4 @@
-"""GPT-2, Llama, Whisper and DeepSeek-V3's attention: configurations and names of weights."""
+"""GPT-2, Whisper and DeepSeek-V3's attention: configurations and names of weights."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ def gpt2_config(source: Source) -> DecoderConfig:
         activation=fields.activation("activation_function", "gelu_new"),
         packed=True,
         tied=fields.flag("tie_word_embeddings", True),
+        head=source.has_head,
         dropout=dropout,
         attention_dropout=fields.number("attn_pdrop", 0.1),
         init_std=fields.number("initializer_range", 0.02),
@@ -46,57 +47,7 @@ def gpt2_names(config: DecoderConfig) -> dict[str, str]:
         found |= both(f"{ours}.feed_forward_norm", f"{theirs}.ln_2")
         found |= both(f"{ours}.feed_forward.up", f"{theirs}.mlp.c_fc")
         found |= both(f"{ours}.feed_forward.down", f"{theirs}.mlp.c_proj")
-    return found if config.tied else {**found, "head.weight": "lm_head.weight"}
-
-
-def llama_config(source: Source) -> DecoderConfig:
-    fields = source.fields
-    fields.only("pretraining_tp", 1)
-    fields.only("layer_types", None)
-    fields.only("rope_interleaved", False)
-    heads = fields.size("num_attention_heads", 32)
-    kv_heads, head_dim = fields.size_or_none("num_key_value_heads"), fields.size_or_none("head_dim")
-    bias = fields.flag("attention_bias", False)
-    base, scaling = fields.rotary()
-    config = DecoderConfig(
-        vocab_size=fields.size("vocab_size", 32000),
-        embed_dim=fields.size("hidden_size", 4096),
-        num_layers=fields.size("num_hidden_layers", 32),
-        num_heads=heads,
-        num_kv_heads=heads if kv_heads is None else kv_heads,
-        head_dim=head_dim,
-        ff_dim=fields.size("intermediate_size", 11008),
-        max_tokens=fields.size("max_position_embeddings", 2048),
-        positions="rotary",
-        rotary_base=base,
-        rotary_scaling=scaling,
-        norm="rms",
-        norm_eps=fields.number("rms_norm_eps", 1e-6),
-        activation=fields.activation("hidden_act", "silu"),
-        gated=True,
-        qkv_bias=bias,
-        out_bias=bias,
-        ff_bias=fields.flag("mlp_bias", False),
-        tied=fields.flag("tie_word_embeddings", False),
-        attention_dropout=fields.number("attention_dropout", 0.0),
-        init_std=fields.number("initializer_range", 0.02),
-        scaled_residual=False,
-    )
-    fields.close("is_llama_config")
-    return config
-
-
-def llama_names(config: DecoderConfig) -> dict[str, str]:
-    found = {"token_embedding.weight": "embed_tokens.weight", "norm.weight": "norm.weight"}
-    for i in range(config.num_layers):
-        ours, theirs = f"layers.{i}", f"layers.{i}"
-        found[f"{ours}.attention_norm.weight"] = f"{theirs}.input_layernorm.weight"
-        found[f"{ours}.feed_forward_norm.weight"] = f"{theirs}.post_attention_layernorm.weight"
-        for our, their in (("q_proj", "q_proj"), ("k_proj", "k_proj"), ("v_proj", "v_proj"), ("out_proj", "o_proj")):
-            found |= maybe(config.qkv_bias, f"{ours}.attention.{our}", f"{theirs}.self_attn.{their}")
-        for name in ("gate", "up", "down"):
-            found |= maybe(config.ff_bias, f"{ours}.feed_forward.{name}", f"{theirs}.mlp.{name}_proj")
-    return found if config.tied else {**found, "head.weight": "lm_head.weight"}
+    return found if config.tied or not config.head else {**found, "head.weight": "lm_head.weight"}
 
 
 def whisper_config(source: Source) -> WhisperConfig:

@@ -8,39 +8,42 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.interop._hf_export_llamas import ACTIVATIONS as _ACTIVATIONS
+from regard.interop._hf_export_llamas import refuse, to_llama_or_like
 from regard.interop._hf_families import FAMILIES
 from regard.interop._hf_family import Family
 from regard.models import Decoder, DecoderConfig, Encoder, EncoderConfig
-from regard.positions import DynamicNTK, Linear, Llama3, Scaling, YaRN
-
-_ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_new", "silu": "silu"}
 
 
 def to_hf(model: nn.Module) -> Any:
-    """The same model, of transformers, with a copy of its weights, in the same mode: BERT, GPT-2 or Llama.
+    """The same model, of transformers, with a copy of its weights, in the same mode.
+
+    An `Encoder` becomes a BERT, RoBERTa or DistilBERT, a `Decoder` a GPT-2, Llama, Mistral, Qwen2, Qwen3, Gemma or
+    Gemma 2: the first of them that has all that its configuration says.
 
     What comes back from `from_hf` is bitwise what was given. Token numbers with a meaning (padding, start, end) are not
     part of our configurations: set them in the result's `config` and `generation_config`.
 
     Raises:
         TypeError: `model` is no `Encoder` or `Decoder`.
-        ValueError: it does what none of the three can, by name.
+        ValueError: it does what none of them can, by name.
     """
     try:
         import transformers
     except ImportError:
-        raise ImportError("to_hf needs Hugging Face's transformers: pip install 'regard[hf]'") from None
+        raise ImportError("to_hf needs Hugging Face's transformers: pip install transformers") from None
     first = next(model.parameters(), None)
     made: dict[str, Any] = {"dtype": None if first is None else first.dtype}
     with torch.device("cpu" if first is None else first.device):
         if isinstance(model, Encoder):
-            family, built = FAMILIES["bert"], _bert(transformers, model.config, **made)
+            kind, built = _encoder(transformers, model.config, **made)
         elif isinstance(model, Decoder) and model.config.positions == "learned":
-            family, built = FAMILIES["gpt2"], _gpt2(transformers, model.config, **made)
+            kind, built = "gpt2", _gpt2(transformers, model.config, **made)
         elif isinstance(model, Decoder):
-            family, built = FAMILIES["llama"], _llama(transformers, model.config, **made)
+            kind, built = to_llama_or_like(transformers, model.config, **made)
         else:
             raise TypeError(f"to_hf takes a regard.models.Encoder or Decoder, got {type(model).__name__}")
+    family = FAMILIES[kind]
     state = _state(family, model)
     with torch.no_grad():
         for name, weight in built.state_dict().items():
@@ -63,10 +66,24 @@ def _state(family: Family, model: Encoder | Decoder) -> dict[str, Tensor]:
     }
 
 
-def _bert(transformers: Any, config: EncoderConfig, **made: Any) -> Any:
-    _refuse(
-        "BERT",
+def _encoder(transformers: Any, config: EncoderConfig, **made: Any) -> tuple[str, Any]:
+    if config.position_offset:
+        return "roberta", _bert(transformers, config, "roberta", **made)
+    if config.image_size is None and not config.token_types:
+        return "distilbert", _distilbert(transformers, config, **made)
+    return "bert", _bert(transformers, config, "bert", **made)
+
+
+def _bert(transformers: Any, config: EncoderConfig, kind: str, **made: Any) -> Any:
+    roberta = kind == "roberta"
+    refuse(
+        "RoBERTa" if roberta else "BERT",
         {
+            "pooler_activation='relu'": config.pooler_activation != "tanh",
+            f"head_dropout={config.head_dropout}": not roberta and config.head_dropout not in (None, config.dropout),
+            f"activation={config.activation!r} with masked_lm=True": roberta
+            and config.masked_lm
+            and config.activation != "gelu",
             f"image_size={config.image_size}": config.image_size is not None,
             f"norm={config.norm!r}": config.norm != "post",
             "qkv_bias=False": not config.qkv_bias,
@@ -76,7 +93,8 @@ def _bert(transformers: Any, config: EncoderConfig, **made: Any) -> Any:
             "classes without pooler=True": config.classes is not None and not config.pooler,
         },
     )
-    theirs = transformers.BertConfig(
+    more = {"pad_token_id": config.position_offset - 1, "classifier_dropout": config.head_dropout} if roberta else {}
+    theirs = (transformers.RobertaConfig if roberta else transformers.BertConfig)(
         vocab_size=config.vocab_size,
         hidden_size=config.embed_dim,
         num_hidden_layers=config.num_layers,
@@ -85,11 +103,12 @@ def _bert(transformers: Any, config: EncoderConfig, **made: Any) -> Any:
         hidden_act=_ACTIVATIONS[config.activation],
         hidden_dropout_prob=config.dropout,
         attention_probs_dropout_prob=config.attention_dropout,
-        max_position_embeddings=config.max_tokens,
+        max_position_embeddings=(config.max_tokens or 0) + config.position_offset,
         type_vocab_size=config.token_types,
         layer_norm_eps=config.norm_eps,
         initializer_range=config.init_std,
         num_labels=2 if config.classes is None else config.classes,
+        **more,
     )
     if config.masked_lm:
         return transformers.AutoModelForMaskedLM.from_config(theirs, **made)
@@ -98,8 +117,43 @@ def _bert(transformers: Any, config: EncoderConfig, **made: Any) -> Any:
     return transformers.AutoModel.from_config(theirs, add_pooling_layer=config.pooler, **made)
 
 
+def _distilbert(transformers: Any, config: EncoderConfig, **made: Any) -> Any:
+    classified = config.classes is not None
+    refuse(
+        "an encoder without token types (DistilBERT)",
+        {
+            f"norm={config.norm!r}": config.norm != "post",
+            "qkv_bias=False": not config.qkv_bias,
+            f"norm_eps={config.norm_eps}": config.norm_eps != 1e-12,
+            "pooler=True without classes": config.pooler and not classified,
+            "classes without pooler=True": classified and not config.pooler,
+            "pooler_activation='tanh'": config.pooler and config.pooler_activation != "relu",
+            "masked_lm=True with classes": config.masked_lm and classified,
+        },
+    )
+    theirs = transformers.DistilBertConfig(
+        vocab_size=config.vocab_size,
+        dim=config.embed_dim,
+        n_layers=config.num_layers,
+        n_heads=config.num_heads,
+        hidden_dim=config.ff_dim,
+        max_position_embeddings=config.max_tokens,
+        activation=_ACTIVATIONS[config.activation],
+        dropout=config.dropout,
+        attention_dropout=config.attention_dropout,
+        seq_classif_dropout=config.dropout if config.head_dropout is None else config.head_dropout,
+        initializer_range=config.init_std,
+        num_labels=config.classes or 2,
+    )
+    if config.masked_lm:
+        return transformers.AutoModelForMaskedLM.from_config(theirs, **made)
+    if classified:
+        return transformers.AutoModelForSequenceClassification.from_config(theirs, **made)
+    return transformers.AutoModel.from_config(theirs, **made)
+
+
 def _gpt2(transformers: Any, config: DecoderConfig, **made: Any) -> Any:
-    _refuse(
+    refuse(
         "GPT-2",
         {
             f"num_kv_heads={config.num_kv_heads}": config.num_kv_heads not in (None, config.num_heads),
@@ -107,6 +161,12 @@ def _gpt2(transformers: Any, config: DecoderConfig, **made: Any) -> Any:
             f"window={config.window}": config.window is not None,
             f"norm={config.norm!r}": config.norm != "layer",
             "gated=True": config.gated,
+            "qk_norm=True": config.qk_norm,
+            f"attention_scale={config.attention_scale}": config.attention_scale is not None,
+            f"attention_softcap={config.attention_softcap}": config.attention_softcap is not None,
+            f"logit_softcap={config.logit_softcap}": config.logit_softcap is not None,
+            "scaled_embedding=True": config.scaled_embedding,
+            "post_norms=True": config.post_norms,
             "a projection without bias": not (config.qkv_bias and config.out_bias and config.ff_bias),
         },
     )
@@ -127,62 +187,5 @@ def _gpt2(transformers: Any, config: DecoderConfig, **made: Any) -> Any:
         bos_token_id=None,
         eos_token_id=None,
     )
-    return transformers.AutoModelForCausalLM.from_config(theirs, **made)
-
-
-def _llama(transformers: Any, config: DecoderConfig, **made: Any) -> Any:
-    _refuse(
-        "Llama",
-        {
-            f"window={config.window}": config.window is not None,
-            f"norm={config.norm!r}": config.norm != "rms",
-            "gated=False": not config.gated,
-            "rotary_interleaved=True": config.rotary_interleaved,
-            f"qkv_bias={config.qkv_bias} with out_bias={config.out_bias}": config.qkv_bias != config.out_bias,
-            f"dropout={config.dropout}": config.dropout > 0.0,
-        },
-    )
-    theirs = transformers.LlamaConfig(
-        vocab_size=config.vocab_size,
-        hidden_size=config.embed_dim,
-        intermediate_size=config.ff_dim,
-        num_hidden_layers=config.num_layers,
-        num_attention_heads=config.num_heads,
-        num_key_value_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        hidden_act=_ACTIVATIONS[config.activation],
-        max_position_embeddings=config.max_tokens,
-        rms_norm_eps=config.norm_eps,
-        initializer_range=config.init_std,
-        attention_bias=config.qkv_bias,
-        mlp_bias=config.ff_bias,
-        attention_dropout=config.attention_dropout,
-        tie_word_embeddings=config.tied,
-        rope_parameters=_rope(config),
-        bos_token_id=None,
-        eos_token_id=None,
-    )
-    return transformers.AutoModelForCausalLM.from_config(theirs, **made)
-
-
-def _rope(config: DecoderConfig) -> dict[str, Any]:
-    scaling: Scaling | None = config.rotary_scaling
-    given: dict[str, Any] = {"rope_theta": config.rotary_base}
-    match scaling:
-        case None:
-            return {**given, "rope_type": "default"}
-        case Linear():
-            return {**given, "rope_type": "linear", "factor": scaling.factor}
-        case DynamicNTK() if scaling.original_length == config.max_tokens:
-            return {**given, "rope_type": "dynamic", "factor": scaling.factor}
-        case Llama3() | YaRN():
-            fields = dataclasses.asdict(scaling)
-            fields["original_max_position_embeddings"] = fields.pop("original_length")
-            kind = "llama3" if isinstance(scaling, Llama3) else "yarn"
-            return {**given, "rope_type": kind, **{name: value for name, value in fields.items() if value is not None}}
-    raise ValueError(f"Llama cannot express rotary_scaling={scaling!r}")
-
-
-def _refuse(family: str, lacking: dict[str, bool]) -> None:
-    if found := [name for name, present in lacking.items() if present]:
-        raise ValueError(f"the model has {', '.join(found)}, which {family} cannot express")
+    auto = transformers.AutoModelForCausalLM if config.head else transformers.AutoModel
+    return auto.from_config(theirs, **made)

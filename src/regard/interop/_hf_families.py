@@ -2,19 +2,44 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from regard.interop._hf_decoders import (
     deepseek_config,
     deepseek_names,
     gpt2_config,
     gpt2_names,
-    llama_config,
-    llama_names,
     whisper_config,
     whisper_names,
 )
-from regard.interop._hf_encoders import bert_config, bert_names, vit_config, vit_names
+from regard.interop._hf_encoders import (
+    bert_config,
+    bert_names,
+    distilbert_config,
+    distilbert_names,
+    roberta_config,
+    roberta_names,
+    vit_config,
+    vit_names,
+)
 from regard.interop._hf_family import Family
+from regard.interop._hf_llamas import (
+    gemma2_config,
+    gemma_config,
+    llama_config,
+    llama_names,
+    mistral_config,
+    qwen2_config,
+    qwen3_config,
+)
 
+LLAMA = Family(
+    "model.",
+    llama_config,
+    llama_names,
+    copies={"lm_head.weight": "embed_tokens.weight"},
+    computed=r"rotary_emb\.(original_)?inv_freq$",
+)
 FAMILIES: dict[str, Family] = {
     "bert": Family(
         "bert.",
@@ -51,13 +76,7 @@ FAMILIES: dict[str, Family] = {
         computed=r"\.attn\.(bias|masked_bias)$",
         transposed=("qkv_proj.weight", "out_proj.weight", "up.weight", "down.weight"),
     ),
-    "llama": Family(
-        "model.",
-        llama_config,
-        llama_names,
-        copies={"lm_head.weight": "embed_tokens.weight"},
-        computed=r"rotary_emb\.inv_freq$",
-    ),
+    "llama": LLAMA,
     "whisper": Family(
         "model.",
         whisper_config,
@@ -65,4 +84,26 @@ FAMILIES: dict[str, Family] = {
         copies={"proj_out.weight": "decoder.embed_tokens.weight"},
     ),
     "deepseek_v3": Family("", deepseek_config, deepseek_names),
+    "roberta": Family(
+        "roberta.",
+        roberta_config,
+        roberta_names,
+        copies={
+            "lm_head.decoder.weight": "embeddings.word_embeddings.weight",
+            "lm_head.decoder.bias": "lm_head.bias",
+        },
+        computed=r"embeddings\.(position_ids|token_type_ids)$",
+    ),
+    "distilbert": Family(
+        "distilbert.",
+        distilbert_config,
+        distilbert_names,
+        copies={"vocab_projector.weight": "embeddings.word_embeddings.weight"},
+        computed=r"embeddings\.position_ids$",
+    ),
+    "mistral": dataclasses.replace(LLAMA, configure=mistral_config),
+    "qwen2": dataclasses.replace(LLAMA, configure=qwen2_config),
+    "qwen3": dataclasses.replace(LLAMA, configure=qwen3_config),
+    "gemma": dataclasses.replace(LLAMA, configure=gemma_config),
+    "gemma2": dataclasses.replace(LLAMA, configure=gemma2_config),
 }

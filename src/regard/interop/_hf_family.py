@@ -18,6 +18,11 @@ class Source:
     architecture: str
     weights: frozenset[str]
 
+    @property
+    def has_head(self) -> bool:
+        """Whether a decoder predicts tokens: that of a class …Model does not, but for GPT-2's …LMHeadModel."""
+        return not self.architecture.endswith("Model") or self.architecture.endswith("LMHeadModel")
+
 
 @dataclass(frozen=True)
 class Family:

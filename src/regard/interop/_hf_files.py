@@ -26,14 +26,18 @@ def read_json(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} is missing: a model's folder has it")
     if path.stat().st_size > _LARGEST_JSON:
         raise ValueError(f"{path} has {path.stat().st_size} bytes; {_LARGEST_JSON} are the most that is read")
+    return parse_json(path.read_bytes(), str(path))
+
+
+def parse_json(text: bytes | str, where: str) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_unique)
+        found = json.loads(text if isinstance(text, str) else text.decode("utf-8"), object_pairs_hook=_unique)
     except (UnicodeDecodeError, RecursionError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path} is not JSON: {error}") from None
+        raise ValueError(f"{where} is not JSON: {error}") from None
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+        raise ValueError(f"{where}: {error}") from None
     if not isinstance(found, dict):
-        raise ValueError(f"{path} holds a {type(found).__name__}; expected an object")
+        raise ValueError(f"{where} holds a {type(found).__name__}; expected an object")
     return found
 
 
@@ -51,6 +55,7 @@ class Tensors:
     def __init__(self, folder: Path) -> None:
         self._open = ExitStack()
         self._of: dict[str, Any] = {}
+        self.metadata: dict[str, str] = {}  # of all files together
         try:
             files = _files(folder)
             for file in files:
@@ -63,10 +68,11 @@ class Tensors:
         try:
             from safetensors import SafetensorError, safe_open
         except ImportError:
-            raise ImportError("reading weights needs safetensors: pip install 'regard[hf]'") from None
+            raise ImportError("reading weights needs safetensors: pip install safetensors") from None
         try:
             there = self._open.enter_context(safe_open(file, framework="pt"))
             names = list(there.keys())
+            self.metadata |= there.metadata() or {}
         except (SafetensorError, OSError) as error:
             raise ValueError(f"{file} cannot be read as safetensors: {error}") from None
         if twice := [name for name in names if name in self._of]:

@@ -18,6 +18,7 @@ from regard.interop._hf_families import FAMILIES
 from regard.interop._hf_family import Family, Source
 from regard.interop._hf_fields import Fields, listed
 from regard.interop._hf_files import Tensors, read_json
+from regard.interop._single import attention_of, is_attention_of_hf
 from regard.positions import Rotary
 
 _ATTENTION = "DeepseekV3Attention"
@@ -38,14 +39,20 @@ def from_hf(
         decoder = from_hf(folder)                                             # of its files; transformers is not needed
 
     ==================  =====================================================================================
-    bert, vit           `models.Encoder`, with the pooler, masked-LM or classification head that is there
-    gpt2, llama         `models.Decoder`
+    bert, roberta,      `models.Encoder`, with the pooler, masked-LM or classification head that is there
+    distilbert, vit
+    gpt2, llama,        `models.Decoder`; of a class without an output layer (`LlamaModel`), one that gives states
+    mistral, qwen2,
+    qwen3, gemma,
+    gemma2
     whisper             `models.Whisper`
     deepseek_v3         `nn.LatentAttention`, of a `DeepseekV3Attention` module, or of a folder and `layer`
+    one attention       `nn.MultiHeadAttention`, of a `BertSelfAttention`, `ViTSelfAttention`, `ViTAttention` and the
+    module              like; without an output projection where theirs has none
     ==================  =====================================================================================
 
     Args:
-        model: a model (or DeepSeek-V3's attention module) of transformers, or a folder with `config.json` and
+        model: a model (or an attention module, see above) of transformers, or a folder with `config.json` and
             safetensors files.
         layer: of deepseek_v3, whose attention is wanted.
         ignore: a pattern (`cls.seq_relationship.*`) of weights, or of unknown config fields, that are left out on
@@ -59,6 +66,10 @@ def from_hf(
     check_target(device, dtype)
     ignore = [ignore] if isinstance(ignore, str) else ignore
     if isinstance(model, nn.Module):
+        if is_attention_of_hf(model):
+            if layer is not None or ignore:
+                raise ValueError("layer and ignore are for whole models, and this is an attention module")
+            return attention_of(model).to(device=device, dtype=dtype)
         config = getattr(model, "config", None)
         if config is None or not hasattr(config, "to_dict"):
             raise TypeError(f"model must be one of Hugging Face's, with a config; got {type(model).__name__}")

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import tempfile
-from collections.abc import Callable, Sequence
+import secrets
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from regard import models, positions
+from regard import _safetensors, models, positions
+from regard._write import Staged
 from regard.interop._hf_fields import listed
-from regard.interop._hf_files import WHOLE, Tensors, read_json
+from regard.interop._hf_files import WHOLE, Tensors, parse_json, read_json
 from regard.interop._hf_weights import check_amounts, check_dtypes, check_target, loaded
 from regard.nn import LatentAttention
 
 FORMAT, VERSION = "regard-model", 1
+IN_HEADER = "regard"  # where the weights' file says what config.json says
 _KINDS: dict[str, type[nn.Module]] = {
     kind.__name__: kind
     for kind in (models.Encoder, models.Decoder, models.Transformer, models.Whisper, LatentAttention)
@@ -38,29 +40,29 @@ def save(model: nn.Module, folder: str | Path, *, stop: Sequence[int] = ()) -> N
     """Write a model of `regard.models`, or a `nn.LatentAttention`, into a folder, which is made if it is not there;
     `load` reads it again.
 
-    A file is complete or not there: it is written beside its place and then moved. `stop` are the tokens that end a
-    text, for whoever generates with it.
+    Whenever this is interrupted, the folder holds the old model whole or the new one: both files are complete before
+    the first takes its place, and the weights' file says in its header what `config.json` says. `stop` are the tokens
+    that end a text, for whoever generates with it.
     """
     kind = type(model).__name__
     if _KINDS.get(kind) is not type(model):
         raise TypeError(f"model must be one of {', '.join(_KINDS)}, got {kind}")
     if any(isinstance(token, bool) or not isinstance(token, int) for token in stop):
         raise TypeError(f"stop must be token numbers (ints), got {stop!r}")
-    try:
-        from safetensors import SafetensorError
-        from safetensors.torch import save_file
-    except ImportError:
-        raise ImportError("saving a model needs safetensors: pip install 'regard[hf]'") from None
     config = latent_config(model) if isinstance(model, LatentAttention) else model.config
     described = {"format": FORMAT, "version": VERSION, "kind": kind, "config": _written(config), "stop": [*stop]}
+    text = json.dumps({**described, "save": secrets.token_hex(8)}, indent=2) + "\n"
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    weights = {name: weight.detach().contiguous() for name, weight in model.state_dict().items()}
-    try:
-        _whole(folder / WHOLE, lambda path: save_file(weights, path, metadata={"format": "pt"}))
-    except SafetensorError as error:  # a full disk, in words of its own
-        raise OSError(f"the weights cannot be written: {error}") from None
-    _whole(folder / "config.json", lambda path: path.write_text(json.dumps(described, indent=2) + "\n"))
+    with ExitStack() as staged:
+        weights, shown = (staged.enter_context(closing(Staged(folder / name))) for name in (WHOLE, "config.json"))
+        try:
+            weights.write(_safetensors.pieces(model.state_dict(), {"format": "pt", IN_HEADER: text}))
+        except OSError as error:  # a full disk
+            raise OSError(f"the weights cannot be written: {error.strerror or error}") from None
+        shown.write([text.encode()])
+        weights.commit()  # from here on the folder holds the new model: its header says what it is
+        shown.commit()
 
 
 def load(
@@ -75,17 +77,11 @@ def load(
     folder = Path(folder)
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder; expected one that regard.interop.save wrote")
-    described = read_json(folder / "config.json")
-    kind = described.get("kind")
-    if described.get("format") != FORMAT or not isinstance(kind, str) or kind not in _KINDS:
-        raise ValueError(f"{folder} was not written by regard.interop.save; from_hf reads Hugging Face's folders")
-    if described.get("version") != VERSION:
-        raise ValueError(f"{folder} has version {described.get('version')!r}; this regard reads version {VERSION}")
-    try:
-        config = _CONFIGS[kind](**_read(described.get("config")))
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{folder / 'config.json'} does not describe a model of kind {kind}: {error}") from None
+    if not (folder / WHOLE).is_file():
+        _check_description(folder, read_json(folder / "config.json"))
     with Tensors(folder) as stored:
+        described = _description(folder, stored)
+        config = _config(folder, described)
         there = {name: stored.shape(name) for name in stored}
         check_amounts(config, list(there.values()))
         model = models.build(config, device="meta")
@@ -96,6 +92,49 @@ def load(
         check_dtypes(held, dtype)
         state = {name: weight.to(device=device, dtype=dtype, copy=True) for name, weight in held.items()}
     return loaded(model, state).eval()
+
+
+def description(folder: Path) -> dict[str, Any] | None:
+    """What `save` wrote about the model of this folder; None where the folder is another's."""
+    if (folder / WHOLE).is_file():
+        with Tensors(folder) as stored:
+            found = _description(folder, stored)
+    else:
+        found = read_json(folder / "config.json")
+    return found if found.get("format") == FORMAT else None
+
+
+def _description(folder: Path, stored: Tensors) -> dict[str, Any]:
+    """What the header of the weights says, or config.json where both are of one save.
+
+    The two files cannot be replaced at one instant. Weights and their header are one file, so the header decides, and
+    what a save that was killed between the two left in config.json is not read. Of the same save, config.json holds
+    the same, and what somebody changed in it since.
+    """
+    if IN_HEADER not in stored.metadata:  # written before headers said this, or by another
+        return read_json(folder / "config.json")
+    header = parse_json(stored.metadata[IN_HEADER], f"the header of {folder / WHOLE}")
+    if not (folder / "config.json").is_file():
+        return header
+    shown = read_json(folder / "config.json")
+    return shown if shown.get("save") == header.get("save") else header
+
+
+def _check_description(folder: Path, described: dict[str, Any]) -> None:
+    kind = described.get("kind")
+    if described.get("format") != FORMAT or not isinstance(kind, str) or kind not in _KINDS:
+        raise ValueError(f"{folder} was not written by regard.interop.save; from_hf reads Hugging Face's folders")
+    if described.get("version") != VERSION:
+        raise ValueError(f"{folder} has version {described.get('version')!r}; this regard reads version {VERSION}")
+
+
+def _config(folder: Path, described: dict[str, Any]) -> Any:
+    _check_description(folder, described)
+    kind = described["kind"]
+    try:
+        return _CONFIGS[kind](**_read(described.get("config")))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{folder / 'config.json'} does not describe a model of kind {kind}: {error}") from None
 
 
 def latent_config(module: LatentAttention) -> models.LatentConfig:
@@ -140,34 +179,16 @@ def _written(config: Any) -> dict[str, Any]:
     return fields
 
 
-def _read(fields: Any) -> dict[str, Any]:
-    if not isinstance(fields, dict):
-        raise TypeError(f"config is a {type(fields).__name__}; expected an object")
+def _read(given: Any) -> dict[str, Any]:
+    if not isinstance(given, dict):
+        raise TypeError(f"config is a {type(given).__name__}; expected an object")
+    fields: dict[str, Any] = given
+    if isinstance(fields.get("windowed"), list):
+        fields = {**fields, "windowed": tuple(fields["windowed"])}
     scaling = fields.get("rotary_scaling")
     if scaling is None:
         return fields
     if not isinstance(scaling, dict) or scaling.get("kind") not in _SCALINGS:
         raise ValueError(f"rotary_scaling must name one of {', '.join(_SCALINGS)}, got {scaling!r}")
-    given = {name: value for name, value in scaling.items() if name != "kind"}
-    return {**fields, "rotary_scaling": _SCALINGS[scaling["kind"]](**given)}
-
-
-def _whole(path: Path, write: Callable[[Path], object]) -> None:
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    os.close(handle)
-    beside = Path(name)
-    try:
-        write(beside)
-        with beside.open("rb+") as file:
-            os.fsync(file.fileno())
-        beside.chmod(0o666 & ~_umask())
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
-
-
-def _umask() -> int:
-    """What the system takes away from new files; it can only be read by setting it."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+    said = {name: value for name, value in scaling.items() if name != "kind"}
+    return {**fields, "rotary_scaling": _SCALINGS[scaling["kind"]](**said)}

@@ -5,11 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from regard.interop._single import attention_of, is_written_out
 from regard.nn import MultiHeadAttention
 
 
-def from_torch(module: nn.MultiheadAttention) -> MultiHeadAttention:
+def from_torch(module: nn.Module) -> MultiHeadAttention:
     """A copy of `module` as a `regard.nn.MultiHeadAttention`: same outputs, same gradients, same mode and dtype.
+
+    `module` is a `torch.nn.MultiheadAttention`, or the one that many tutorials write out: linear layers `q_linear`,
+    `k_linear`, `v_linear`, `out`, and a number of heads `h`, whose mask is `masks.keep(mask != 0)` here.
 
     The copy takes `[batch, token, dim]` whatever `batch_first` was. torch's masks say True = forbidden; they become
 
@@ -20,9 +24,11 @@ def from_torch(module: nn.MultiheadAttention) -> MultiHeadAttention:
     A row that these leave without any key is 0 before the output projection, where torch gives NaN.
 
     Raises:
-        TypeError: `module` is not a `torch.nn.MultiheadAttention`.
+        TypeError: `module` is neither.
         ValueError: it was built with `add_bias_kv` or `add_zero_attn`, which add a key that is not in the input.
     """
+    if isinstance(module, nn.Module) and is_written_out(module):
+        return attention_of(module)
     if not isinstance(module, nn.MultiheadAttention):
         raise TypeError(f"from_torch takes a torch.nn.MultiheadAttention, got {type(module).__name__}")
     if module.bias_k is not None or module.add_zero_attn:
@@ -97,6 +103,9 @@ def _refuse_what_torch_lacks(module: MultiHeadAttention, out_bias: bool, qkv_bia
         f"value_head_dim={module.value_head_dim}": module.value_head_dim != module.head_dim,
         "qk_norm=True": module.q_norm is not None,
         "positions": module.positions is not None,
+        f"scale={module.scale}": module.scale is not None,
+        f"softcap={module.softcap}": module.softcap is not None,
+        "sinks": module.sinks is not None,
         f"out_dropout={module.out_dropout}": module.out_dropout > 0.0,
         f"qkv_bias={qkv_bias} with out_bias={out_bias}": qkv_bias != out_bias,
     }

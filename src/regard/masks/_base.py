@@ -8,6 +8,7 @@ from typing import Any, ClassVar, NoReturn, TypeVar
 import torch
 from torch import Tensor
 
+from regard._display import mimebundle
 from regard.masks._arguments import describe, plain
 from regard.masks._blocks import BlockTable, block_table, most_blocks
 from regard.masks._count import kept_pairs
@@ -45,6 +46,8 @@ class Mask(Facts):
     """
 
     kind: ClassVar[str] = ""
+    # s where a mask keeps exactly the pairs with (i − j) mod s = 0
+    period: int | None = None
 
     def __init_subclass__(cls) -> None:
         if cls.kind:
@@ -149,6 +152,9 @@ class Mask(Facts):
 
     def __repr__(self) -> str:
         return self._text()
+
+    def _repr_mimebundle_(self, **_: object) -> dict[str, object]:
+        return mimebundle(self)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_memo": None, "_hash": None}  # string hashes differ from process to process

@@ -172,7 +172,7 @@ class Strided(_Numbers):
 
     def __init__(self, s: int) -> None:
         super().__init__(s)
-        self.s = s
+        self.s = self.period = s
 
     def _see(self, grid: Grid) -> Tensor:
         return (grid.i - grid.j) % self.s == 0

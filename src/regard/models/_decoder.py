@@ -1,9 +1,9 @@
-"""A stack of causal layers that predicts the next token: GPT-2, GPT-3, Llama, and their relatives."""
+"""A stack of causal layers that predicts the next token: GPT-2, GPT-3, Llama, Mistral, Qwen, Gemma."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -33,10 +33,18 @@ class DecoderConfig:
         positions: "learned", a vector for each position, added to the token; or "rotary", which turns queries and keys.
         rotary_base, rotary_scaling, rotary_interleaved: as in `regard.positions.Rotary`.
         window: a token sees itself and so many before it; all before it when None.
+        windowed: which layers have that window, one flag for each; all of them when None.
+        qk_norm: as in `regard.nn.MultiHeadAttention`, with `norm_eps`.
+        attention_scale, attention_softcap: `scale` and `softcap` of the attention.
         norm: "layer" or "rms", before attention, before the feed-forward, and at the end.
+        norm_plus_one: the gain of a norm ("rms") is 1 + its weight (Gemma).
+        post_norms: norms also on what attention and feed-forward give, before it is added (Gemma 2).
         activation: relu, gelu, gelu_tanh or silu; with `gated`, of the gate.
         packed: one matrix for query, key and value.
         tied: the output layer is the token embedding.
+        head: whether there is an output layer; without one, a call gives the states.
+        logit_softcap: c of c · tanh(logit / c) on the output.
+        scaled_embedding: the embedding of a token is multiplied by √embed_dim (Gemma).
         dropout: of embeddings and of what attention and feed-forward add; `attention_dropout`: of the weights.
         init_std: of all matrices and the token embedding; `position_std` of learned positions.
         scaled_residual: matrices whose output is added to the residual start smaller by √(2 · num_layers) (GPT-2).
@@ -55,8 +63,14 @@ class DecoderConfig:
     rotary_scaling: Scaling | None = None
     rotary_interleaved: bool = False
     window: int | None = None
+    windowed: tuple[bool, ...] | None = None
+    qk_norm: bool = False
+    attention_scale: float | None = None
+    attention_softcap: float | None = None
     norm: str = "layer"
     norm_eps: float = 1e-5
+    norm_plus_one: bool = False
+    post_norms: bool = False
     activation: str = "gelu_tanh"
     gated: bool = False
     qkv_bias: bool = True
@@ -64,6 +78,9 @@ class DecoderConfig:
     ff_bias: bool = True
     packed: bool = False
     tied: bool = True
+    head: bool = True
+    logit_softcap: float | None = None
+    scaled_embedding: bool = False
     dropout: float = 0.0
     attention_dropout: float = 0.0
     init_std: float = 0.02
@@ -79,16 +96,30 @@ class DecoderConfig:
         _parts.check_fraction(self, "dropout", "attention_dropout")
         _parts.check_not_negative(self, "norm_eps", "init_std", "position_std")
         _parts.check_flags(self)
+        _parts.check_positive(self, "attention_softcap", "logit_softcap")
+        if self.windowed is not None:
+            if len(self.windowed) != self.num_layers or not all(isinstance(flag, bool) for flag in self.windowed):
+                raise ValueError(f"windowed must be {self.num_layers} flags, one for each layer, got {self.windowed!r}")
+            if self.window is None:
+                raise ValueError("windowed says which layers have a window, and window is None")
+        if self.norm_plus_one and self.norm != "rms":
+            raise ValueError(f"norm_plus_one is for norm='rms', got norm={self.norm!r}")
+        if self.logit_softcap is not None and not self.head:
+            raise ValueError("logit_softcap is for the output layer, and head=False leaves it out")
         if self.rotary_scaling is not None and self.positions != "rotary":
             raise ValueError(f"rotary_scaling is given, but positions are {self.positions!r}")
 
 
+def _norm(config: DecoderConfig) -> Callable[..., nn.Module]:
+    return _parts.RMSNormPlusOne if config.norm_plus_one else _parts.NORMS[config.norm]
+
+
 class DecoderLayer(nn.Module):
-    """x + attention(norm(x)), then x + feed_forward(norm(x))."""
+    """x + attention(norm(x)), then x + feed_forward(norm(x)); with `post_norms` what is added is normed too."""
 
     def __init__(self, config: DecoderConfig, positions: Rotary | None, **made: Any) -> None:
         super().__init__()
-        norm = _parts.NORMS[config.norm]
+        norm = _norm(config)
         self.attention_norm = norm(config.embed_dim, eps=config.norm_eps, **made)
         self.attention = MultiHeadAttention(
             config.embed_dim,
@@ -98,12 +129,20 @@ class DecoderLayer(nn.Module):
             qkv_bias=config.qkv_bias,
             out_bias=config.out_bias,
             packed=config.packed,
+            qk_norm=config.qk_norm,
+            scale=config.attention_scale,
+            softcap=config.attention_softcap,
             dropout=config.attention_dropout,
             out_dropout=config.dropout,
             positions=positions,
             **made,
         )
+        for qk_norm in (self.attention.q_norm, self.attention.k_norm):
+            if qk_norm is not None:
+                qk_norm.eps = config.norm_eps
         self.feed_forward_norm = norm(config.embed_dim, eps=config.norm_eps, **made)
+        after = [norm(config.embed_dim, eps=config.norm_eps, **made) if config.post_norms else None for _ in range(2)]
+        self.attention_post_norm, self.feed_forward_post_norm = after
         self.feed_forward = FeedForward(
             config.embed_dim,
             config.ff_dim,
@@ -115,8 +154,10 @@ class DecoderLayer(nn.Module):
         )
 
     def forward(self, x: Tensor, mask: Mask | None, cache: Any = None) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), mask=mask, cache=cache)
-        return x + self.feed_forward(self.feed_forward_norm(x))  # type: ignore[no-any-return]
+        added: Tensor = self.attention(self.attention_norm(x), mask=mask, cache=cache)
+        x = x + (added if self.attention_post_norm is None else self.attention_post_norm(added))
+        added = self.feed_forward(self.feed_forward_norm(x))
+        return x + (added if self.feed_forward_post_norm is None else self.feed_forward_post_norm(added))
 
 
 class Decoder(nn.Module):
@@ -151,8 +192,9 @@ class Decoder(nn.Module):
             how = {"base": config.rotary_base, "interleaved": config.rotary_interleaved}
             rotary = Rotary(width, scaling=config.rotary_scaling, device=device, **how)  # type: ignore[arg-type]
         self.layers = nn.ModuleList(DecoderLayer(config, rotary, **made) for _ in range(config.num_layers))
-        self.norm = _parts.NORMS[config.norm](config.embed_dim, eps=config.norm_eps, **made)
-        self.head = None if config.tied else nn.Linear(config.embed_dim, config.vocab_size, bias=False, **made)
+        self.norm = _norm(config)(config.embed_dim, eps=config.norm_eps, **made)
+        alone = config.tied or not config.head
+        self.head = None if alone else nn.Linear(config.embed_dim, config.vocab_size, bias=False, **made)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -180,7 +222,7 @@ class Decoder(nn.Module):
         caches: Sequence[Any] | None = None,
         hidden_states: bool = False,
     ) -> Tensor | Hidden:
-        """Logits `[batch, token, vocab_size]`; those at padding mean nothing.
+        """Logits `[batch, token, vocab_size]`, or states without an output layer; those at padding mean nothing.
 
         Args:
             tokens: `[batch, token]`, integers; beside caches, only those that are new.
@@ -191,7 +233,7 @@ class Decoder(nn.Module):
                 before the last norm.
         """
         states, hidden = self._run(tokens, lengths, side, mask, caches, hidden_states)
-        logits = self.logits(states)
+        logits = self.logits(states) if self.config.head else states
         return (logits, hidden) if hidden_states else logits
 
     def states(
@@ -208,7 +250,11 @@ class Decoder(nn.Module):
 
     def logits(self, states: Tensor) -> Tensor:
         """The output layer."""
-        return F.linear(states, self.token_embedding.weight) if self.head is None else self.head(states)
+        if not self.config.head:
+            raise ValueError("this model was built with head=False: it has states, and no logits")
+        found: Tensor = F.linear(states, self.token_embedding.weight) if self.head is None else self.head(states)
+        cap = self.config.logit_softcap
+        return found if cap is None else cap * torch.tanh(found / cap)
 
     def _run(
         self,
@@ -224,15 +270,16 @@ class Decoder(nn.Module):
         _parts.check_caches(caches, len(self.layers))
         if caches is None:
             first = _parts.first_position(lengths, side, tokens)
-            mask = _parts.padding_mask(self._mask(None, tokens.shape[1]) if mask is None else mask, lengths, side)
-            seen = [mask] * len(self.layers)
+            seen = self._masks([None] * len(self.layers), tokens.shape[1], mask, lengths, side)
         else:
-            seen = self._masks(caches, tokens.shape[1]) if mask is None else [mask] * len(self.layers)
+            seen = self._masks(caches, tokens.shape[1], mask)
             if lengths is not None:  # a cache keeps the real tokens only
                 caches = [cache.padded(lengths, side=side, tokens=tokens.shape[1]) for cache in caches]
             first = caches[0].position
 
         x = _parts.embed("tokens", self.token_embedding, tokens)
+        if self.config.scaled_embedding:
+            x = x * torch.tensor(self.config.embed_dim**0.5, dtype=x.dtype)  # rounded as a weight is
         if self.position_embedding is not None:
             x = _parts.add_positions(self.position_embedding, x, first)
         x = F.dropout(x, self.config.dropout, self.training)
@@ -244,20 +291,25 @@ class Decoder(nn.Module):
                 hidden.append(x)
         return self.norm(x), tuple(hidden)
 
-    def _masks(self, caches: Sequence[Any], tokens: int) -> list[Mask | None]:
-        """Of each layer; caches that keep the same share one, and with it what is worked out about it."""
+    def _masks(
+        self, caches: Sequence[Any], tokens: int, given: Mask | None, lengths: Any = None, side: str = "right"
+    ) -> list[Mask | None]:
+        """Of each layer; layers that see the same share one, and with it what is worked out about it."""
         made: dict[Any, Mask | None] = {}
         found = []
-        for cache in caches:
-            kept = (getattr(cache, "window", None), getattr(cache, "sinks", 0))
+        for layer, cache in enumerate(caches):
+            windowed = self.config.windowed is None or self.config.windowed[layer]
+            window = self.config.window if windowed else None
+            kept = (window, getattr(cache, "window", None), getattr(cache, "sinks", 0)) if given is None else None
             if kept not in made:
-                made[kept] = self._mask(cache, tokens)
+                mask = self._mask(cache, tokens, window) if given is None else given
+                made[kept] = _parts.padding_mask(mask, lengths, side)
             found.append(made[kept])
         return found
 
-    def _mask(self, cache: Any, tokens: int) -> Mask | None:
+    def _mask(self, cache: Any, tokens: int, window: int | None) -> Mask | None:
         """What the configuration says, and what the cache does: a `RollingCache` forgets."""
-        window, own = self.config.window, getattr(cache, "mask", None)
+        own = getattr(cache, "mask", None)
         if own is not None:
             narrower = window is None or (cache.window <= window and not cache.sinks)
             return own if narrower else own & masks.window(left=window)  # type: ignore[arg-type, no-any-return]

@@ -27,9 +27,11 @@ class EncoderConfig:
             one at the end (ViT).
         activation: relu, gelu, gelu_tanh or silu.
         dropout: of embeddings and of what attention and feed-forward add; `attention_dropout`: of the weights.
-        pooler: tanh of a linear layer on the first token.
+        position_offset: rows of the position table before that of the first token (2 in RoBERTa, never read there).
+        pooler: a linear layer on the first token, then `pooler_activation`, tanh or relu.
         masked_lm: a head that predicts every token, its last matrix the token embedding.
         classes: a linear layer on the pooler's output, or where there is none on the first token.
+        head_dropout: of what that layer reads from a pooler; `dropout` when None.
         init: "normal", truncated at two `init_std` (BERT), or "xavier" (ViT).
     """
 
@@ -40,6 +42,7 @@ class EncoderConfig:
     vocab_size: int | None = None
     max_tokens: int | None = None
     token_types: int = 0
+    position_offset: int = 0
     image_size: int | None = None
     patch_size: int | None = None
     channels: int = 3
@@ -50,8 +53,10 @@ class EncoderConfig:
     dropout: float = 0.1
     attention_dropout: float = 0.1
     pooler: bool = False
+    pooler_activation: str = "tanh"
     masked_lm: bool = False
     classes: int | None = None
+    head_dropout: float | None = None
     init: str = "normal"
     init_std: float = 0.02
 
@@ -63,7 +68,12 @@ class EncoderConfig:
         _parts.check_choice(self, "norm", ("post", "pre"))
         _parts.check_choice(self, "activation", _parts.ACTIVATIONS)
         _parts.check_choice(self, "init", ("normal", "xavier"))
+        _parts.check_choice(self, "pooler_activation", ("tanh", "relu"))
         _parts.check_fraction(self, "dropout", "attention_dropout")
+        if self.head_dropout is not None:
+            _parts.check_fraction(self, "head_dropout")
+        if self.position_offset != 0:
+            _parts.check_sizes(self, "position_offset")
         _parts.check_not_negative(self, "norm_eps", "init_std")
         _parts.check_flags(self)
         words = (self.vocab_size, self.max_tokens)
@@ -76,8 +86,10 @@ class EncoderConfig:
             )
         if self.image_size is not None and self.image_size % self.patch_size:  # type: ignore[operator]
             raise ValueError(f"patch_size={self.patch_size} must divide image_size={self.image_size}")
-        if self.image_size is not None and (self.token_types or self.masked_lm):
-            raise ValueError("token_types and masked_lm are for words, and this configuration is for images")
+        if self.image_size is not None and (self.token_types or self.masked_lm or self.position_offset):
+            raise ValueError(
+                "token_types, position_offset and masked_lm are for words, and this configuration is for images"
+            )
 
 
 class WordInput(nn.Module):
@@ -87,7 +99,8 @@ class WordInput(nn.Module):
         super().__init__()
         assert config.vocab_size is not None and config.max_tokens is not None
         self.token_embedding = nn.Embedding(config.vocab_size, config.embed_dim, **made)
-        self.position_embedding = LearnedPositions(config.max_tokens, config.embed_dim, **made)
+        self.first_row = config.position_offset
+        self.position_embedding = LearnedPositions(config.max_tokens + self.first_row, config.embed_dim, **made)
         types = config.token_types
         self.type_embedding = nn.Embedding(types, config.embed_dim, **made) if types else None
 
@@ -97,7 +110,7 @@ class WordInput(nn.Module):
         x = _parts.add_positions(
             self.position_embedding,
             _parts.embed("inputs", self.token_embedding, tokens),
-            _parts.first_position(lengths, side, tokens),
+            _parts.first_position(lengths, side, tokens) + self.first_row,
         )
         if self.type_embedding is None:
             if token_types is not None:
@@ -256,11 +269,14 @@ class Encoder(nn.Module):
         if head in ("pooled", "classes"):
             items = torch.arange(len(states), device=states.device)
             x = states[items, first]
-            x = x if self.pooler is None else torch.tanh(self.pooler(x))
+            if self.pooler is not None:
+                x = self.pooler(x)
+                x = torch.tanh(x) if self.config.pooler_activation == "tanh" else F.relu(x)
             if head == "pooled" and self.pooler is not None:
                 return x
             if head == "classes" and self.classifier is not None:
-                x = x if self.pooler is None else F.dropout(x, self.config.dropout, self.training)
+                dropout = self.config.dropout if self.config.head_dropout is None else self.config.head_dropout
+                x = x if self.pooler is None else F.dropout(x, dropout, self.training)
                 return self.classifier(x)  # type: ignore[no-any-return]
         built = {"pooled": self.pooler, "masked-lm": self.masked_lm, "classes": self.classifier}
         there = [name for name, module in built.items() if module is not None]

@@ -24,6 +24,20 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": partial(F.gelu, approximate="tanh"),  # GPT-2's; Hugging Face calls it gelu_new
     "silu": F.silu,
 }
+
+
+class RMSNormPlusOne(nn.RMSNorm):
+    """x / rms(x) · (1 + weight), so that a weight of 0 changes nothing; computed in float32 (Gemma)."""
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x if x.dtype == torch.float64 else x.float()
+        normed = F.rms_norm(wide, self.normalized_shape, None, self.eps)
+        return (normed * (1.0 + self.weight.to(wide.dtype))).to(x.dtype)
+
+
 NORMS: dict[str, Callable[..., nn.Module]] = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
 
 Hidden = tuple[Tensor, tuple[Tensor, ...]]  # a result, and the input of the first layer and the output of every layer
@@ -168,6 +182,13 @@ def check_fraction(config: Any, *names: str) -> None:
         number = _number(config, name, " in [0, 1)")
         if not 0.0 <= number < 1.0:
             raise ValueError(f"{name} must be in [0, 1), got {number}")
+
+
+def check_positive(config: Any, *names: str) -> None:
+    """Numbers that may be left out (None)."""
+    for name in names:
+        if getattr(config, name) is not None and not 0.0 < _number(config, name, "") < math.inf:
+            raise ValueError(f"{name} must be finite and above 0, got {getattr(config, name)}")
 
 
 def check_not_negative(config: Any, *names: str) -> None:

@@ -24,6 +24,7 @@ class _Call(NamedTuple):
     inputs: Inputs
     tensors: tuple[Tensor, Tensor, Tensor]  # query, key, value: [B, head, token, dim]; the new tokens' with a cache
     keywords: dict[str, Any]
+    how: dict[str, Any]  # of the keywords, those that say how: scale, softcap, sinks, backend, where they were given
     pads: Tensor | None  # [B or 1, keys]: tokens that are padding
     itself: bool  # self attention: padding among the keys is padding among the rows
 
@@ -53,9 +54,12 @@ class MultiHeadAttention(nn.Module):
         dropout: on the attention weights, in training only.
         out_dropout: on the projected output, in training only.
         positions: a position encoding (`regard.nn.Positions`) for the heads of query and key.
+        scale, softcap, backend: as in `regard.attention`, for every call; a call may give others.
+        sinks: whether the module learns one logit for each head (`sinks`, zeros at first), as in `regard.attention`.
 
     Weights start as those of `torch.nn.MultiheadAttention`: Xavier uniform for the input projections (a packed matrix
-    is drawn as one), `torch.nn.Linear`'s own for the output projection, zeros for all biases.
+    is drawn as one), `torch.nn.Linear`'s own for the output projection, zeros for all biases. A state dict with the
+    names `q_linear`, `k_linear`, `v_linear` and `out`, which many tutorials have, loads too.
     """
 
     def __init__(
@@ -75,6 +79,10 @@ class MultiHeadAttention(nn.Module):
         dropout: float = 0.0,
         out_dropout: float = 0.0,
         positions: Positions | None = None,
+        scale: float | None = None,
+        softcap: float | None = None,
+        sinks: bool = False,
+        backend: str = "auto",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -97,6 +105,7 @@ class MultiHeadAttention(nn.Module):
         self.dropout = dropout
         self.out_dropout = out_dropout
         self.positions = positions
+        self.scale, self.softcap, self.backend = scale, softcap, backend
 
         made: dict[str, Any] = {"device": device, "dtype": dtype}
         q_width, k_width, v_width = self.projection_widths
@@ -114,6 +123,9 @@ class MultiHeadAttention(nn.Module):
         self.q_norm = nn.RMSNorm(self.head_dim, eps=1e-6, **made) if qk_norm else None
         self.k_norm = nn.RMSNorm(self.head_dim, eps=1e-6, **made) if qk_norm else None
         self.out_proj = nn.Linear(num_heads * self.value_head_dim, embed_dim, bias=out_bias, **made)
+        if not isinstance(sinks, bool):
+            raise TypeError(f"sinks must be True or False (give a tensor to the call), got {type(sinks).__name__}")
+        self.sinks = nn.Parameter(torch.empty(num_heads, **made)) if sinks else None
         self.reset_parameters()
 
     @property
@@ -133,6 +145,8 @@ class MultiHeadAttention(nn.Module):
         for projection in (*projections, self.out_proj):
             if projection.bias is not None:
                 nn.init.zeros_(projection.bias)
+        if self.sinks is not None:
+            nn.init.zeros_(self.sinks)
 
     def forward(
         self,
@@ -143,6 +157,7 @@ class MultiHeadAttention(nn.Module):
         mask: Mask | None = None,
         bias: Any = None,
         cache: Cache | None = None,
+        **how: Any,
     ) -> Tensor:
         """Attend from `query` to `key` and `value`.
 
@@ -154,16 +169,18 @@ class MultiHeadAttention(nn.Module):
                 padding come out as exactly 0, and nothing they hold reaches another row or any gradient.
             bias: added to the logits, as in `regard.attention`.
             cache: keys and values of earlier tokens (`regard.nn.Cache`).
+            how: `scale`, `softcap`, `sinks` (a tensor `[num_heads]`), `backend`, in place of the module's own; as in
+                `regard.attention`.
 
         Nested input is computed as one packed sequence in which an item sees only itself, or, where the mask, a bias or
         `positions` depend on where a token stands, as a padded batch; either way positions start at 0 in each item,
         `masks.keep` and a bias index rows and columns of the padded batch, and the result is nested as `query` is.
         """
-        call = self._prepare(query, key, value, mask, bias, cache)
+        call = self._prepare(query, key, value, mask, bias, cache, how)
         if cache is None:
             return self._finish(api.attention(*call.tensors, **call.keywords), call)
         if can_attend(cache, call.keywords):
-            return self._finish(attend(cache, call.tensors, call.keywords), call)
+            return self._finish(attend(cache, call.tensors, call.keywords, **call.how), call)
         call = self._through(cache, call)
         return self._finish(api.attention(*call.tensors, **call.keywords), call)
 
@@ -177,13 +194,14 @@ class MultiHeadAttention(nn.Module):
         bias: Any = None,
         cache: Cache | None = None,
         want: Want | None = None,
+        **how: Any,
     ) -> Any:
         """`forward`, also returning what the heads did: a `regard.Observation` whose `.out` is the module's output.
 
         For nested input the statistics are those of the call as computed (see `forward`): packed, or padded.
         """
         api.check_want(want)  # a cache keeps the tokens of a call that goes on
-        call = self._prepare(query, key, value, mask, bias, cache)
+        call = self._prepare(query, key, value, mask, bias, cache, how)
         call = call if cache is None else self._through(cache, call)
         seen = api.observe(*call.tensors, want=want, **call.keywords)
         seen.out = self._finish(seen.out, call)
@@ -199,12 +217,13 @@ class MultiHeadAttention(nn.Module):
         bias: Any = None,
         cache: Cache | None = None,
         want: Want | None = None,
+        **how: Any,
     ) -> Any:
         """How `forward` (or `observe`, with `want`) would run this call, as a `regard.Plan`.
 
         Only the projections run; a cache stays as it is.
         """
-        call = self._prepare(query, key, value, mask, bias, cache)
+        call = self._prepare(query, key, value, mask, bias, cache, how)
         check_call(cache, call.tensors, call.keywords)
         return explain(cache, call.tensors, call.keywords, want)
 
@@ -216,7 +235,9 @@ class MultiHeadAttention(nn.Module):
         mask: Mask | None,
         bias: Any,
         cache: Cache | None,
+        how: dict[str, Any],
     ) -> _Call:
+        how = self._how(how)
         itself = key is None or key is query
         inputs = _inputs.arrange(query, key, value, mask, may_pack=bias is None and self.positions is None)
         self._check(inputs, cache)
@@ -235,8 +256,19 @@ class MultiHeadAttention(nn.Module):
             "bias": bias,
             "dropout": self.dropout if self.training else 0.0,
             "query_offset": inputs.query_offset,
+            **how,
         }
-        return _Call(inputs, (q, k, v), keywords, pads, itself)
+        return _Call(inputs, (q, k, v), keywords, how, pads, itself)
+
+    def _how(self, given: dict[str, Any]) -> dict[str, Any]:
+        """What says how to attend, of the call or else of the module; what is as usual is left out."""
+        if not given and self.scale is None and self.softcap is None and self.backend == "auto" and self.sinks is None:
+            return {}  # the usual call
+        own = {"scale": self.scale, "softcap": self.softcap, "sinks": self.sinks, "backend": self.backend}
+        if unknown := given.keys() - own.keys():
+            raise TypeError(f"{', '.join(sorted(unknown))}: no such keyword; {', '.join(own)} say how to attend")
+        merged = {name: own[name] if given.get(name) is None else given[name] for name in own}
+        return {name: value for name, value in merged.items() if value is not None and value != "auto"}
 
     def _through(self, cache: Cache, call: _Call) -> _Call:
         """The call over all keys and values that the cache gives back."""
@@ -298,6 +330,9 @@ class MultiHeadAttention(nn.Module):
             "value_dim": (self.value_dim, self.key_dim),
             "dropout": (self.dropout, 0.0),
             "out_dropout": (self.out_dropout, 0.0),
+            "scale": (self.scale, None),
+            "softcap": (self.softcap, None),
+            "backend": (self.backend, "auto"),
         }
         shown |= {name: given for name, (given, usual) in others.items() if given != usual}
         return ", ".join(f"{name}={given}" for name, given in shown.items())

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from regard import _safetensors
 from regard._write import write_atomically
-from regard.recording import _safetensors
 from regard.recording._calls import AXES, KINDS, PHASES, Recorded, Site
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from regard.recording import Recording
 
 VERSION = 1
+DTYPES = (torch.float64, torch.float32, torch.int64, torch.int32)
 # Names are made for every key of a call, and keys need not be in the file: a number alone must not cost much.
 MOST_KEYS = 1 << 24
 
@@ -37,6 +38,8 @@ def save(recording: Recording, path: Path) -> None:
                 "keys": call.keys,
                 "heads": list(call.heads),
                 "parts": list(call.parts),
+                "written_out": call.written_out,
+                "first_key": call.first_key,
             }
         )
     header = {
@@ -53,7 +56,7 @@ def save(recording: Recording, path: Path) -> None:
 
 def load(path: Path) -> Recording:
     try:
-        tensors, metadata = _safetensors.read(path)
+        tensors, metadata = _safetensors.read(path, DTYPES)
         if "regard" not in metadata:
             raise ValueError("it holds no recording")
         return _rebuilt(_safetensors.parse(metadata["regard"]), tensors)
@@ -91,6 +94,9 @@ def _rebuilt(header: Any, tensors: dict[str, Tensor]) -> Recording:
 
 def _call(entry: dict[str, Any], index: int, tensors: dict[str, Tensor], sites: list[Site]) -> Recorded:
     names, heads = _list(entry, "parts"), _list(entry, "heads")
+    # files of older versions have neither
+    written_out, first_key = entry.get("written_out", False), entry.get("first_key", 0)
+    _need(isinstance(written_out, bool) and _count(first_key), "a call is malformed")
     layer, number, keys = entry.get("layer"), entry.get("pass"), entry.get("keys")
     _need(_count(layer) and _count(number) and _count(keys) and all(map(_count, heads)), "a call is malformed")
     _need(entry.get("kind") in KINDS and entry.get("phase") in PHASES, "a call is of no known kind")
@@ -115,6 +121,8 @@ def _call(entry: dict[str, Any], index: int, tensors: dict[str, Tensor], sites: 
         positions=positions,
         permitted=permitted,
         parts=parts,
+        written_out=written_out,
+        first_key=first_key,
     )
 
 

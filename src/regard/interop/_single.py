@@ -1,0 +1,94 @@
+"""One attention module of another library, or of a tutorial, as a `regard.nn.MultiHeadAttention`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from regard.nn import MultiHeadAttention
+
+# Names of the four projections; the last may be missing, where what follows the heads belongs to another module.
+_PROJECTIONS = (
+    ("query", "key", "value", None),  # BertSelfAttention, ViTSelfAttention and their many copies
+    ("q_proj", "k_proj", "v_proj", "o_proj"),  # ViTAttention
+    ("q_lin", "k_lin", "v_lin", "out_lin"),  # DistilBERT's
+    ("q_linear", "k_linear", "v_linear", "out"),  # the module that most tutorials write
+)
+# Classes of Hugging Face's that do nothing else: no positions, no cache of their own, no norm.
+_CLASSES = (
+    "BertSelfAttention", "RobertaSelfAttention", "ElectraSelfAttention", "DeiTSelfAttention", "ViTSelfAttention",
+    "ViTAttention", "DistilBertSelfAttention", "MultiHeadSelfAttention",
+)  # fmt: skip
+_HEADS = ("num_attention_heads", "num_heads", "n_heads", "heads", "h")
+
+
+def is_attention_of_hf(module: nn.Module) -> bool:
+    return type(module).__name__ in _CLASSES and _names(module) is not None
+
+
+def is_written_out(module: nn.Module) -> bool:
+    """Whether it has the four linear layers of the tutorials' module, and no other parameters."""
+    names = _names(module)
+    return names == _PROJECTIONS[3] and {name.split(".")[0] for name, _ in module.named_parameters()} == set(names)
+
+
+def attention_of(module: nn.Module) -> MultiHeadAttention:
+    """A copy with the same weights and outputs, in the same mode and dtype.
+
+    A module without an output projection keeps none: its result is the heads next to each other.
+    """
+    names = _names(module)
+    assert names is not None
+    parts: list[Any] = [None if name is None else getattr(module, name) for name in names]
+    query, key, value, out = parts
+    heads = next((getattr(module, name) for name in _HEADS if isinstance(getattr(module, name, None), int)), None)
+    if heads is None:
+        raise ValueError(f"{type(module).__name__} does not say how many heads it has; expected {', '.join(_HEADS)}")
+    if query.out_features % heads:
+        raise ValueError(f"{heads} heads do not divide the width {query.out_features} of the projected query")
+    width = query.out_features // heads
+    scale = getattr(module, "scaling", None)
+    found = MultiHeadAttention(
+        query.in_features,
+        heads,
+        num_kv_heads=key.out_features // width,
+        head_dim=width,
+        key_dim=key.in_features,
+        value_dim=value.in_features,
+        qkv_bias=query.bias is not None,
+        out_bias=out is not None and out.bias is not None,
+        dropout=_dropout(module),
+        scale=None if scale is None or scale == width**-0.5 else float(scale),
+        device="meta",
+        dtype=query.weight.dtype,
+    ).to_empty(device=query.weight.device)
+    pairs = [(found.q_proj, query), (found.k_proj, key), (found.v_proj, value)]
+    if out is None:
+        found.out_proj = nn.Identity()  # type: ignore[assignment]
+    else:
+        pairs.append((found.out_proj, out))
+    with torch.no_grad():
+        for ours, theirs in pairs:
+            ours.weight.copy_(theirs.weight)
+            if ours.bias is not None:
+                ours.bias.copy_(theirs.bias)
+    return found.train(module.training)
+
+
+def _names(module: nn.Module) -> Any:
+    for names in _PROJECTIONS:
+        if all(name is None or isinstance(getattr(module, name, None), nn.Linear) for name in names):
+            return names
+    return None
+
+
+def _dropout(module: nn.Module) -> float:
+    """On the weights; a number, or a layer of torch's."""
+    for name in ("attention_dropout", "dropout", "dropout_prob"):
+        given = getattr(module, name, None)
+        given = given.p if isinstance(given, nn.Dropout) else given
+        if isinstance(given, float):
+            return given
+    return 0.0

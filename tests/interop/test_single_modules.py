@@ -1,0 +1,132 @@
+"""One attention module of another library (FACTS S6), and the plain torch module of the notes (FACTS S16)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from tests.interop.hub import SMALL
+from torch import Tensor, nn
+from transformers.models.bert.modeling_bert import BertSelfAttention
+from transformers.models.distilbert import modeling_distilbert as distilbert
+from transformers.models.roberta.modeling_roberta import RobertaSelfAttention
+from transformers.models.vit.modeling_vit import ViTAttention
+
+from regard import masks
+from regard.interop import from_hf, from_torch
+from regard.nn import MultiHeadAttention
+
+
+class ViTSelfAttention(nn.Module):
+    """The class as transformers 4 has it and notes copy it: three linear layers, and no output projection."""
+
+    def __init__(self, width: int, heads: int, qkv_bias: bool) -> None:
+        super().__init__()
+        self.num_attention_heads, self.attention_head_size = heads, width // heads
+        self.query, self.key, self.value = (nn.Linear(width, width, bias=qkv_bias) for _ in range(3))
+        self.dropout = nn.Dropout(0.1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        q, k, v = (
+            layer(x).view(*x.shape[:2], self.num_attention_heads, -1).transpose(1, 2)
+            for layer in (self.query, self.key, self.value)
+        )
+        weights = self.dropout(torch.softmax(q @ k.mT / math.sqrt(self.attention_head_size), -1))
+        return (weights @ v).transpose(1, 2).flatten(2), weights
+
+
+def bert_config(**more: Any) -> Any:
+    return transformers.BertConfig(**SMALL, attn_implementation="sdpa", **more)
+
+
+MADE = {
+    "BertSelfAttention": lambda: BertSelfAttention(bert_config()),
+    "RobertaSelfAttention": lambda: RobertaSelfAttention(
+        transformers.RobertaConfig(**SMALL, attn_implementation="sdpa")
+    ),
+    "ViTAttention": lambda: ViTAttention(
+        transformers.ViTConfig(hidden_size=42, num_attention_heads=6, attn_implementation="sdpa")
+    ),
+    "ViTAttention without bias": lambda: ViTAttention(
+        transformers.ViTConfig(hidden_size=42, num_attention_heads=6, qkv_bias=False, attn_implementation="sdpa")
+    ),
+    "ViTSelfAttention": lambda: ViTSelfAttention(42, 6, True),
+    "ViTSelfAttention without bias": lambda: ViTSelfAttention(42, 6, False),
+    "DistilBERT": lambda: getattr(
+        distilbert, "DistilBertSelfAttention", getattr(distilbert, "MultiHeadSelfAttention", None)
+    )(transformers.DistilBertConfig(dim=42, n_heads=6, attn_implementation="sdpa")),
+}
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_a_single_attention_gives_the_same_outputs_and_gradients(name: str) -> None:
+    torch.manual_seed(0)
+    theirs = MADE[name]().eval().double()
+    ours = from_hf(theirs)
+    assert isinstance(ours, MultiHeadAttention) and not ours.training
+    x = torch.randn(3, 11, 42, dtype=torch.float64)
+    results = []
+    for module in (theirs, ours):
+        given = x.clone().requires_grad_()
+        out = module(given)
+        out = out[0] if isinstance(out, tuple) else out
+        results.append((out, *torch.autograd.grad((out * torch.arange(42)).sum(), given)))
+    for found, expected in zip(*results[::-1], strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-11)
+    seen = ours.observe(x)
+    torch.testing.assert_close(seen.out, results[1][0])
+    assert from_hf(theirs, dtype=torch.float32).q_proj.weight.dtype == torch.float32
+    with pytest.raises(ValueError, match="this is an attention module"):
+        from_hf(theirs, layer=1)
+
+
+class Notes(nn.Module):
+    """The module as the notes have it: mask 0 = forbidden."""
+
+    def __init__(self, heads: int, d_model: int, dropout: float = 0.1) -> None:
+        super().__init__()
+        self.d_model, self.d_k, self.h = d_model, d_model // heads, heads
+        self.q_linear, self.v_linear, self.k_linear = (nn.Linear(d_model, d_model) for _ in range(3))
+        self.dropout = nn.Dropout(dropout)
+        self.out = nn.Linear(d_model, d_model)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+        q, k, v = (
+            layer(x).view(x.size(0), -1, self.h, self.d_k).transpose(1, 2)
+            for layer, x in ((self.q_linear, q), (self.k_linear, k), (self.v_linear, v))
+        )
+        scores = q @ k.transpose(-2, -1) / math.sqrt(self.d_k)
+        if mask is not None:
+            scores = scores.masked_fill(mask.unsqueeze(1) == 0, -1e9)
+        heads = self.dropout(torch.softmax(scores, -1)) @ v
+        return self.out(heads.transpose(1, 2).contiguous().view(q.size(0), -1, self.d_model))
+
+
+def test_the_plain_module_of_the_notes_loads_by_name_and_gives_the_same_outputs() -> None:  # FACTS S16
+    torch.manual_seed(0)
+    notes = Notes(6, 42).eval().double()
+    by_name = MultiHeadAttention(42, 6, dtype=torch.float64).eval()
+    by_name.load_state_dict(notes.state_dict())
+    packed = MultiHeadAttention(42, 6, packed=True, dtype=torch.float64).eval()
+    packed.load_state_dict(notes.state_dict())
+    whole = from_torch(notes)
+    assert whole.dropout == 0.1 and not whole.training
+    x, memory = torch.randn(3, 7, 42, dtype=torch.float64), torch.randn(3, 9, 42, dtype=torch.float64)
+    seen = (torch.rand(3, 7, 9) > 0.3).long()
+    seen[..., 0] = 1
+    seen[1, 2] = 0
+    for ours in (by_name, packed, whole):
+        torch.testing.assert_close(ours(x), notes(x, x, x), rtol=0, atol=1e-12)
+        found = ours(x, memory, memory, mask=masks.keep(seen[:, None] != 0))
+        expected = notes(x, memory, memory, seen)
+        some = torch.ones(3, 7, dtype=torch.bool)
+        some[1, 2] = False
+        torch.testing.assert_close(found[some], expected[some], rtol=0, atol=1e-12)
+        # a row where all is forbidden: zeros before the output projection here, the mean of all values there
+        torch.testing.assert_close(found[1, 2], notes.out.bias)
+        torch.testing.assert_close(expected[1, 2], notes.out(notes.v_linear(memory[1]).mean(0)))
+    with pytest.raises(TypeError, match="from_torch takes a torch.nn.MultiheadAttention"):
+        from_torch(nn.Linear(3, 3))
