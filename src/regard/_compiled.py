@@ -46,8 +46,9 @@ def attention(
     call = prepare(query, key, value, mask, bias, scale, softcap, sinks, dropout, query_offset, mode="compile")
     if backend == "eager" or (backend == "auto" and torch._C._are_functorch_transforms_active()):
         # plain operations: the compiler and torch.func see through them, and derivatives of any order remain
-        call.seed = torch.randint(0, 2**31 - 1, (), device=query.device) if dropout else None
-        return _guard.run(ALL["eager"], call, named=True)[0]
+        call = call.replace(seed=torch.randint(0, 2**31 - 1, (), device=query.device) if dropout else None)
+        call, lost = _guard.unread(ALL["eager"], call)
+        return _guard.with_nan(ALL["eager"].run(call, named=True), lost).out
     spec = call.spec
     seed = torch.randint(0, 2**31 - 1, (), device=query.device) if dropout else None
     start, offset = (0, call.offset) if isinstance(call.offset, Tensor) else (call.offset, None)
@@ -82,8 +83,8 @@ def _rebuild(
         mode="compile",
     )
     described = call.spec.bias
-    call.spec = call.spec._replace(grad=grad, bias=described and described._replace(needs_grad=bias_grad))
-    call.seed = seed
+    spec = call.spec._replace(grad=grad, bias=described and described._replace(needs_grad=bias_grad))
+    call = call.replace(spec=spec, seed=seed)
     chosen = choose(call.spec, backend).backend
     if not isinstance(chosen, FusedBackend):
         # eager is chosen for tiny calls only; inside an opaque node a hand-written backward pass is needed
@@ -96,9 +97,8 @@ def _rebuild(
 def _forward(*arguments: Any) -> tuple[Tensor, Tensor]:
     backend, call, lost = _rebuild(*arguments)
     with no_autocast(call.spec.device):
-        out, lse = backend.forward(call)
-    if lost is not None:
-        out, lse = out.masked_fill(lost.unsqueeze(-1), torch.nan), lse.masked_fill(lost, torch.nan)
+        found = backend.forward(call)
+    out, lse, *_ = _guard.with_nan(found, lost)
     return out.to(call.spec.dtype).contiguous(), lse.contiguous()
 
 

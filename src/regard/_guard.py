@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from regard._hash import uniform
-from regard.backends._base import accumulation, no_autocast, norm_of, reads_values
+from regard.backends._base import accumulation, no_autocast, norm_of
 from regard.backends._bias import bias_over, may_hide
 from regard.backends.eager import softmax_with_sinks
+from regard.spec import Result
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,49 +28,54 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from regard.backends import Backend
+    from regard.backends._base import Program
     from regard.spec import Call
 
 # rows times keys times dim that are gathered at once on the careful path
 _CHUNK = 1 << 22
 
 
-def run(backend: Backend, call: Call, *, named: bool) -> tuple[Tensor, Tensor]:
+def run(program: Program, call: Call) -> Result:
+    """The call, by its program; then, where something is masked, nothing that is masked has reached the result."""
+    if not program.guarded:
+        return program.run(call)
     spec = call.spec
-    if (spec.mask is None and spec.bias is None) or spec.empty:
-        return backend.run(call, named=named)
-    if not reads_values(spec):
-        call, lost = unread(backend, call)
-        out, lse = backend.run(call, named=named)
-        return (
-            (out, lse)
-            if lost is None
-            else (out.masked_fill(lost.unsqueeze(-1), torch.nan), lse.masked_fill(lost, torch.nan))
-        )
+    if not program.reads:
+        call, lost = unread(program.backend, call)
+        return with_nan(program.run(call), lost)
     if call.bias is not None:
         if spec.bias is not None and spec.bias.rule is not None:
             spec.bias.rule.check_values(call.bias)
         else:
             check_bias(call.bias)
-    out, lse = backend.run(call, named=named)
-    if call.clean or (call.clean is None and _looks_clean(call, out, lse)):
-        return out, lse
+    result = program.run(call)
+    if result.finite or (result.finite is None and _looks_clean(call, result)):
+        return result
     with no_autocast(spec.device):
-        return _careful(backend, call, named=named)
+        return _careful(program, call)
 
 
-def _looks_clean(call: Call, out: Tensor, lse: Tensor) -> bool:
+def with_nan(result: Result, lost: Tensor | None) -> Result:
+    """The result, with NaN in the rows [B, H, L] that see something bad."""
+    if lost is None:
+        return result
+    out, lse = result.out.masked_fill(lost.unsqueeze(-1), torch.nan), result.lse.masked_fill(lost, torch.nan)
+    return result._replace(out=out, lse=lse)
+
+
+def _looks_clean(call: Call, result: Result) -> bool:
     # -inf is an empty row; NaN or +inf comes from a bad query, or from a logit that overflowed
-    if not lse.sum().item() < math.inf:
+    if not result.lse.sum().item() < math.inf:
         return False
     if call.spec.grad:
         # a bad key that is hidden shows only in gradients
         return math.isfinite(norm_of(call.key)) and math.isfinite(norm_of(call.value))
-    return math.isfinite(_sum(out))
+    return math.isfinite(_sum(result.out))
 
 
 def unread(backend: Backend, call: Call) -> tuple[Call, Tensor | None]:
     """A clean call, made without reading a value, and the rows [B, H, L] whose output must become NaN (None: none)."""
-    if call.mask is None and call.bias is None:
+    if (call.mask is None and call.bias is None) or call.spec.pairs == 0:
         return call, None
     if backend.name not in ("eager", "blockwise"):
         return _neutralised(call), None
@@ -118,14 +124,14 @@ def _sum(out: Tensor) -> float:
     return float((out.sum(dtype=torch.float32) if out.dtype.itemsize == 2 else out.sum()).item())
 
 
-def _careful(backend: Backend, call: Call, *, named: bool) -> tuple[Tensor, Tensor]:
+def _careful(program: Program, call: Call) -> Result:
     spec = call.spec
     group = spec.heads // spec.kv_heads
     bad_query = _unusable(call.query, spec.scale)  # [B, H, L]
     # a huge value that is hidden meets weights of 0 in a gradient, and may be infinite by then
     bad_key = _unusable(call.key, spec.scale) | _unusable(call.value, 1.0)  # [B, Hkv, S]
     touched = bad_query | _sees(call, bad_key.repeat_interleave(group, 1))
-    out, lse = backend.run(_without(call, touched, bad_key), named=named)
+    out, lse, *_ = program.run(_without(call, touched, bad_key))
     nan_key = _has_nan(call.key) | _has_nan(call.value)
     lost = touched & (_has_nan(call.query) | _sees(call, nan_key.repeat_interleave(group, 1)))
     lost &= _sees(call, torch.ones_like(bad_key).repeat_interleave(group, 1))  # an empty row is 0 all the same
@@ -134,7 +140,7 @@ def _careful(backend: Backend, call: Call, *, named: bool) -> tuple[Tensor, Tens
     index = (touched & ~lost).nonzero(as_tuple=True)
     tensors = (call.query, call.key, call.value, call.bias, call.sinks)
     rows, rows_lse = _ExactRows.apply(call, index, *tensors)  # type: ignore[no-untyped-call]
-    return out.index_put(index, rows), lse.index_put(index, rows_lse.to(lse.dtype))
+    return Result(out.index_put(index, rows), lse.index_put(index, rows_lse.to(lse.dtype)), finite=False)
 
 
 def _has_nan(tensor: Tensor) -> Tensor:

@@ -8,22 +8,28 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.autograd.forward_ad as forward_ad
+from torch import Tensor
 
 from regard import _guard
 from regard._arguments import prepare
 from regard._errors import Refused
 from regard._observing import observe_rows, observing_bytes
 from regard.backends._base import accumulation, reads_values
+from regard.masks import Mask
 from regard.observation import Observation
-from regard.plan import Choice, Cost, Plan, choose
+from regard.plan import Choice, Cost, Plan, choose, program_of, programs, recall
+from regard.spec import Call
 from regard.statistics import Want
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
+    from regard.backends._base import Program
     from regard.bias import Bias
-    from regard.masks import Mask
-    from regard.spec import Call, CallSpec
+    from regard.spec import CallSpec
+
+new_call = tuple.__new__  # a named tuple without the Python function that makes one
+_transforms = torch._C._functorch.peek_interpreter_stack
+_autocasts = torch._C._is_any_autocast_enabled
+_REAL, _WHOLE = (type(None), float), (type(None), int)
 
 
 def attention(
@@ -68,11 +74,64 @@ def attention(
         from regard._compiled import attention as compiled
 
         return compiled(query, key, value, mask, bias, scale, softcap, sinks, dropout, query_offset, backend)
-    call = prepare(query, key, value, mask, bias, scale, softcap, sinks, dropout, query_offset)
-    choice = choose(call.spec, backend)
-    if dropout:
-        call.seed = draw_seed(query)
-    return _guard.run(choice.backend, call, named=choice.named)[0]
+    given = (query, key, value, mask, bias, scale, softcap, sinks, dropout, query_offset)
+    return _guard.run(*_prepared(given, backend)).out
+
+
+def _prepared(given: tuple[Any, ...], backend: str) -> tuple[Program, Call]:
+    """A call, and what runs it: both remembered for calls that are described alike, so that only the first of them is
+    checked, planned and prepared."""
+    query, key, value, mask, bias, scale, softcap, sinks, dropout, query_offset = given
+    known = None
+    if bias is None and sinks is None and type(query) is type(key) is type(value) is Tensor and _is_plain():
+        known = _described(query, key, value, scale, softcap, dropout, query_offset, backend)
+    if known is None or (mask is not None and not isinstance(mask, Mask)):
+        call = prepare(*given)
+        if call.spec.dropout:
+            call = call.replace(seed=draw_seed(query))
+        return program_of(call, backend), call
+    if mask is None:
+        program = recall(programs, known, lambda: program_of(prepare(*given), backend))
+    else:
+        program = mask.remember(known, 0, lambda: program_of(prepare(*given), backend))
+    spec = program.spec
+    offset = spec.keys - spec.queries if query_offset is None else query_offset
+    seed = draw_seed(query) if dropout else None
+    return program, new_call(Call, (spec, query, key, value, mask, None, None, offset, seed, False))
+
+
+def _described(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scale: float | None,
+    softcap: float | None,
+    dropout: float,
+    query_offset: int | Tensor | None,
+    backend: str,
+) -> tuple[Any, ...] | None:
+    """All that checks, plan and program depend on, next to the mask; None where it cannot be written down shortly."""
+    if query.is_nested or key.is_nested or value.is_nested:
+        return None
+    if type(query_offset) not in _WHOLE or type(scale) not in _REAL or type(softcap) not in _REAL:
+        return None
+    if type(dropout) is not float or type(backend) is not str:
+        return None
+    q, k, v = query.shape, key.shape, value.shape
+    # a dim of size 1 may have any stride
+    strides = None
+    if not (query.is_contiguous() and key.is_contiguous() and value.is_contiguous()) or 1 in (q[-1:] + v[-1:]):
+        strides = query.stride()[-1:] + key.stride()[-1:] + value.stride()[-1:]
+    return (
+        q, k, v, query.dtype, key.dtype, value.dtype, query.device, key.device, value.device, strides,
+        torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad),
+        scale, softcap, dropout, query_offset, backend,
+    )  # fmt: skip
+
+
+def _is_plain() -> bool:
+    """No transform, no forward-mode derivative, no autocast is in force."""
+    return _transforms() is None and forward_ad._current_level < 0 and not _autocasts()
 
 
 def explain(
@@ -111,7 +170,8 @@ def explain(
         raise TypeError(f"attention has no argument {', '.join(linear)}; explain linear attention with kind='linear'")
     check_want(want)
     call = prepare(query, key, value, mask, bias, scale, softcap, sinks, dropout, query_offset)
-    return make_plan(call, choose(call.spec, backend), want)
+    choice = choose(call.spec, backend)
+    return make_plan(call, choice, choice.backend.program(call, named=choice.named), want)
 
 
 def _explain_linear(
@@ -126,7 +186,7 @@ def _explain_linear(
     return explain_linear(*tensors, **given)
 
 
-def make_plan(call: Call, choice: Choice, want: Want | None = None) -> Plan:
+def make_plan(call: Call, choice: Choice, program: Program, want: Want | None = None) -> Plan:
     """The plan of a call; with ``want``, its cost includes the observation after the forward pass."""
     spec, mask, offset = call.spec, call.mask, call.offset
 
@@ -141,7 +201,8 @@ def make_plan(call: Call, choice: Choice, want: Want | None = None) -> Plan:
         if spec.bias is not None:
             moved += spec.bias.dtype.itemsize * torch.Size(spec.bias.shape).numel()
         flops = 2 * kept * (spec.head_dim + spec.value_dim)
-        peak = choice.backend.workspace(spec, kept) + choice.backend.mask_bytes(call)
+        table = None if mask is None else mask.unlisted_bytes(spec.queries, spec.keys, offset, spec.batch)
+        peak = program.peak_bytes(call, kept) if table is None else choice.backend.workspace(spec, kept) + table
         if want is not None and want.asks:
             flops += 2 * kept * spec.head_dim
             peak += _observing_bytes(call, want)
@@ -191,18 +252,16 @@ def observe(
     check_want(want)
     if torch.compiler.is_compiling():
         raise Refused("regard.observe cannot be compiled: call it outside torch.compile, or compile regard.attention")
-    call = prepare(query, key, value, mask, bias, scale, softcap, sinks, dropout, query_offset)
+    given = (query, key, value, mask, bias, scale, softcap, sinks, dropout, query_offset)
+    program, call = _prepared(given, backend)
     if call.spec.mode in ("transform", "fake"):
         raise Refused("regard.observe needs tensors with values: it cannot run under vmap, torch.func or fake tensors")
-    choice = choose(call.spec, backend)
-    if dropout:
-        call.seed = draw_seed(query)
     if want.rows and not want.asks_more and not reads_values(call.spec):
-        call.rows = {}
-    out, lse = _guard.run(choice.backend, call, named=choice.named)
-    lse = lse.detach().to(accumulation(call.spec.dtype))
-    found = call.rows or (_observe(_plain(call), lse, want) if want.asks else {})
-    return Observation(out, lse, make_plan(call, choice, want), want, found)
+        call = call.replace(wants_rows=True)
+    result = _guard.run(program, call)
+    lse = result.lse.detach().to(accumulation(call.spec.dtype))
+    found = result.rows or (_observe(_plain(call), lse, want) if want.asks else {})
+    return Observation(result.out, lse, make_plan(call, choose(call.spec, backend), program, want), want, found)
 
 
 def _observe(call: Call, lse: Tensor, want: Want) -> dict[str, Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import signal
 import sys
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -13,6 +14,7 @@ from regard._cli.bench import bench
 from regard._cli.check import check
 from regard._cli.convert import convert
 from regard._cli.cost import cost
+from regard._cli.evaluate import evaluate
 from regard._cli.explain import explain
 from regard._cli.generate import generate
 from regard._cli.group import Commands
@@ -20,6 +22,9 @@ from regard._cli.info import info
 from regard._cli.lab import lab
 from regard._cli.look import look
 from regard._cli.models import models
+from regard._cli.serve import serve
+from regard._cli.train import train
+from regard._cli.translate import translate
 from regard._cli.walk import walk
 
 app = typer.Typer(
@@ -54,11 +59,12 @@ def common(
     """
 
 
-PANELS = {
-    "Look and learn": (look, walk, lab),
+PANELS: dict[str, tuple[Callable[..., None], ...]] = {
+    "Look and learn": (look, serve, walk, lab),
     "Plan": (cost, explain, bench, info),
     "Prove": (check,),
     "Models": (models, generate, convert),
+    "Train and translate": (train, translate, evaluate),
 }
 for panel, commands in PANELS.items():
     for command in commands:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from regard._display import mimebundle
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -67,3 +69,6 @@ class Observation:
     def __repr__(self) -> str:
         has = [name for name in _ASK if name in self.__dict__]
         return f"Observation(out {list(self.out.shape)}, lse{''.join(', ' + name for name in has)})"
+
+    def _repr_mimebundle_(self, **_: object) -> dict[str, object]:
+        return mimebundle(self)

@@ -1,28 +1,110 @@
-"""Chooses the backend of a call from its spec alone, keeps the choice, and tells it in words."""
+"""Chooses the backend of a call by rules in order, keeps the choice for calls of one kind, and tells it in words."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from regard import backends
+from regard._display import mimebundle
 from regard._errors import Refused
+from regard.backends import _cuda
+from regard.masks._rebuild import of_intervals
 
 if TYPE_CHECKING:
     from regard.backends import Backend
-    from regard.spec import CallSpec
+    from regard.backends._base import Program
+    from regard.spec import Call, CallSpec
 
 _LIMIT = 4096
 
+# Query-key pairs up to which plain operations on all of them are sooner done than tiles are launched, and pairs of one
+# head from which a kernel that has to be compiled first is worth it.
+FEW_PAIRS = {"cpu": 8_000, "cuda": 1_000_000}
+COMPILED_PAIRS = 1 << 20
+# queries from which FlashAttention 2 with a window or documents is slower than our kernel on Hopper, for which it was
+# not made: 1.4 times at 16 384
+LONG = 16_384
+
+
+class Rule(NamedTuple):
+    """``backend`` is chosen where the rule holds and it does not refuse; ``measured`` is what the rule rests on."""
+
+    backend: str
+    holds: Callable[[CallSpec], bool]
+    words: str
+    measured: str
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        "triton",
+        lambda spec: spec.device == "cuda" and _is_long_band(spec),
+        "windows and documents of long calls: FlashAttention 2 was not made for this device",
+        "benchmarks/observe_gpu.py",
+    ),
+    Rule(
+        "sdpa",
+        lambda spec: True,
+        "torch's fused kernels are the fastest wherever they can run the call",
+        "benchmarks/cpu.py, benchmarks/backends_gpu.py",
+    ),
+    Rule(
+        "eager",
+        lambda spec: spec.pairs <= FEW_PAIRS.get(spec.device, FEW_PAIRS["cuda"]),
+        "few pairs: computing all of them at once is the fastest",
+        "benchmarks/cpu.py --only crossover",
+    ),
+    Rule(
+        "triton",
+        lambda spec: spec.device == "cuda" and not _is_read_by_pair(spec),
+        "our kernel is the fastest that takes this mask and these modifiers",
+        "benchmarks/backends_gpu.py",
+    ),
+    Rule(
+        "flex",
+        lambda spec: spec.queries * spec.keys >= COMPILED_PAIRS,
+        "a kernel compiled for the call is worth it from a million pairs a head",
+        "benchmarks/backends_gpu.py",
+    ),
+    Rule(
+        "triton",
+        lambda spec: spec.device == "cuda",
+        "our kernel needs no compilation for each mask",
+        "benchmarks/backends_gpu.py",
+    ),
+    Rule(
+        "blockwise",
+        lambda spec: True,
+        "the fastest for what no fused kernel does: tiles that fit the cache",
+        "benchmarks/cpu.py --only crossover",
+    ),
+    Rule("eager", lambda spec: True, "plain operations: the only ones that torch can see through", "no other can"),
+)
+
+
+def _is_long_band(spec: CallSpec) -> bool:
+    return spec.queries >= LONG and _cuda.is_banded(spec) and _cuda.is_hopper()
+
+
+def _is_read_by_pair(spec: CallSpec) -> bool:
+    """Whether our kernel has to read a number for every pair: a mask without intervals, or a bias tensor."""
+    if spec.bias is not None and spec.bias.rule is None:
+        return True
+    return spec.mask is not None and not of_intervals(spec.mask)
+
 
 class Choice(NamedTuple):
-    """What runs, and why not something else. Holds no tensors and no sizes of its own: kept for equal specs."""
+    """What runs, and by which rule (None: it was named). Kept for calls of one kind: without tensors and sizes."""
 
     backend: Backend
-    named: bool
-    reason: str
-    refusals: Mapping[str, list[str]]
+    rule: Rule | None
+
+    @property
+    def named(self) -> bool:
+        return self.rule is None
 
 
 class Cost(NamedTuple):
@@ -45,11 +127,24 @@ class Plan:
     def __init__(self, spec: CallSpec, choice: Choice, cost: Callable[[], Cost], observer: str | None = None) -> None:
         self.spec = spec
         self.backend = choice.backend.name
-        self.reason = choice.reason
-        self.refusals = dict(choice.refusals)
         self.observer = observer  # what folds the statistics, where some are wanted
+        self._rule = None if choice.rule is None else RULES.index(choice.rule)
         self._make_cost: Callable[[], Cost] | None = cost
         self._cost: Cost | None = None
+
+    @cached_property
+    def reason(self) -> str:
+        """Why this backend: that it was named, or the rule and the benchmark which the rule rests on."""
+        if self._rule is None:
+            return "it was named"
+        rule = RULES[self._rule]
+        about = backends.ALL[rule.backend].about
+        return f"{rule.words}: {about} (rule {self._rule + 1}, measured by {rule.measured})"
+
+    @cached_property
+    def refusals(self) -> Mapping[str, list[str]]:
+        """Why other backends cannot run the call; those that can, and were not chosen, are not in it."""
+        return refusals(self.spec)
 
     @property
     def cost(self) -> Cost:
@@ -73,26 +168,61 @@ class Plan:
 
         return plan_table(self)
 
+    def _repr_mimebundle_(self, **_: object) -> dict[str, object]:
+        return mimebundle(self)
 
-_chosen: dict[tuple[CallSpec, str], Choice] = {}
+
+_chosen: dict[tuple[Any, ...], Choice] = {}
+programs: dict[tuple[Any, ...], Program] = {}
 _lock = threading.Lock()
 
 
 def choose(spec: CallSpec, name: object) -> Choice:
-    """The backend of a call: the one named, or under "auto" the fastest that does not refuse."""
+    """The backend of a call: the one named, or under "auto" that of the first rule which holds."""
     if not isinstance(name, str):
         raise TypeError(f'backend must be "auto" or the name of a backend, got {type(name).__name__}')
-    found = _chosen.get((spec, name))
-    if found is None:
-        found = _choose(spec, name)
-        with _lock:
-            if len(_chosen) >= _LIMIT:
-                _chosen.clear()
-            _chosen[spec, name] = found
+    found: Choice = recall(_chosen, (kind_of(spec), name), lambda: _choose(spec, name))
     return found
 
 
-def _refusals(backend: Backend, spec: CallSpec) -> list[str]:
+def kind_of(spec: CallSpec) -> tuple[Any, ...]:
+    """What a choice may depend on. On a CPU sizes are not a part of it, but for whether there are pairs, and few: so
+    that a text is decoded by one choice. Elsewhere kernels have limits that their backends read from the sizes."""
+    if spec.device != "cpu":
+        return spec
+    few = (spec.pairs > 0) + (spec.pairs > FEW_PAIRS["cpu"])
+    described = spec.bias and (spec.bias.needs_grad, spec.bias.rule)
+    return (
+        few, spec.head_dim, spec.value_dim, spec.dtype, spec.mask is None, described, spec.scale > 0,
+        spec.softcap is None, spec.sinks, spec.dropout > 0, spec.grad, spec.unit_stride, spec.mode,
+    )  # fmt: skip
+
+
+def recall(memory: dict[Any, Any], key: Any, make: Callable[[], Any]) -> Any:
+    """``make()``, kept in a memory that is bounded, and may be used by several threads."""
+    found = memory.get(key)
+    if found is None:
+        found = make()
+        with _lock:
+            if len(memory) >= _LIMIT:
+                memory.clear()
+            memory[key] = found
+    return found
+
+
+def program_of(call: Call, name: object) -> Program:
+    """The program of the backend that is chosen for a call."""
+    choice = choose(call.spec, name)
+    return choice.backend.program(call, named=choice.named)
+
+
+def refusals(spec: CallSpec) -> dict[str, list[str]]:
+    """The backends that cannot run a call, and why."""
+    answers = {name: _reasons(backend, spec) for name, backend in backends.ALL.items()}
+    return {name: reasons for name, reasons in answers.items() if reasons}
+
+
+def _reasons(backend: Backend, spec: CallSpec) -> list[str]:
     reasons = backend.refuse(spec)
     if spec.bias is not None and spec.bias.rule is not None and not backend.takes_rules(spec):
         rule = f"the bias is a rule, {spec.bias.rule}, and it takes tensors: blockwise evaluates rules in the tile"
@@ -101,24 +231,15 @@ def _refusals(backend: Backend, spec: CallSpec) -> list[str]:
 
 
 def _choose(spec: CallSpec, name: str) -> Choice:
-    if name != "auto" and name not in backends.ALL:
+    if name == "auto":
+        for rule in RULES:
+            if rule.holds(spec) and not _reasons(backends.ALL[rule.backend], spec):
+                return Choice(backends.ALL[rule.backend], rule)
+        raise AssertionError("eager refuses nothing")
+    if name not in backends.ALL:
         raise ValueError(f'backend must be "auto" or one of {", ".join(backends.ALL)}, got {name!r}')
-    answers = {other: _refusals(backend, spec) for other, backend in backends.ALL.items()}
-    refusals = {other: reasons for other, reasons in answers.items() if reasons}
-    if name != "auto":
-        if name in refusals:
-            able = ", ".join(other for other in backends.ALL if other not in refusals) or "none"
-            raise Refused(f"backend {name!r} cannot run this call: {'; '.join(refusals[name])}. Able: {able}")
-        return Choice(backends.ALL[name], True, "it was named", refusals)
-    able_ones = [backend for other, backend in backends.ALL.items() if other not in refusals]
-    best = min(able_ones, key=lambda backend: backend.seconds(spec))
-    others = [
-        f"{backend.name} ~{backend.seconds(spec) / best.seconds(spec):.3g}x"
-        for backend in able_ones
-        if backend is not best
-    ]
-    others = [other for other in others if "inf" not in other]
-    reason = f"the fastest that can: {best.about}"
-    if others:
-        reason += f" (estimated against it: {', '.join(others)})"
-    return Choice(best, False, reason, refusals)
+    if reasons := _reasons(backends.ALL[name], spec):
+        refused = refusals(spec)
+        able = ", ".join(other for other in backends.ALL if other not in refused) or "none"
+        raise Refused(f"backend {name!r} cannot run this call: {'; '.join(reasons)}. Able: {able}")
+    return Choice(backends.ALL[name], None)

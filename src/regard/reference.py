@@ -151,6 +151,15 @@ class Trace(dict[str, Array]):
         width = max((len(name) for name in self), default=0)
         return "\n".join(f"{name:<{width}}  {list(shape)}" for name, shape in self.shapes.items())
 
+    def _repr_html_(self) -> str:
+        rows = (
+            f"<tr><th style='text-align:left'>{name}</th><td>{list(array.shape)}</td><td style='text-align:left'>"
+            f"<code>{np.array2string(array.reshape(-1)[:4], precision=4)}</code></td></tr>"
+            for name, array in self.items()
+        )
+        head = "<tr><th>step</th><th>shape</th><th style='text-align:left'>begins with</th></tr>"
+        return f"<table>{head}{''.join(rows)}</table>"
+
 
 def trace(
     query: ArrayLike,

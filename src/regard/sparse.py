@@ -106,7 +106,7 @@ def fixed(length: int, *, stride: int, summary: int = 1) -> Mask:
     causal.
 
     >>> print(fixed(8, stride=3, summary=1).show(4, 8))
-    causal() & (blocks(<bool [3, 3]>, size=3) | keep(<bool [8]>)): 4 queries, 8 keys, first query at 4
+    causal() & (documents(lengths=[3, 3, 2]) | keep(<bool [8]>)): 4 queries, 8 keys, first query at 4
         0 1 2 3 4 5 6 7
      4  · · ■ ■ ■ · · ·
      5  · · ■ ■ ■ ■ · ·
@@ -117,7 +117,7 @@ def fixed(length: int, *, stride: int, summary: int = 1) -> Mask:
     summary = _whole(summary=summary)
     if summary > stride:
         raise ValueError(f"fixed: summary must be at most stride={stride}, got {summary}")
-    own = masks.blocks(torch.eye(_count(length, stride), dtype=torch.bool), stride)
+    own = masks.documents(lengths=_cut(length, stride))
     last = masks.keep(torch.arange(length) % stride >= stride - summary)
     return masks.causal() & (own | last)
 
@@ -280,6 +280,11 @@ def _in_blocks(x: Tensor, before: int, size: int) -> Tensor:
     """[B, H, tokens, D] as [B, H, blocks, size, D], zeros before the first token and after the last."""
     after = -(before + x.shape[2]) % size
     return torch.unflatten(torch.nn.functional.pad(x, (0, 0, before, after)), 2, (-1, size))
+
+
+def _cut(length: int, size: int) -> Tensor:
+    """The lengths of the blocks of ``size`` that ``length`` tokens are cut into."""
+    return torch.arange(0, length, size).neg().add(length).clamp(max=size)
 
 
 def _count(length: int, size: int) -> int:

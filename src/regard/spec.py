@@ -1,4 +1,4 @@
-"""The description of one call: hashable, without tensors, so that a plan can be chosen once and kept.
+"""The description of one call, hashable and without tensors, so that a plan can be chosen once and kept; and the call.
 
 Legend of sizes: B batch, H query heads, Hkv key/value heads, L queries, S keys, D head dim, Dv value dim.
 """
@@ -60,46 +60,33 @@ class CallSpec(NamedTuple):
         return self.pairs == 0 or self.value_dim == 0
 
 
-class Call:
-    """A call's tensors beside its spec. Tensors that may need gradients are apart from the rest on purpose:
-    backends receive them explicitly, so that autograd sees them."""
+class Call(NamedTuple):
+    """A call: its tensors, and its description. Frozen: what runs it gives a ``Result``, and writes nothing here."""
 
-    __slots__ = ("bias", "clean", "key", "lse", "mask", "offset", "query", "rows", "seed", "sinks", "spec", "value")
-
-    def __init__(
-        self,
-        spec: CallSpec,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Mask | None,
-        bias: Tensor | None,
-        sinks: Tensor | None,
-        offset: int | Tensor,
-    ) -> None:
-        self.spec = spec
-        self.query = query
-        self.key = key
-        self.value = value
-        self.mask = mask
-        self.bias = bias  # 4-D, or the table of the rule in the spec, or None
-        self.sinks = sinks
-        self.offset = offset  # resolved: never None
-        self.seed: Tensor | None = None  # drawn by the api when dropout > 0
-        self.clean: bool | None = None  # a backend that looked at all numbers says whether all were finite
-        self.rows: dict[str, Tensor] | None = None  # where row statistics are wanted of the forward pass, if it can
-        self.lse: Tensor | None = None  # left here by a fused forward pass, which returns only what has gradients
+    spec: CallSpec
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Mask | None
+    bias: Tensor | None  # 4-D, or the table of the rule in the spec
+    sinks: Tensor | None
+    offset: int | Tensor  # resolved: never None
+    seed: Tensor | None = None  # what dropout is derived from, where there is some
+    wants_rows: bool = False  # entropy and largest weight of each row, where the forward pass can give them
 
     def without_tensors(self) -> Call:
-        """What a backward pass needs beside the tensors that autograd saves for it."""
+        """What a backward pass needs next to the tensors that autograd saves for it."""
         nothing: Any = None
-        rest = Call(self.spec, nothing, nothing, nothing, self.mask, None, None, self.offset)
-        rest.seed = self.seed
-        return rest
+        return self._replace(query=nothing, key=nothing, value=nothing, bias=None, sinks=None)
 
     def replace(self, **changes: Any) -> Call:
-        """A copy with other tensors; for the paths that clean the inputs first."""
-        copy = Call.__new__(Call)
-        for name in Call.__slots__:
-            setattr(copy, name, changes[name] if name in changes else getattr(self, name))
-        return copy
+        return self._replace(**changes)
+
+
+class Result(NamedTuple):
+    """What running a call gives."""
+
+    out: Tensor
+    lse: Tensor  # [B, H, L], for reading, not for gradients; -inf for an empty row
+    rows: dict[str, Tensor] | None = None  # statistics of rows, where they were wanted and the forward pass has them
+    finite: bool | None = None  # whether all numbers that were used are finite; None: nobody looked

@@ -13,7 +13,10 @@ All of them are reductions of the matrix of weights p [L, S] of one batch item a
   weights     p itself, over a rectangle
 
 Rows are independent, and everything else is a sum over rows: parts computed on different ranges of queries merge by
-writing rows side by side and adding the sums.
+writing rows next to each other and adding the sums. Parts of the same rows over different keys merge by ``merge``.
+
+This is the one place for these definitions: code for CPUs, kernels and caches take their constants and formulas from
+here. A kernel that writes a formula in its own language is tested against this one.
 """
 
 from __future__ import annotations
@@ -22,14 +25,15 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 BUCKETS = 32
-# stands for log 0: its exponential is 0 in every precision, and 0 times it is 0
-NEVER = -1e5
+# Stands for log 0, below the log of any permitted weight: its exponential is 0, and 0 times it is 0 (0 · −inf is NaN).
+NEVER = -1e30
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,8 @@ class Want:
         distance: total weight by distance between query and key, in buckets that double.
         first: with n > 0, ``first_mass``: the weight each query gives to keys 0 … n−1.
         queries: only these count in ``key_mass`` and ``map``.
-        weights: (queries, keys), two slices: the exact weights of that rectangle.
+        weights: (queries, keys), two slices: the exact weights of that rectangle; "all" for the whole matrix, which
+            grows with the square of the length.
     """
 
     rows: bool = True  # entropy and max_weight
@@ -54,7 +59,7 @@ class Want:
     distance: bool = True
     first: int = 0  # first_mass over keys 0 … first-1
     queries: slice | None = None  # limits key_mass and map to these queries
-    weights: tuple[slice, slice] | None = None  # an exact rectangle: (queries, keys)
+    weights: Any = None  # an exact rectangle, (query slice, key slice); "all" stands for the whole
 
     def __post_init__(self) -> None:
         if self.map is not None and (
@@ -67,9 +72,11 @@ class Want:
                 raise ValueError(f"Want({name}=...) must be an int of at least 0, got {given!r}")
         if self.queries is not None:
             _check_slice("queries", self.queries)
+        if isinstance(self.weights, str) and self.weights == "all":
+            object.__setattr__(self, "weights", (slice(None), slice(None)))
         if self.weights is not None:
             if not isinstance(self.weights, tuple) or len(self.weights) != 2:
-                raise TypeError(f"Want(weights=...) must be (query slice, key slice), got {self.weights!r}")
+                raise TypeError(f"Want(weights=...) must be (query slice, key slice) or 'all', got {self.weights!r}")
             for part in self.weights:
                 _check_slice("weights", part)
 
@@ -113,12 +120,32 @@ def _check_slice(name: str, given: object) -> None:
         raise TypeError(f"Want({name}=...) takes slices with step 1, got {given!r}")
 
 
+def cell_of(position: Any, size: int, count: int) -> Any:
+    """The cell of a position (an int, an array or a tensor) among ``size`` on a grid of ``count`` cells.
+
+    Cell c starts at ⌊c·size/count⌋.
+    """
+    return ((position + 1) * count - 1) // size
+
+
 def cells(size: int, count: int, device: torch.device) -> Tensor:
-    """The cell of each of ``size`` positions on a grid of ``count``: cell c starts at ⌊c·size/count⌋."""
-    starts = torch.arange(count, device=device) * size // max(1, count)
-    return torch.searchsorted(starts, torch.arange(size, device=device), right=True) - 1
+    """The cell of each of ``size`` positions."""
+    found: Tensor = cell_of(torch.arange(size, device=device), size, count)
+    return found
 
 
-def buckets(distance: Tensor) -> Tensor:
-    """Bucket of a distance >= 0: its number of binary digits."""
-    return torch.frexp(distance.to(torch.float64)).exponent.to(torch.int64).clamp_max(BUCKETS - 1)
+def bucket_of(distance: Any) -> Any:
+    """The bucket of a distance ≥ 0: its number of binary digits."""
+    if isinstance(distance, torch.Tensor):
+        return torch.frexp(distance.to(torch.float64)).exponent.to(torch.int64).clamp_max(BUCKETS - 1)
+    return np.minimum(np.frexp(np.asarray(distance, np.float64))[1], BUCKETS - 1)
+
+
+def merge(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
+    """Join two parts of the same rows in place of the first, each normalised on its own keys; ``part`` is used up."""
+    part_lse = part_lse.contiguous()  # torch rounds strided numbers in another way
+    total = torch.logaddexp(lse, part_lse)
+    safe = total.masked_fill(total == -torch.inf, 0.0)
+    mine, theirs = torch.exp(lse - safe).unsqueeze(-1), torch.exp(part_lse - safe).unsqueeze(-1)
+    out.mul_(mine).add_(part.mul_(theirs))
+    lse.copy_(total)

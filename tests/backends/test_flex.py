@@ -13,8 +13,9 @@ import regard
 from regard import masks, reference
 from regard._arguments import prepare
 from regard.backends import _flex_rules, flex
-from regard.backends._flex_rules import Frame, blocks_of, rule_of, score_of
+from regard.backends._flex_rules import blocks_of, score_of
 from regard.masks import Mask
+from regard.masks._flex import Frame
 
 B, H, L, S = 3, 4, 63, 111
 CPU = torch.device("cpu")
@@ -77,7 +78,7 @@ def _index(items: int, heads: int, rows: int, keys: int) -> tuple[Tensor, ...]:
 @pytest.mark.parametrize("name", MASKS)
 def test_a_rule_permits_what_its_mask_permits(name: str, offset: int | Tensor) -> None:
     mask = MASKS[name]
-    rule = rule_of(mask, Frame(L, S, B, offset, CPU))
+    rule = mask.predicate(Frame(L, S, B, offset, CPU))
     assert torch.equal(rule.see(*_index(B, H, L, S)), _dense(mask, L, S, offset))
 
 
@@ -85,13 +86,13 @@ def test_a_rule_permits_what_its_mask_permits(name: str, offset: int | Tensor) -
 def test_a_rule_can_be_evaluated_one_pair_at_a_time(name: str) -> None:
     from torch.nn.attention.flex_attention import create_mask
 
-    rule = rule_of(MASKS[name], Frame(L, S, B, S - L, CPU))
+    rule = MASKS[name].predicate(Frame(L, S, B, S - L, CPU))
     assert torch.equal(create_mask(rule.see, B, H, L, S, device="cpu"), _dense(MASKS[name], L, S, S - L))
 
 
 def test_the_kind_of_a_rule_holds_its_numbers_and_not_the_lengths_of_the_call() -> None:
     def kind(mask: Mask, rows: int, keys: int) -> tuple[Any, ...]:
-        return rule_of(mask, Frame(rows, keys, B, keys - rows, CPU)).kind
+        return mask.predicate(Frame(rows, keys, B, keys - rows, CPU)).kind
 
     def local(width: int) -> Mask:
         return masks.causal() & masks.window(width)
@@ -239,7 +240,7 @@ def test_values_and_gradients_are_those_of_the_reference(name: str) -> None:
         0.0,
         options.get("query_offset"),
     )
-    out, lse = BACKEND.run(call, named=True)
+    out, lse, *_ = BACKEND.run(call, named=True)
     grad_out = torch.randn_like(out)
     inputs = [*tensors, *([] if sinks is None else [sinks])]
     grads = torch.autograd.grad(out, inputs, grad_out)
@@ -273,7 +274,7 @@ class TestDerivatives:
 
     def test_a_retained_graph_gives_the_same_gradients_twice(self) -> None:
         tensors = _tensors()
-        out, _ = BACKEND.run(self._call(tensors), named=True)
+        out, _, *_ = BACKEND.run(self._call(tensors), named=True)
         first = torch.autograd.grad(out.sum(), tensors, retain_graph=True)
         second = torch.autograd.grad(out.sum(), tensors)
         assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
@@ -293,7 +294,7 @@ class TestDerivatives:
         for rows, keys, width in ((63, 111, 5), (77, 130, 5), (111, 111, 5), (63, 63, 7)):
             tensors = [torch.randn(2, 3, n, 11, requires_grad=True) for n in (rows, keys, keys)]
             mask = masks.causal() & masks.window(width)
-            out, _ = BACKEND.run(prepare(*tensors, mask, None, None, 2.0, None, 0.0, None), named=True)
+            out, _, *_ = BACKEND.run(prepare(*tensors, mask, None, None, 2.0, None, 0.0, None), named=True)
             exact = regard.attention(*tensors, mask=mask, softcap=2.0, backend="eager")
             torch.testing.assert_close(out, exact)
             expected = torch.autograd.grad(exact.sum(), tensors)
@@ -306,7 +307,7 @@ class TestDerivatives:
         query, key, value = _tensors()
         sinks = torch.randn(H, dtype=torch.float64, requires_grad=True)
         call = self._call([query.detach(), key, value.detach()], sinks=sinks)
-        out, lse = BACKEND.run(call, named=True)
+        out, lse, *_ = BACKEND.run(call, named=True)
         assert not lse.requires_grad
         out.sum().backward()
         assert key.grad is not None and sinks.grad is not None
@@ -314,19 +315,19 @@ class TestDerivatives:
 
     def test_a_second_derivative_goes_through_eager_or_is_refused(self) -> None:
         tensors = _tensors()
-        out, _ = BACKEND.run(self._call(tensors), named=False)
+        out, _, *_ = BACKEND.run(self._call(tensors), named=False)
         (grad,) = torch.autograd.grad(out.square().sum(), tensors[:1], create_graph=True)
         (second,) = torch.autograd.grad(grad.sum(), tensors[1:2])
         exact = regard.attention(*tensors, mask=masks.causal(), softcap=2.0, backend="eager")
         (grad,) = torch.autograd.grad(exact.square().sum(), tensors[:1], create_graph=True)
         torch.testing.assert_close(second, torch.autograd.grad(grad.sum(), tensors[1:2])[0])
-        out, _ = BACKEND.run(self._call(tensors), named=True)
+        out, _, *_ = BACKEND.run(self._call(tensors), named=True)
         with pytest.raises(regard.Refused, match="'flex' has no second derivative"):
             torch.autograd.grad(out.sum(), tensors[:1], create_graph=True)
 
     def test_a_backward_pass_after_a_change_in_place_is_an_error(self) -> None:
         tensors = _tensors()
-        out, _ = BACKEND.run(self._call(tensors), named=True)
+        out, _, *_ = BACKEND.run(self._call(tensors), named=True)
         with torch.no_grad():
             tensors[1].zero_()
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
@@ -335,12 +336,12 @@ class TestDerivatives:
     def test_without_grad_mode_nothing_is_recorded(self) -> None:
         tensors = _tensors()
         with torch.no_grad():
-            out, _ = BACKEND.run(self._call(tensors), named=True)
+            out, _, *_ = BACKEND.run(self._call(tensors), named=True)
         assert not out.requires_grad
         with torch.inference_mode():
-            again, _ = BACKEND.run(self._call(tensors), named=True)
+            again, _, *_ = BACKEND.run(self._call(tensors), named=True)
         assert torch.equal(out, again)
-        after, _ = BACKEND.run(self._call(tensors), named=True)
+        after, _, *_ = BACKEND.run(self._call(tensors), named=True)
         torch.autograd.grad(after.sum(), tensors)
 
 
@@ -393,11 +394,12 @@ def test_without_triton_it_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("triton")
 def test_auto_takes_it_for_large_calls_only_and_the_plan_says_that_it_compiles() -> None:
-    from regard.plan import _choose
+    from regard.plan import Cost, Plan, _choose
 
     large = _choose(_spec(), "auto")
     assert large.backend.name == "flex"
-    assert "the first call of a kind takes some seconds" in large.reason
+    plan = Plan(_spec(), large, lambda: Cost(0, 0, 0, 0, True))
+    assert "the first call of a kind takes some seconds" in plan.reason and "benchmarks/" in plan.reason
     assert _choose(_spec(queries=200), "auto").backend.name != "flex"
     dense = _spec(mask=None, softcap=None, dtype=torch.bfloat16)
     assert _choose(dense, "auto").backend.name == "sdpa"

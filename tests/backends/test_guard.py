@@ -209,3 +209,50 @@ def test_a_bias_by_rule_needs_no_values_to_be_read():
     cleaned, lost = _guard.unread(Sdpa(), call)
     assert lost is None
     assert not cleaned.key[:, :, 7:].any() and torch.equal(cleaned.key[:, :, :7], call.key[:, :, :7])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("which", [0, 1, 2])
+@pytest.mark.parametrize("keys", [1, 5, 17])
+def test_a_call_of_nothing_but_nan_gives_nan(keys: int, which: int, backend: str) -> None:
+    inputs = [t.clone() for t in tensors(2, 4, 2, keys, keys, 8)]
+    inputs[which].fill_(float("nan"))
+    for mask in (None, masks.causal(), masks.padding([keys, 1])):
+        for grad in (False, True):
+            given = [t.clone().requires_grad_(grad) for t in inputs]
+            assert regard.attention(*given, mask=mask, backend=backend).isnan().all()
+            seen = regard.observe(*given, mask=mask, backend=backend)
+            assert seen.out.isnan().all()
+            if which < 2:
+                assert seen.lse.isnan().all() and seen.entropy.isnan().all()
+
+
+def test_nan_weights_show_in_modules_caches_and_compat() -> None:
+    module = regard.nn.MultiHeadAttention(8, 2)
+    torch.nn.init.constant_(module.k_proj.weight, float("nan"))
+    assert module(torch.ones(1, 5, 8)).isnan().all()
+    for mask in (None, masks.causal()):
+        with torch.no_grad():
+            assert module(torch.ones(1, 1, 8), mask=mask, cache=regard.cache.KVCache(4)).isnan().all()
+            assert module(torch.ones(1, 3, 8), mask=mask).isnan().all()
+    query, key = torch.ones(1, 2, 3, 8), torch.full((1, 2, 5, 8), float("nan"))
+    assert regard.compat.scaled_dot_product_attention(query, key, query.new_ones(1, 2, 5, 8)).isnan().all()
+
+
+def test_hidden_numbers_change_no_bit_beside_sinks() -> None:
+    query, key, value = (torch.randn(1, 4, 33, 1, generator=torch.Generator().manual_seed(n)) for n in range(3))
+    changed = key.clone()
+    changed[:, :, 0] = 0.0  # the log-sum-exp of the only row that sees it becomes exactly 0
+    for mask in (masks.window(left=0), masks.causal() & masks.window(left=0)):
+        given = {"mask": mask, "sinks": torch.linspace(-1, 1, 4), "backend": "sdpa"}
+        before, after = (regard.attention(query, k, value, **given) for k in (key, changed))
+        assert torch.equal(before[:, :, 1:], after[:, :, 1:])
+    # the same where no mask is added: the triangle of the causal flag
+    given = {"mask": masks.causal(), "sinks": torch.linspace(-1, 1, 4), "backend": "sdpa"}
+    last = value.clone()
+    last[:, :, 1:] = 0.0
+    query[:, :, 0] = 0.0  # as above, for the first row
+    hidden = key.clone()
+    hidden[:, :, 32] = 5.0
+    before, after = (regard.attention(query, k, last, **given) for k in (key, hidden))
+    assert torch.equal(before[:, :, :32], after[:, :, :32])

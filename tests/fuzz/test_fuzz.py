@@ -82,6 +82,14 @@ def test_wrong_gradient_is_caught_though_the_output_is_right(monkeypatch):
     assert all("gradient" in text for text, _ in failures)
 
 
+def test_hidden_nan_is_caught(monkeypatch):
+    right = regard.attention
+    monkeypatch.setattr(regard, "attention", lambda *given, **named: right(*given, **named).nan_to_num(0.0))
+    _, failures = fuzz.run(200, 4, backends=("eager",))
+    assert failures
+    assert all("NaN in 0 numbers" in text for text, _ in failures)
+
+
 class _Scaled(torch.autograd.Function):
     @staticmethod
     def forward(ctx, out):

@@ -342,3 +342,27 @@ def test_what_only_the_models_own_function_follows_is_refused_by_name() -> None:
         function(module, query, query, query, torch.ones(1, 5))
     with pytest.raises(TypeError, match=r"got BlockMask"):
         function(module, query, query, query, type("BlockMask", (), {})())
+
+
+def test_a_window_of_no_keys_that_no_layer_uses_hinders_nothing() -> None:
+    experts = {"moe_intermediate_size": 16, "shared_expert_intermediate_size": 16, "num_experts": 4}
+    sizes = {"vocab_size": 99, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3}
+    config = transformers.Qwen2MoeConfig(**sizes, **experts, num_key_value_heads=1)
+    assert config.sliding_window == 0
+    torch.manual_seed(0)
+    model = transformers.Qwen2MoeModel(config).eval()
+    ids = torch.randint(5, 90, (2, 9))
+    with torch.no_grad():
+        expected = model(ids)[0]
+        model.set_attn_implementation("regard")
+        torch.testing.assert_close(model(ids)[0], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_convolutional_part_is_no_reason_to_refuse_a_model() -> None:
+    backbone = transformers.ResNetConfig(
+        embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic", out_features=["stage1", "stage2"]
+    )
+    head = {"hidden_size": 16, "pool_scales": [1], "use_auxiliary_head": False}
+    config = transformers.UperNetConfig(backbone_config=backbone, **head)
+    transformers.UperNetForSemanticSegmentation(config).set_attn_implementation("regard")
+    transformers.AutoModel.from_config(backbone, attn_implementation="regard")

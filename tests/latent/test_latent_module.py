@@ -43,8 +43,9 @@ def by_hand(mla, x):
     down = mla.kv_down_proj(x)
     up = mla.kv_up_proj(mla.kv_norm(down[..., :r])).unflatten(-1, (6, n + mla.value_head_dim))
     q = q.unflatten(-1, (6, n + p))
-    angle = torch.arange(x.shape[1])[:, None] * (1.0 / 10_000.0 ** (torch.arange(0, p, 2, dtype=torch.float32) / p))
-    cos, sin = angle.cos().double(), angle.sin().double()
+    frequencies = 1.0 / 10_000.0 ** (torch.arange(0, p, 2, dtype=torch.float32) / p)
+    angle = torch.arange(x.shape[1])[:, None] * frequencies.double()
+    cos, sin = angle.cos(), angle.sin()
 
     def turn(y):
         even, odd = y[..., 0::2], y[..., 1::2]

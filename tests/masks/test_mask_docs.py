@@ -35,5 +35,5 @@ def test_every_constructor_draws_its_rectangle_for_more_keys_than_queries(name):
 def test_the_constructors_of_the_design_are_all_there():
     assert set(CONSTRUCTORS) == {
         "everything", "causal", "window", "padding", "documents", "prefix", "columns", "strided", "blocks",
-        "random_blocks", "keep", "drop", "from_additive",
+        "random_blocks", "keep", "drop", "from_additive", "rule",
     }  # fmt: skip

@@ -167,3 +167,19 @@ def test_a_length_beyond_the_keys_means_that_all_are_real(side):
     for name in ("auto", *regard.backends.available("cpu")):
         out = regard.attention(query, key, key, mask=mask, backend=name)
         torch.testing.assert_close(out, expected, rtol=0, atol=1e-12)
+
+
+def test_a_large_drawing_of_intervals_equals_the_one_pair_by_pair_and_others_are_refused():
+    mask = masks.window(300, 20) & masks.documents(lengths=[3000, 1090, 7])
+    large = mask.show(4096, 4097).splitlines()
+    assert 4096 * 4096 <= 2**24 < 4096 * 4097
+    drawn = []
+    for row in range(0, 4096, 64):
+        seen = mask.tile(range(row, row + 64), range(4097), 4096, 4097, offset=1)[0, 0]
+        cells = [seen[:, col : col + 65] for col in range(0, 4097, 65)]
+        drawn.append(" ".join("■" if cell.all() else "▒" if cell.any() else "·" for cell in cells))
+    assert [line[6:] for line in large[2:]] == drawn
+    assert "10000000 queries" in masks.causal().show(10**7, 10**7)
+    with pytest.raises(ValueError, match=r"show looks at up to 16,777,216 pairs .* draw a part of it"):
+        masks.strided(3).show(10**7, 10**7)
+    assert len(masks.strided(3).show(4096, 4096).splitlines()) == 66

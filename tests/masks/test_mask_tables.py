@@ -25,7 +25,8 @@ from mask_oracle import everything as everything_rule
 from mask_oracle import keep as keep_rule
 from mask_oracle import window as window_rule
 
-from regard import masks
+import regard
+from regard import masks, sparse
 
 INTERVAL_RULES = [everything_rule, causal, window_rule, padding, documents_by_length, prefix, columns]
 
@@ -249,3 +250,70 @@ def test_four_million_tokens_are_classified_in_little_memory():
                 expected[k] = bool(part.all())
         at = slice(table.row_ptr[0, q], table.row_ptr[0, q + 1])
         assert dict(zip(table.cols[at].tolist(), table.full[at].tolist(), strict=True)) == expected
+
+
+MILLIONS = 10_000_000
+LONG = {
+    "strided": (masks.strided(64), MILLIONS**2 // 64),
+    "strided, causal": (masks.causal() & masks.strided(64), 64 * sum(range(1, MILLIONS // 64 + 1))),
+    "dilated": (sparse.dilated(left=64, step=8), 65 * MILLIONS - 8 * sum(range(1, 65))),
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_the_pairs_of_strided_patterns_are_counted_exactly_at_ten_million_tokens(name):
+    mask, pairs = LONG[name]
+    tracemalloc.start()
+    assert mask.kept_pairs(MILLIONS, MILLIONS, 0, 1, 1) == (pairs, True)
+    blocks = mask.unlisted_bytes(MILLIONS, MILLIONS, 0, 1)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2**25
+    if blocks is None:
+        assert name == "dilated"
+        return
+    far = torch.empty(1, 1, 1, 64).expand(1, 1, MILLIONS, 64)
+    cost = regard.explain(far, far, far, mask=mask).cost  # lists none of the 6 · 10⁹ blocks
+    assert (cost.kept_pairs, cost.kept_exact) == (pairs, True)
+    assert cost.peak_bytes > blocks
+
+
+def test_a_fixed_pattern_takes_a_byte_for_each_token_and_is_counted_exactly():
+    stride, length = 100, 1_000_000
+    mask = sparse.fixed(length, stride=stride)
+    assert sum(tensor.nbytes for tensor in mask.tensors) < 2 * length
+    blocks = length // stride
+    own, before = blocks * sum(range(1, stride + 1)), stride * sum(range(blocks))
+    assert mask.kept_pairs(length, length, 0, 1, 1) == (own + before, True)
+    for L, S in ((37, 37), (20, 45)):
+        small = sparse.fixed(S, stride=7, summary=2)
+        assert small.kept_pairs(L, S, S - L, 1, 1) == (int(small.dense(L, S).sum()), True)
+
+
+def test_random_blocks_of_ten_million_tokens_have_a_bound_at_once():
+    for mask in (masks.random_blocks(3, 64), masks.causal() & masks.random_blocks(3, 64)):
+        assert mask.kept_pairs(MILLIONS, MILLIONS, 0, 1, 2) == (2 * MILLIONS * 192, False)
+    joined = masks.window(63) & (masks.random_blocks(3, 64) | masks.columns(2))
+    kept, exact = joined.kept_pairs(MILLIONS, MILLIONS, 0, 1, 1)
+    assert not exact and kept == MILLIONS * 64 - sum(range(64))
+
+
+def test_blocks_within_intervals_are_those_of_the_whole_mask():
+    rng = random.Random(31)
+    for _ in range(60):
+        z = sizes(rng, 40)
+        near, bits = window_rule(rng, z)
+        other, more = join(rng, z, 2)
+        for mask in (near & other, other & near & masks.strided(3)):
+            table = mask.blocks(z.L, z.S, z.offset, z.B, 4, 5)
+            dense = mask.tile(range(z.L), range(z.S), z.L, z.S, offset=z.offset).expand(z.B, -1, -1, -1).numpy()
+            for b in range(z.B):
+                starts = table.row_ptr[b if table.groups > 1 else 0]
+                for q in range(table.query_blocks):
+                    listed = set(table.cols[starts[q] : starts[q + 1]].tolist())
+                    for k in range(table.key_blocks):
+                        part = dense[b, :, 4 * q : 4 * q + 4, 5 * k : 5 * k + 5]
+                        assert k in listed or not part.any()
+                    full = table.full[starts[q] : starts[q + 1]]
+                    for k, whole in zip(sorted(listed), full, strict=True):
+                        assert not whole or dense[b, :, 4 * q : 4 * q + 4, 5 * k : 5 * k + 5].all()

@@ -13,6 +13,7 @@ from transformers.models.deepseek_v3 import modeling_deepseek_v3
 from transformers.models.gpt_neox import modeling_gpt_neox
 from transformers.models.llama import modeling_llama
 
+import regard
 from regard import masks, positions
 from regard.positions import Rotary
 
@@ -219,7 +220,7 @@ def test_gradients_turn_back(interleaved):
     given = random(2, 3, 5, 10)
     (grad,) = torch.autograd.grad(rotary.turn(x, 3), x, given)
     # turning is linear and, but for the magnitude, orthogonal: the gradient is the turn in the other direction
-    cos, sin = rotary.tables(torch.arange(3, 8))
+    cos, sin = rotary.tables(torch.arange(3, 8), dtype=given.dtype)
     assert close(grad, positions.rotate(given, cos, -sin, interleaved=interleaved))
 
 
@@ -290,3 +291,19 @@ def test_the_module_turns_queries_and_keys_and_keeps_a_split_exact():
 def test_refusals_name_the_argument(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("grad", [False, True])
+def test_in_float64_a_left_padded_sequence_equals_itself_alone(grad: bool, interleaved: bool) -> None:
+    torch.manual_seed(7)
+    rotary = Rotary(10, interleaved=interleaved)
+    mha = regard.nn.MultiHeadAttention(30, 3, positions=rotary, dtype=torch.float64)
+    tokens = torch.randn(2, 41, 30, dtype=torch.float64)
+    mask = masks.causal() & masks.padding([41, 12], side="left")
+    with torch.set_grad_enabled(grad):
+        padded = mha(tokens, mask=mask)
+        alone = mha(tokens[1:, 29:], mask=masks.causal())
+    assert (padded[1:, 29:] - alone).abs().max() < 1e-14
+    cos, sin = rotary.tables(torch.arange(5), dtype=torch.float64)
+    assert (cos.dtype, sin.dtype, rotary.tables(torch.arange(5))[0].dtype) == (*[torch.float64] * 2, torch.float32)

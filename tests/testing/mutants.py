@@ -143,6 +143,16 @@ class HidesNan(Plain):
         return super().finish(out.nan_to_num(0.0), query)
 
 
+@breaks(72)
+class TakesRowsOfNanForEmptyOnes(Plain):
+    """A maximum that skips NaN finds none among nothing but NaN, as in a row without keys."""
+
+    def normalise(self, logits, allowed, sinks):
+        weights, lse = super().normalise(logits, allowed, sinks)
+        lost = torch.isnan(logits).all(-1)
+        return weights.masked_fill(lost[..., None], 0.0), lse.masked_fill(lost, 0.0)
+
+
 @breaks(8)
 class SpreadsNan(Plain):
     def finish(self, out, query):

@@ -11,7 +11,7 @@ from tests.testing.plain import Plain
 
 from regard.testing import check, numbers
 
-RULES = list(range(1, 60))
+RULES = [*range(1, 60), 72]
 PAIRS = [(rule, mutant) for rule, mutants in sorted(MUTANTS.items()) for mutant in mutants]
 
 

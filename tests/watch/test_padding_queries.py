@@ -38,6 +38,7 @@ def test_padding_by_regards_own_rule_is_missing_unless_it_is_asked_for(count_pad
     check_statistics(recording.calls[0], weights, real=~empty if count_padding else real)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 def test_padding_of_a_transformer_is_that_of_the_side_which_asks() -> None:
     model = nn.Transformer(24, 4, 1, 1, 33, batch_first=True).eval()
     x = torch.randn(2, 11, 24)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -182,21 +184,46 @@ def test_an_implementation_of_ones_own_is_seen_and_still_runs() -> None:
     assert recording.missed == []
 
 
-def test_an_implementation_that_does_more_than_its_arguments_say_is_not_reported_wrongly() -> None:
-    def slanted(module: Any, query: Any, key: Any, value: Any, mask: Any, scaling: float = 1.0, **rest: Any) -> Any:
-        weights = (query @ key.mT * scaling + torch.arange(37.0)).softmax(-1)
-        return (weights @ value).transpose(1, 2), weights
+def slanted(module: Any, query: Any, key: Any, value: Any, mask: Any, scaling: float = 1.0, **rest: Any) -> Any:
+    """Does more than its arguments say."""
+    weights = (query @ key.mT * scaling + torch.arange(float(key.shape[2]))).softmax(-1)
+    return (weights @ value).transpose(1, 2), weights
 
+
+def test_an_implementation_that_does_more_than_its_arguments_say_is_not_reported_wrongly() -> None:
     transformers.AttentionInterface.register("slanted", slanted)
     try:
         model = gpt2()
         model.set_attn_implementation("slanted")
         with torch.no_grad(), regard.watch(model) as recording:
-            model(input_ids=IDS)
+            weights = model(input_ids=IDS, output_attentions=True).attentions
     finally:
         del AttentionInterface._global_mapping["slanted"]
-    assert len(recording) == 0
-    assert {reason for _, reason in recording.missed} == {"its attention function does more than its arguments say"}
+    assert recording.missed == [] and all(call.written_out for call in recording)
+    for call, layer in zip(recording, weights, strict=True):
+        check_statistics(call, layer)
+
+
+@pytest.mark.parametrize("honest", [True, False])
+def test_a_kernel_that_shows_no_operators_is_taken_at_its_word_only_if_its_output_agrees(honest: bool) -> None:
+    def foreign(module: Any, query: Any, key: Any, value: Any, mask: Any, scaling: float = 1.0, **rest: Any) -> Any:
+        q, k, v = (x.double().numpy() for x in (query, key, value))
+        logits = np.einsum("bhld,bhsd->bhls", q, k) * scaling + (0.0 if honest else np.arange(k.shape[2]))
+        logits = np.where(np.tri(*logits.shape[2:], dtype=bool), logits, -np.inf)
+        p = np.exp(logits - logits.max(-1, keepdims=True))
+        out = np.einsum("bhls,bhsd->blhd", p / p.sum(-1, keepdims=True), v)
+        return torch.from_numpy(out).to(query.dtype), None
+
+    transformers.AttentionInterface.register("foreign", foreign)
+    try:
+        model = gpt2()
+        model.set_attn_implementation("foreign")
+        unseen = contextlib.nullcontext() if honest else pytest.warns(UserWarning, match="does more than its arguments")
+        with torch.no_grad(), unseen, regard.watch(model) as recording:
+            model(input_ids=IDS)
+    finally:
+        del AttentionInterface._global_mapping["foreign"]
+    assert (len(recording), len(recording.missed)) == ((2, 0) if honest else (0, 2))
 
 
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
@@ -253,8 +280,14 @@ def test_tokens_come_from_the_tokenizer_also_those_that_are_generated() -> None:
     assert recording[0, 0, 2].query_tokens == [f"<{int(ids[0, 38])}>"]
 
 
-def test_a_model_that_multiplies_matrices_by_itself_is_reported_as_unseen() -> None:
-    model = BloomModel(BloomConfig(vocab_size=99, hidden_size=24, n_layer=1, n_head=3)).eval()
-    unseen = pytest.warns(UserWarning, match="saw no attention call in BloomModel")
-    with torch.no_grad(), unseen, regard.watch(model):
-        model(input_ids=IDS)
+def test_a_model_that_multiplies_matrices_by_itself_is_seen_and_marked() -> None:
+    model = BloomModel(BloomConfig(vocab_size=99, hidden_size=24, n_layer=2, n_head=3)).eval()
+    with torch.no_grad():
+        expected = model(input_ids=IDS, output_attentions=True)
+        with regard.watch(model) as recording:
+            out = model(input_ids=IDS)
+    assert torch.equal(out[0], expected[0])
+    assert recording.missed == [] and all(call.written_out for call in recording)
+    assert [call.path for call in recording] == ["h.0.self_attention", "h.1.self_attention"]
+    for call, layer in zip(recording, expected.attentions, strict=True):
+        check_statistics(call, layer)

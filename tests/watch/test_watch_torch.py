@@ -109,7 +109,7 @@ def test_multi_head_attention_forward_called_by_position_is_seen_once() -> None:
 
 
 @pytest.mark.parametrize("shape", [(0, 2, 3, 4), (2, 3, 0, 4)])
-def test_an_empty_call_is_listed_and_an_otherwise_shaped_one_is_seen(shape: tuple[int, ...]) -> None:
+def test_an_empty_call_attends_to_nothing_and_an_otherwise_shaped_one_is_seen(shape: tuple[int, ...]) -> None:
     class Bare(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return F.scaled_dot_product_attention(x, x, x)
@@ -119,7 +119,7 @@ def test_an_empty_call_is_listed_and_an_otherwise_shaped_one_is_seen(shape: tupl
         model(torch.randn(shape))
         model(torch.randn(5, 4))
         model(torch.randn(2, 3, 7, 5, 4))
-    assert recording.missed == [("(root)", "it has no queries, keys or items")]
+    assert recording.missed == []
     assert [(call.batch, len(call.heads), call.queries) for call in recording] == [(1, 1, 5), (6, 7, 5)]
 
 
@@ -276,16 +276,17 @@ def test_watches_nest_on_one_model_and_on_a_part_of_it() -> None:
     assert [call.path for call in inner] == ["(root)"]
 
 
-def test_calls_outside_the_model_and_on_other_threads_are_not_recorded() -> None:
+def test_calls_outside_the_model_are_nobodys_and_those_on_other_threads_are_listed() -> None:
     model, other = ByHand(), ByHand()
-    with regard.watch(model) as recording:
+    with pytest.warns(UserWarning, match="it ran on another thread"), regard.watch(model) as recording:
         other(X)
         regard.attention(*(torch.randn(1, 1, 3, 5) for _ in range(3)))
         thread = threading.Thread(target=model, args=(X,))
         thread.start()
         thread.join()
     assert len(recording) == 0
-    assert recording.missed == []
+    ((path, reason),) = recording.missed
+    assert path == "(root)" and reason.startswith("it ran on another thread")
 
 
 def test_two_threads_watch_at_once() -> None:
@@ -316,11 +317,11 @@ def test_what_cannot_be_observed_is_listed_with_the_reason_and_changes_nothing()
 
     items = torch.nested.nested_tensor([torch.randn(3, 2, 8), torch.randn(5, 2, 8)], layout=torch.jagged)
     model = Nested()
-    with regard.watch(model) as recording:
+    with pytest.warns(UserWarning, match="nested tensors"), regard.watch(model) as recording:
         model(items.transpose(1, 2))
-    assert recording.missed == [("(root)", "nested tensors")]
+    assert {reason for _, reason in recording.missed} == {"nested tensors"}
     bad = ByHand(attn_mask=torch.full((11, 11), torch.nan))
-    with regard.watch(bad) as recording:
+    with pytest.warns(UserWarning, match="bias"), regard.watch(bad) as recording:
         bad(X)
     assert "bias" in recording.missed[0][1]
     assert recording.notes()[0].startswith("1 calls have no statistics (ValueError: bias")
@@ -328,7 +329,7 @@ def test_what_cannot_be_observed_is_listed_with_the_reason_and_changes_nothing()
 
 def test_past_the_memory_limit_calls_are_listed_and_not_kept() -> None:
     model = Stack(*(ByHand() for _ in range(3)))
-    with regard.watch(model, memory_limit=1) as recording:
+    with pytest.warns(UserWarning, match="memory limit"), regard.watch(model, memory_limit=1) as recording:
         model(X)
     assert len(recording) == 1
     assert [path for path, _ in recording.missed] == ["layers.1", "layers.2"]
@@ -352,12 +353,19 @@ def test_a_compiled_model_is_seen() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_torchscript_model_is_refused() -> None:
-    with (
-        pytest.raises(ValueError, match="is a TorchScript module: what runs inside it cannot be seen"),
-        regard.watch(torch.jit.trace(nn.Linear(3, 3), torch.randn(1, 3))),
-    ):
-        pass
+def test_a_torchscript_model_is_seen_and_a_scripted_part_hinders_nothing() -> None:
+    inner = ByHand()
+    scripted = torch.jit.trace(inner, X)
+    expected = scripted(X)
+    with regard.watch(scripted) as recording:
+        out = scripted(X)
+    assert torch.equal(out, expected) and recording.missed == []
+    q, k, _ = inner.split(X)
+    check_statistics(recording.calls[0], dense(q, k).detach())
+    model = Stack(ByHand(), torch.jit.script(nn.Linear(21, 21)))
+    with regard.watch(model) as recording:
+        model(X)
+    assert [call.path for call in recording] == ["layers.0"]
 
 
 def test_half_precision_autocast_and_inference_mode() -> None:

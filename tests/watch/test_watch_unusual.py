@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.watch.models import ByHand, Stack
+from tests.watch.models import ByHand, Stack, check_statistics
 from torch import Tensor, nn
 
 import regard
@@ -59,7 +59,8 @@ def test_a_model_that_calls_itself_makes_one_pass() -> None:
 
 
 def test_a_model_on_the_meta_device_runs_and_its_calls_are_listed() -> None:
-    with regard.watch(model := ByHand().to("meta")) as recording:
+    unseen = pytest.warns(UserWarning, match="on the meta device there are no values")
+    with unseen, regard.watch(model := ByHand().to("meta")) as recording:
         out = model(X.to("meta"))
     assert out.is_meta and len(recording) == 0
     assert [reason for _, reason in recording.missed] == ["on the meta device there are no values"]
@@ -82,14 +83,15 @@ class Written(nn.Module):
     [lambda s: s.softmax(-1), lambda s: torch.softmax(s, dim=3), lambda s: F.softmax(input=s, dim=-1), nn.Softmax(-1)],
     ids=["method", "torch", "functional", "module"],
 )
-def test_attention_written_out_beside_calls_that_are_seen_is_listed(softmax: Any) -> None:
+def test_attention_written_out_is_seen_next_to_a_fused_call_and_marked(softmax: Any) -> None:
     model = Stack(ByHand(), Written(softmax))
+    expected = model(X)
     with regard.watch(model) as recording:
-        model(X)
-    assert [call.path for call in recording] == ["layers.0"]
-    ((path, reason),) = recording.missed
-    assert path.startswith("layers.1") and "softmax of its own" in reason
-    assert "may be attention" in str(recording.summary())
+        out = model(X)
+    assert torch.equal(out, expected) and recording.missed == []
+    assert [(call.path, call.written_out) for call in recording] == [("layers.0", False), ("layers.1", True)]
+    q = (X + model.layers[0](X)).detach().unflatten(-1, (3, -1)).transpose(1, 2)
+    check_statistics(recording.calls[1], (q @ q.mT).softmax(-1))
 
 
 def test_other_softmaxes_are_no_attention() -> None:

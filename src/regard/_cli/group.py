@@ -9,7 +9,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-OPTIONAL = ("matplotlib", "transformers", "safetensors")  # packages that some commands need
+OPTIONAL = ("matplotlib", "transformers", "safetensors", "tokenizers", "sacrebleu")  # packages that some commands need
 
 
 class Commands(TyperGroup):

@@ -19,6 +19,7 @@ from regard._text import text as say
 
 if TYPE_CHECKING:
     from regard.recording import Recorded, Recording
+    from regard.statistics import Want
 
 TEXT = (
     "The cat sat on the mat, because it was tired. The dog, which had followed the cat all morning, lay down beside it "
@@ -48,8 +49,11 @@ def look(
     ] = 0,
     out: Annotated[Path, typer.Option(help="Where to write: this name with .regard and .html.")] = Path("look"),
     as_json: Annotated[bool, typer.Option("--json", help="Print one object per head, as JSON.")] = False,
+    open_page: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+    layer: Annotated[int | None, typer.Option(help="Layer at which the page opens.")] = None,
+    head: Annotated[int | None, typer.Option(help="Head at which the page opens.")] = None,
     lang: Annotated[
-        str, typer.Option(help="Language of messages: en or zh.", autocompletion=complete.one_of(("en", "zh")))
+        str, typer.Option(help="Language of messages and page: en or zh.", autocompletion=complete.one_of(("en", "zh")))
     ] = "en",
 ) -> None:
     """Run a model on a text, an image or a sound, print what its heads did, and write the recording and a page.
@@ -57,13 +61,16 @@ def look(
     A name of the hub is looked for in Hugging Face's cache first, and downloaded where it is not there.
 
     Examples:
-      regard look minilm "The cat sat on the mat."
+      regard look minilm "The cat sat on the mat." --open
       regard look path/to/model --file book.txt --length 2000 --out book
       regard look openai-community/gpt2 --file book.txt
       regard look path/to/vit --image cat.png
       regard look path/to/whisper --audio speech.wav
       regard look minilm --json
     """
+    from regard._page._show import open_in_browser
+    from regard._write import write_atomically
+
     try:
         language(lang)
         words = _words(text, file, image, audio)
@@ -78,9 +85,10 @@ def look(
         recording = _run(loaded, read, lang)
         recording.title = f"{model}: {type(network).__name__}"
         with terminal.saying(say(WORDS, lang, "writing")):
-            for path, write in ((f"{out}.regard", recording.save), (f"{out}.html", recording.to_html)):
-                write(path)
-    except (ValueError, ImportError) as error:
+            page = recording.to_html(layer=layer, head=head, lang=lang)
+            recording.save(f"{out}.regard")
+            write_atomically(Path(f"{out}.html"), [page.encode()])
+    except (ValueError, ImportError, IndexError) as error:
         terminal.stop(str(error))
     except OSError as error:
         terminal.stop(f"{error.filename or out}: {error.strerror or error}")
@@ -91,6 +99,8 @@ def look(
         return
     terminal.console().print(recording.summary())
     typer.echo(say(WORDS, lang, "wrote", out=out))
+    if open_page and not open_in_browser(Path(f"{out}.html")):
+        typer.echo(f"no browser could be opened; open {out}.html in one", err=True)
 
 
 def _words(text: str | None, file: Path | None, image: Path | None, audio: Path | None) -> str | None:
@@ -118,7 +128,7 @@ def _run(loaded: Loaded, read: Read, lang: str) -> Recording:
     with (
         torch.inference_mode(),
         _progress(layers, tokens, lang) as advance,
-        regard.watch(model, tokenizer=tokenizer, on_call=advance) as recording,
+        regard.watch(model, tokenizer=tokenizer, on_call=advance, want=_want(tokens)) as recording,
     ):
         model(**given)
     if not recording.calls:
@@ -130,6 +140,13 @@ def _run(loaded: Loaded, read: Read, lang: str) -> Recording:
         if read.ids is not None:
             recording.source_tokens = ids_to_text(tokenizer, read.ids)
     return recording
+
+
+def _want(tokens: int) -> Want:
+    """Every single weight where the text is short, so that the page has all of them; the usual thumbnail elsewhere."""
+    from regard import Want
+
+    return Want(map=(128, 128)) if tokens <= 128 else Want()
 
 
 @contextlib.contextmanager

@@ -13,19 +13,8 @@ from regard import masks
 from regard.masks import Mask
 
 DTYPES = ("float64", "float32", "float16", "bfloat16")
-CONSTRUCTORS = (
-    "everything",
-    "causal",
-    "window",
-    "padding",
-    "documents",
-    "prefix",
-    "columns",
-    "strided",
-    "random_blocks",
-)
 EXAMPLE = "write masks as in Python and join them with & | ~, such as 'causal() & (window(left=256) | columns(4))'"
-KINDS = f"There are {', '.join(CONSTRUCTORS)}"
+KINDS = f"There are {', '.join(masks.IN_WORDS)}"
 
 
 def rules(text: str, known: Collection[int]) -> list[int]:
@@ -93,14 +82,14 @@ def _mask(node: ast.expr) -> Mask:
             return _mask(left) | _mask(right)
         case ast.UnaryOp(op=ast.Invert(), operand=operand):
             return ~_mask(operand)
-        case ast.Call(func=ast.Name(id=name), args=args, keywords=named) if name in CONSTRUCTORS:
+        case ast.Call(func=ast.Name(id=name), args=args, keywords=named) if name in masks.IN_WORDS:
             try:
                 given = {str(word.arg): _literal(word.value) for word in named}
                 found: Mask = getattr(masks, name)(*[_literal(arg) for arg in args], **given)
             except (TypeError, ValueError) as error:
                 raise ValueError(f"--mask holds {ast.unparse(node)!r}: {error}; {EXAMPLE}") from None
             return found
-        case ast.Name(id=name) if name in CONSTRUCTORS:
+        case ast.Name(id=name) if name in masks.IN_WORDS:
             raise ValueError(f"--mask holds {name!r} without its parentheses; {EXAMPLE}")
     raise ValueError(f"--mask holds {ast.unparse(node)!r} where a mask is expected; {EXAMPLE}. {KINDS}")
 

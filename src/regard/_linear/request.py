@@ -78,6 +78,7 @@ def make_request(
     spec = call.spec
     if not isinstance(normalize, bool):
         raise TypeError(f"normalize must be True or False, got {normalize!r}")
+    mask = mask.sized(spec.batch, spec.heads) if isinstance(mask, Mask) else mask
     first = 0 if state is None else _check_state(state, spec, query_offset)
     total = first + spec.keys
     if state is not None and mask is not None:

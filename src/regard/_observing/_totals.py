@@ -147,7 +147,7 @@ class Totals:
         spec, offset = self.call.spec, self.call.offset
         ahead = torch.arange(diagonals.shape[-1], device=diagonals.device) - (spec.queries - 1)
         behind = (offset.view(-1, 1, 1) if isinstance(offset, torch.Tensor) else offset) - ahead
-        bucket = statistics.buckets(behind.abs()).expand(diagonals.shape)
+        bucket = statistics.bucket_of(behind.abs()).expand(diagonals.shape)
         found = diagonals.new_zeros(*diagonals.shape[:2], statistics.BUCKETS, dtype=torch.float64)
         return found.scatter_add_(2, bucket, diagonals.double()).to(diagonals.dtype)
 

@@ -1,56 +1,77 @@
-"""The page that ``Recording.to_html`` writes: one file, no scripts, no requests."""
+"""The page of a recording: one HTML file with everything in it.
+
+``frontend/`` holds its sources; they are built into ``page.js``, which ships with the package. Python writes the data
+and the frame around it, and a table that readers without scripts see.
+"""
 
 from __future__ import annotations
 
 import base64
+from functools import cache
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from regard._page._document import as_text, document
-from regard._page._png import heatmap
 
 if TYPE_CHECKING:
-    from regard.recording import Head, Recorded, Recording
+    from regard.recording import Recording
 
+# What can be seen before the script has run, and without it.
 _STYLE = """
 :root { color-scheme: light dark; }
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem; }
-table { border-collapse: collapse; width: 100%; }
-th, td { text-align: left; padding: .25rem .6rem; border-bottom: 1px solid #8884; vertical-align: top; }
-td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; }
-.heads { display: grid; grid-template-columns: repeat(auto-fill, minmax(11rem, 1fr)); gap: 1rem; margin: 1rem 0; }
-figure { margin: 0; min-width: 0; }
-img { width: 100%; aspect-ratio: 1; image-rendering: pixelated; display: block; background: #440154; }
-figcaption { font-size: .85em; overflow-wrap: anywhere; }
-.label { font-weight: 600; }
-bdi { font-family: ui-monospace, monospace; white-space: pre-wrap; overflow-wrap: anywhere; background: #8882; }
-summary { cursor: pointer; font-weight: 600; padding: .4rem 0; overflow-wrap: anywhere; }
-.note { opacity: .75; font-size: .9em; }
+body { font: 15px/1.5 system-ui, sans-serif; margin: 0; background: #fff; color: #1c1e26; }
+@media (prefers-color-scheme: dark) { body { background: #14161b; color: #e8eaf0; } }
+.plain { max-width: 72rem; margin: 2rem auto; padding: 0 1rem; }
+.plain table { border-collapse: collapse; width: 100%; }
+.plain th, .plain td { text-align: left; padding: .25rem .6rem; border-bottom: 1px solid #8884; vertical-align: top; }
+bdi { overflow-wrap: anywhere; }
+.plain bdi { font-family: ui-monospace, monospace; white-space: pre-wrap; background: #8882; }
 .wide { overflow-x: auto; }
 """
 
 
-_LEGEND = (
-    "A picture is a head: queries from top to bottom, keys from left to right, brighter where more weight lies. "
-    "Brightness goes with the square root, and each picture's largest cell is the brightest."
-)
+def page(
+    recording: Recording,
+    *,
+    against: Recording | None = None,
+    opening: dict[str, Any] | None = None,
+    home: str = "file",
+    budget: int | None = None,
+) -> str:
+    """The recording as HTML. Tokens are data, and nothing but data: no element of the file depends on what they say.
 
+    Args:
+        against: a second recording, to compare with.
+        opening: where the page opens: ``layer``, ``head``, ``view``, ``lang``, ``theme``.
+        home: "file", or "cell" inside a notebook.
+        budget: bytes of data at most, before base64.
+    """
+    from regard._page._pack import pack  # reads tensors: the walkthrough uses this package without torch
 
-def page(recording: Recording) -> str:
-    """The recording as HTML. Tokens are text, and nothing but text: no element depends on what they say."""
-    layers = [recording.at(layer) for layer in range(len(recording.sites))]
+    recordings = [recording, *([against] if against is not None else [])]
+    wanted = {name: value for name, value in (opening or {}).items() if value is not None}
+    packed = pack(recordings, budget, {"open": wanted} if wanted else None)
+    lang = {"zh": "zh-CN"}.get(str(wanted.get("lang")), "en")
     body = [
+        f'<div id="regard" data-home="{home}"><noscript><div class="plain">',
         f"<h1>{as_text(recording.title)}</h1>",
         _summary(recording),
-        f'<p class="note">{_LEGEND}</p>',
-        *(_layer(recording, calls, index == 0) for index, calls in enumerate(layers) if calls),
+        "</div></noscript></div>",
+        f'<script type="text/plain" id="regard-data">{base64.b64encode(packed).decode()}</script>',
     ]
-    return document(recording.title, _STYLE, body)
+    return document(recording.title, _STYLE, body, lang, script())
+
+
+@cache
+def script() -> str:
+    """The front end: one module, without a line that could end the element it stands in."""
+    return files("regard._page").joinpath("page.js").read_text(encoding="utf-8")
 
 
 def _summary(recording: Recording) -> str:
+    """One row per layer, as the terminal shows it."""
     summary = recording.summary()
     numbers = ("layer", "calls", "entropy", "first key", "≈ distance")
-    head = "".join(f'<th class="n">{name}</th>' for name in numbers)
     rows = []
     for row in summary.rows:
         tokens = ", ".join(f"{_token(token)} {share:.0%}" for token, share in row["most_attended"])
@@ -60,12 +81,13 @@ def _summary(recording: Recording) -> str:
         cells = [row["layer"], row["calls"], *(_number(row[name], how) for name, how in _NUMBERS)]
         rows.append(
             "<tr>"
-            + "".join(f'<td class="n">{cell}</td>' for cell in cells)
+            + "".join(f"<td>{cell}</td>" for cell in cells)
             + f"<td>{tokens}</td><td>{heads}</td><td>{as_text(row['path'])} ({row['kind']})</td></tr>"
         )
-    notes = "".join(f'<p class="note">{as_text(note)}</p>' for note in [summary.thresholds, *summary.notes])
+    notes = "".join(f"<p>{as_text(note)}</p>" for note in [summary.thresholds, *summary.notes])
     return (
-        f'<div class="wide"><table><thead><tr>{head}<th>most attended</th><th>heads</th><th>module</th></tr></thead>'
+        f'<div class="wide"><table><thead><tr>{"".join(f"<th>{name}</th>" for name in numbers)}'
+        "<th>most attended</th><th>heads</th><th>module</th></tr></thead>"
         f"<tbody>{''.join(rows)}</tbody></table></div>{notes}"
     )
 
@@ -73,39 +95,9 @@ def _summary(recording: Recording) -> str:
 _NUMBERS = (("entropy", "{:.2f}"), ("first", "{:.0%}"), ("distance", "{:.1f}"))
 
 
-def _layer(recording: Recording, calls: list[Recorded], is_open: bool) -> str:
-    """The first call of a layer, for the first item of the batch: a picture a head."""
-    call = calls[0]
-    described = {row["head"]: row for row in recording.described(call) if row["item"] == 0}
-    figures = "".join(_figure(recording.select(call.layer, head), described[head]) for head in call.heads)
-    what = f"{call.kind} attention, {call.queries} queries, {call.keys} keys"
-    more = [f"first of {n} {name}" for n, name in ((len(calls), "calls"), (call.batch, "items of the batch")) if n > 1]
-    what = ", ".join([what, *more])
-    return (
-        f"<details{' open' if is_open else ''}><summary>Layer {call.layer}: {as_text(call.path)} ({what})</summary>"
-        f'<div class="heads">{figures}</div></details>'
-    )
-
-
-def _figure(head: Head, row: dict[str, Any]) -> str:
-    picture = ""
-    if "map" in head.call.parts and head.map.numel():
-        data = base64.b64encode(heatmap(head.map.cpu().numpy())).decode()
-        picture = f'<img alt="map of head {head.head}" src="data:image/png;base64,{data}">'
-    numbers = ", ".join(
-        f"{name} {_number(row[key], how)}"
-        for name, key, how in (("entropy", "entropy", "{:.2f}"), ("largest weight", "max_weight", "{:.2f}"))
-    )
-    tokens = ""
-    if "key_mass" in head.call.parts:
-        tokens = "<br>" + ", ".join(f"{_token(token)} {share:.0%}" for token, share in head.top_tokens(3))
-    label = f' <span class="label">{row["label"]}</span>' if row["label"] else ""
-    return f"<figure>{picture}<figcaption>head {head.head}{label}<br>{numbers}{tokens}</figcaption></figure>"
-
-
 def _number(value: float | None, how: str) -> str:
     return "–" if value is None else how.format(value)
 
 
 def _token(token: str) -> str:
-    return f"<bdi>{as_text(token)}</bdi>"
+    return f"<bdi>{as_text(token if len(token) <= 200 else token[:199] + '…')}</bdi>"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 # viridis at nine places; what lies between is interpolated
-_COLOURS = np.array(
+COLOURS = np.array(
     [
         (68, 1, 84), (71, 44, 122), (59, 81, 139), (44, 113, 142), (33, 144, 141),
         (39, 173, 129), (92, 200, 99), (170, 220, 50), (253, 231, 37),
@@ -18,12 +18,15 @@ _COLOURS = np.array(
 )  # fmt: skip
 
 
-def heatmap(values: np.ndarray[Any, Any]) -> bytes:
-    """A palette image, one pixel a cell; the largest value is the brightest, NaN is 0."""
+def heatmap(values: np.ndarray[Any, Any], least: int = 1) -> bytes:
+    """A palette image, one pixel per cell; the largest value is the brightest, NaN is 0. Cells grow until the longer
+    side has at least so many pixels."""
     cells = np.nan_to_num(np.asarray(values, dtype=np.float64), nan=0.0, posinf=0.0, neginf=0.0).clip(min=0.0)
     top = cells.max(initial=0.0)
     # square roots: weights spread over orders of magnitude, and small ones should still be seen
-    return picture(np.sqrt(cells / top) if top > 0 else cells, _COLOURS)
+    levels = np.sqrt(cells / top) if top > 0 else cells
+    size = max(1, -(-least // max(1, *levels.shape)))
+    return picture(levels.repeat(size, 0).repeat(size, 1), COLOURS)
 
 
 def picture(levels: np.ndarray[Any, Any], colours: np.ndarray[Any, Any]) -> bytes:

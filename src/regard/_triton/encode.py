@@ -7,6 +7,8 @@ visited. The test is one of
   ANY        nothing but the end of the keys
   INTERVALS  up to four intervals of keys for each row
   DENSE      a boolean for each pair, made for some rows at a time where the whole would be large
+  BAND       a band around the diagonal, and a range of keys for each item, as numbers: the kernels that take it (those
+             of attention itself, forward and backward) work out their tiles themselves, and need no runs
 """
 
 from __future__ import annotations
@@ -18,13 +20,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from regard.statistics import bucket_of, cell_of
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from regard.masks import Mask
     from regard.spec import Call
 
-ANY, INTERVALS, DENSE = 0, 1, 2
+ANY, INTERVALS, DENSE, BAND = 0, 1, 2, 3
+# of the last number of a band, as in tiles.py
+_RIGHT_PADDING, _LEFT_PADDING, _OFFSETS = 1, 2, 4
+# wider than any call
+_FAR = 1 << 29
 PLAIN, STRADDLING, TESTED = 0, 1, 2
 # booleans of one piece of a mask that has no intervals
 _PIECE = 1 << 28
@@ -87,6 +95,103 @@ def encode(call: Call, tiling: Tiling) -> Encoded:
     return mask.remember(key, offset, lambda: _build(call, mask, tiling))
 
 
+class Band(NamedTuple):
+    """Row r may see keys j with −left <= j − (r + offset) <= right. ``lengths``, ``offsets``: one for each item."""
+
+    offset: int
+    left: int
+    right: int
+    given: int  # which of the tensors are there
+    lengths: Tensor | None
+    offsets: Tensor | None
+
+
+def band_of(call: Call) -> Band | None:
+    """The call's mask as a band; None where it is none."""
+    spec, mask, offset = call.spec, call.mask, call.offset
+    left = right = _FAR
+    given, lengths = 0, None
+    offsets = offset if isinstance(offset, Tensor) else None
+    if mask is not None:
+        flags = mask.fused(spec.queries, spec.keys, offset)
+        if flags is None or flags.documents is not None:
+            return None
+        left = _FAR if flags.left is None else min(flags.left, _FAR)
+        right = _FAR if flags.right is None else min(flags.right, _FAR)
+        if flags.padding is not None:
+            lengths = flags.padding.lengths_on(call.query.device)
+            lengths = lengths if len(lengths) == spec.batch else lengths.expand(spec.batch).contiguous()
+            given = _LEFT_PADDING if flags.padding.side == "left" else _RIGHT_PADDING
+    if offsets is not None:
+        return Band(0, left, right, given | _OFFSETS, lengths, offsets)
+    return Band(int(offset), left, right, given, lengths, None)
+
+
+class TileLists(NamedTuple):
+    """Which tiles each owner (a block of rows, or of keys) walks over, in order; first those in which all is permitted.
+
+    ``tiles``: int32, all lists one after the other. ``starts``: int32 [2, owners + 1], where each kind's lists begin.
+    """
+
+    tiles: Tensor
+    starts: Tensor
+    groups: int
+    blocks: int  # owners of a group
+
+    @property
+    def nbytes(self) -> int:
+        return self.tiles.nbytes + self.starts.nbytes
+
+
+def tile_lists(call: Call, block_q: int, block_k: int, of_keys: bool) -> TileLists:
+    """Of the call's mask, which has no band; remembered. ``of_keys``: blocks of keys own row tiles."""
+    spec, mask, offset = call.spec, call.mask, call.offset
+    assert mask is not None
+    device = call.query.device
+    key = ("tile lists", spec.queries, spec.keys, offset, spec.batch, block_q, block_k, of_keys, device)
+    return mask.remember(key, offset, lambda: _tile_lists(call, mask, block_q, block_k, of_keys))
+
+
+def _tile_lists(call: Call, mask: Mask, block_q: int, block_k: int, of_keys: bool) -> TileLists:
+    spec = call.spec
+    blocks = mask.blocks(spec.queries, spec.keys, call.offset, spec.batch, block_q, block_k)
+    counts = np.diff(blocks.row_ptr, axis=1)
+    groups, query_blocks = counts.shape
+    rows = np.tile(np.arange(query_blocks, dtype=np.int32), groups).repeat(counts.ravel())
+    group = np.repeat(np.arange(groups), counts.sum(1))
+    # tiles that reach beyond an end are tested: what lies there must not count
+    full = blocks.full & ((blocks.cols + 1) * np.int64(block_k) <= spec.keys)
+    if of_keys:
+        full &= (rows + 1) * np.int64(block_q) <= spec.queries
+        size, owner, tile = blocks.key_blocks, group * blocks.key_blocks + blocks.cols, rows
+    else:
+        size, owner, tile = query_blocks, group * query_blocks + rows, blocks.cols
+    order = np.lexsort((tile, owner, ~full))
+    kinds = np.stack([np.bincount(owner[kind], minlength=groups * size) for kind in (full, ~full)])
+    starts = np.zeros((2, groups * size + 1), dtype=np.int32)
+    starts[:, 1:] = kinds.cumsum(1)
+    starts[1] += starts[0, -1]
+    with torch.inference_mode(False):
+        lists = [torch.from_numpy(part).to(call.query.device) for part in (tile[order].astype(np.int32), starts)]
+        return TileLists(lists[0], lists[1], groups, size)
+
+
+def intervals(call: Call) -> tuple[Tensor, Tensor] | None:
+    """Intervals of keys for each row, int32 [groups, K, L] on the device; None where the mask has none. Remembered."""
+    spec, mask, offset = call.spec, call.mask, call.offset
+    assert mask is not None
+    device = call.query.device
+
+    def build() -> tuple[Tensor, Tensor] | None:
+        rows = mask.rows(spec.queries, spec.keys, offset, spec.batch)
+        if rows is None:
+            return None
+        with torch.inference_mode(False):
+            return tuple(torch.from_numpy(side.astype(np.int32)).to(device) for side in (rows.lo, rows.hi))  # type: ignore[return-value]
+
+    return mask.remember(("triton intervals", spec.queries, spec.keys, offset, spec.batch, device), offset, build)
+
+
 def _unsplit(tiling: Tiling) -> Tiling:
     """Without known positions every tile may straddle buckets; one cell of the map over no queries marks them all."""
     return tiling._replace(grid=(1, 1), limit=(0, 0), distance=False) if tiling.straddles else tiling
@@ -96,15 +201,14 @@ def _cells(S: int, cols: int, block_k: int) -> NDArray[np.int32]:
     """The map's column in which each key tile lies, -1 where it lies in several."""
     start = np.arange(0, S, block_k, dtype=np.int64)
     last = np.minimum(start + block_k, S) - 1
-    first, final = (((at + 1) * cols - 1) // S for at in (start, last))
+    first, final = (cell_of(at, S, cols) for at in (start, last))
     return np.where(first == final, first, -1).astype(np.int32)
 
 
-def pieces(call: Call, encoded: Encoded, block_q: int) -> list[range]:
-    """The rows for which the test is made at once: all of them, unless it is DENSE and large."""
+def pieces(call: Call, block_q: int) -> list[range]:
+    """The rows for which a DENSE test is made at once."""
     spec, mask = call.spec, call.mask
-    if encoded.test != DENSE or mask is None:
-        return [range(spec.queries)]
+    assert mask is not None
     items = spec.batch if isinstance(call.offset, Tensor) else mask.batch
     at_once = _PIECE // max(1, items * mask.heads * spec.keys) // block_q * block_q
     at_once = max(block_q, at_once)
@@ -194,14 +298,14 @@ def _straddling(
         above = offset + first_row + tiling.block_q - 1 - (keys - tiling.block_k)
         near = np.maximum(np.maximum(below, -above), 0)
         far = np.maximum(above, -below)
-        # the exponent is the bucket; a single edge between two is no obstacle
-        found |= np.frexp(far.astype(np.float64))[1] > np.frexp(near.astype(np.float64))[1] + 1
+        # a single edge between two is no obstacle
+        found |= bucket_of(far) > bucket_of(near) + 1
     if tiling.grid[0] > 0:
         start, stop = tiling.limit
         if stop <= start:
             return np.ones_like(found)
         ends = (np.clip(row, start, stop - 1) - start for row in (first_row, first_row + tiling.block_q - 1))
-        first, last = (((row + 1) * tiling.grid[0] - 1) // (stop - start) for row in ends)
+        first, last = (cell_of(row, stop - start, tiling.grid[0]) for row in ends)
         found |= (first != last) | (_cells(S, tiling.grid[1], tiling.block_k)[cols] < 0)
     return found
 

@@ -15,7 +15,25 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from regard._triton.tiles import LN2, LOG2E, NEVER, load_block, load_pairs, locate_pairs, permitted, tanh
+from regard._triton.tiles import (
+    BAND,
+    LN2,
+    LOG2E,
+    NEVER,
+    SLOPES,
+    dropped,
+    key_tiles,
+    load_bias,
+    load_block,
+    locate_band,
+    locate_bias,
+    locate_pairs,
+    permitted,
+    seed_keys,
+    span_of,
+    tanh,
+    tile_at,
+)
 
 _NOTHING = tl.constexpr(float("-inf"))
 # in powers of two
@@ -26,13 +44,16 @@ HUGE = tl.constexpr(1e8)
 def _logits(
     s, rows, cols, sizes, scales, bias, pairs,
     PREDICATE: tl.constexpr, SLOTS: tl.constexpr, SOFTCAP: tl.constexpr, BIASED: tl.constexpr, MASKED: tl.constexpr,
+    DIRECT: tl.constexpr,
 ):  # fmt: skip
     """The tile's logits; -inf where a pair is forbidden."""
     z = s
     if SOFTCAP:
         z = tanh(s * scales[0]) * scales[1]
-    if BIASED:
-        added = load_pairs(bias, rows, cols, sizes, _NOTHING).to(tl.float32)
+    if BIASED == SLOPES:
+        z = z + load_bias(bias, rows, cols, sizes, BIASED, DIRECT)
+    elif BIASED:
+        added = load_bias(bias, rows, cols, sizes, BIASED, DIRECT)
         z = tl.where(added == _NOTHING, _NOTHING, z + added)
     if MASKED:
         z = tl.where(permitted(rows, cols, sizes, pairs, PREDICATE, SLOTS), z, _NOTHING)
@@ -60,7 +81,7 @@ def _careful_factor(m, powers):
 
 @triton.jit
 def _store_rows(
-    results, m, total, e, acc, factor, unit, SINK_AT, mine,
+    results, m, total, e, acc, factor, unit, SINK_AT, mine, kept_share,
     VALUE: tl.constexpr, DV: tl.constexpr, SINK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """What follows from a row's numbers, see the module, for the rows that are ``mine``. ``unit``: natural logits."""
@@ -90,72 +111,79 @@ def _store_rows(
         entropy = tl.maximum(entropy, 0.0, propagate_nan=tl.PropagateNan.ALL)
         tl.store(ENTROPY + row, tl.where(empty, float("nan"), entropy), mask=mine)
         tl.store(LARGEST + row, tl.where(empty, float("nan"), share), mask=mine)
-    out = tl.where(empty[:, None], 0.0, acc * (share * right)[:, None])
+    out = tl.where(empty[:, None], 0.0, acc * (share * right * kept_share)[:, None])
     d = tl.arange(0, DV)[None, :]
     tl.store(OUT + row[:, None] * VALUE + d, out.to(OUT.dtype.element_ty), mask=mine[:, None] & (d < VALUE))
 
 
 @triton.jit
 def _over_tiles(
-    q, K, V, m, factor, rows, bias, pairs, tables, k_strides, v_strides, item, sizes, scales,
+    q, K, V, m, factor, rows, bias, pairs, tables, walk, k_strides, v_strides, item, sizes, scales, draw,
     GROUP: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr, VALUE: tl.constexpr, DV: tl.constexpr,
     COPIED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PREDICATE: tl.constexpr, SLOTS: tl.constexpr,
-    SOFTCAP: tl.constexpr, BIASED: tl.constexpr, RISING: tl.constexpr, ROWS: tl.constexpr, PRECISION: tl.constexpr,
+    SOFTCAP: tl.constexpr, BIASED: tl.constexpr, RISING: tl.constexpr, ROWS: tl.constexpr, DROPOUT: tl.constexpr,
+    PRECISION: tl.constexpr, DIRECT: tl.constexpr,
 ):  # fmt: skip
-    """(m, total, e, acc) of the rows, see the module; ``m``: where it begins. ``factor``: powers of two of a unit."""
+    """(m, total, e, acc) of the rows, see the module; ``m``: where it begins. ``factor``: powers of two of a unit.
+    ``draw``: of dropout, (keys of the seed, number of each row's first pair, threshold)."""
     b, h = item
     L, S = sizes
     total = tl.zeros([BM], tl.float32)
     e = tl.zeros([BM], tl.float32)
     acc = tl.zeros([BM, DV], tl.float32)
     for kind in tl.static_range(2):
-        runs = tl.load(tables[1] + 2 * kind)
-        table = tables[0] + tl.load(tables[1] + 3 + 2 * kind) + tables[2] * runs * 2
-        for run in range(runs):
-            start = tl.load(table + 2 * run)
-            stop = tl.load(table + 2 * run + 1)
-            for tile in range(start, stop):
-                j0 = tile * BN
-                cols = (j0 + tl.arange(0, BN))[None, :]
-                k = load_block(K, b, h // GROUP, j0, k_strides, S, BN, HEAD, D, COPIED, kind == 1)
-                s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-                if not RISING and not SOFTCAP:
-                    s = s * scales[0]
-                z = _logits(s, rows, cols, (L, S), scales, bias, pairs, PREDICATE, SLOTS, SOFTCAP, BIASED, kind == 1)
-                top = tl.maximum(m, tl.max(z, 1))
-                base = tl.where(top == _NOTHING, 0.0, top)
-                t = z * factor[:, None] - (base * factor)[:, None]
-                p = tl.exp2(t)
-                before = (m - base) * factor
-                kept = tl.exp2(before)
-                if ROWS:
-                    if BIASED:
-                        # finite: 0·t is 0, for logits near the smallest float32 too
-                        t = tl.maximum(t, NEVER, propagate_nan=tl.PropagateNan.ALL)
-                    elif kind == 1:
-                        t = tl.where(z == _NOTHING, 0.0, t)
-                    e = kept * (e + total * tl.where(m == _NOTHING, 0.0, tl.maximum(before, NEVER))) + tl.sum(p * t, 1)
-                total = total * kept + tl.sum(p, 1)
-                acc = acc * kept[:, None]
-                v = load_block(V, b, h // GROUP, j0, v_strides, S, BN, VALUE, DV, COPIED, kind == 1)
-                acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)
-                m = top
+        start, stop = span_of(tables, walk, kind, PREDICATE)
+        for step in range(start, stop):
+            j0 = tile_at(tables, walk, step, kind, PREDICATE) * BN
+            cols = (j0 + tl.arange(0, BN))[None, :]
+            k = load_block(K, b, h // GROUP, j0, k_strides, S, BN, HEAD, D, COPIED, kind == 1)
+            s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+            if not RISING and not SOFTCAP:
+                s = s * scales[0]
+            z = _logits(
+                s, rows, cols, (L, S), scales, bias, pairs, PREDICATE, SLOTS, SOFTCAP, BIASED, kind == 1, DIRECT
+            )
+            top = tl.maximum(m, tl.max(z, 1))
+            base = tl.where(top == _NOTHING, 0.0, top)
+            t = z * factor[:, None] - (base * factor)[:, None]
+            p = tl.exp2(t)
+            before = (m - base) * factor
+            kept = tl.exp2(before)
+            if ROWS:
+                if BIASED:
+                    # finite: 0·t is 0, for logits near the smallest float32 too
+                    t = tl.maximum(t, NEVER, propagate_nan=tl.PropagateNan.ALL)
+                elif kind == 1:
+                    t = tl.where(z == _NOTHING, 0.0, t)
+                e = kept * (e + total * tl.where(m == _NOTHING, 0.0, tl.maximum(before, NEVER))) + tl.sum(p * t, 1)
+            total = total * kept + tl.sum(p, 1)
+            acc = acc * kept[:, None]
+            if DROPOUT:
+                p = tl.where(dropped(draw[0], draw[1], cols, draw[2]), 0.0, p)
+            v = load_block(V, b, h // GROUP, j0, v_strides, S, BN, VALUE, DV, COPIED, kind == 1)
+            acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)
+            m = top
     return m, total, e, acc
 
 
-@triton.jit(do_not_specialize=["L", "S", "first_row", "blocks"])
+_NUMBERS = ["L", "S", "first_row", "blocks", "items", "owners", "pairs_b", "pairs_h", "pairs_q", "pairs_k", "threshold"]
+
+
+@triton.jit(do_not_specialize=_NUMBERS)
 def attend(
-    Q, K, V, BIAS, PAIRS, PAIRS_HI, SINKS, RUNS, COUNTS, OUT, LSE, ENTROPY, LARGEST,
+    Q, K, V, BIAS, PAIRS, PAIRS_HI, SINKS, SEED, TILES, STARTS, OUT, LSE, ENTROPY, LARGEST,
     q_stride_b, q_stride_h, q_stride_l, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
     bias_stride_b, bias_stride_h, bias_stride_q, bias_stride_k,
-    pairs_stride_b, pairs_stride_h, pairs_stride_q, pairs_stride_k, runs_group, L, S, first_row, blocks, scale, cap,
+    pairs_b, pairs_h, pairs_q, pairs_k, items, owners, L, S, first_row, blocks, threshold, scale, cap, share,
     H: tl.constexpr, GROUP: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr,
     VALUE: tl.constexpr, DV: tl.constexpr, COPIED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     PREDICATE: tl.constexpr, SLOTS: tl.constexpr, SOFTCAP: tl.constexpr, BIASED: tl.constexpr, SINK: tl.constexpr,
-    RISING: tl.constexpr, ROWS: tl.constexpr, PRECISION: tl.constexpr,
+    RISING: tl.constexpr, ROWS: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
+    DIRECT: tl.constexpr,
 ):  # fmt: skip
     """OUT: [B, H, L, VALUE]; LSE, ENTROPY, LARGEST: [B, H, L]. RISING: a logit is the product times a positive scale,
-    so that the products themselves are compared. ``scale``, ``cap``: see ``natural_scales``."""
+    so that the products themselves are compared. ``scale``, ``cap``: see ``natural_scales``. ``pairs_b`` … ``pairs_k``:
+    strides of PAIRS, or for a BAND its offset, left and right, and what is given. ``share``: 1 / (1 - dropout)."""
     block = tl.num_programs(0) - 1 - tl.program_id(0) + first_row // BM
     bh = tl.program_id(1)
     b = bh // H
@@ -163,34 +191,42 @@ def attend(
     i0 = block * BM
     at = i0 + tl.arange(0, BM)
     rows = at[:, None]
-    bias = (BIAS + b.to(tl.int64) * bias_stride_b + h.to(tl.int64) * bias_stride_h, bias_stride_q, bias_stride_k)
-    pairs = locate_pairs(
-        PAIRS, PAIRS_HI, b, h, first_row, pairs_stride_b, pairs_stride_h, pairs_stride_q, pairs_stride_k, PREDICATE
-    )
+    bias = locate_bias(BIAS, b, h, bias_stride_b, bias_stride_h, bias_stride_q, bias_stride_k, BIASED)
+    if PREDICATE == BAND:
+        pairs = locate_band(PAIRS, PAIRS_HI, b, S, pairs_b, pairs_h, pairs_q, pairs_k)
+        walk = key_tiles(pairs, i0, L, BM, BN)
+    else:
+        pairs = locate_pairs(PAIRS, PAIRS_HI, b, h, first_row, pairs_b, pairs_h, pairs_q, pairs_k, PREDICATE)
+        walk = (i0, i0, i0, i0)
     q = load_block(Q, b, h, i0, (q_stride_b, q_stride_h, q_stride_l), L, BM, HEAD, D, COPIED, True)
     # of a unit of logits: its natural logits, and its powers of two
     unit = scale * 0.0 + 1.0
     if RISING:
         unit = scale
     powers = unit * LOG2E
-    tables = (RUNS, COUNTS, b * runs_group * blocks + block)
+    tables = (TILES, STARTS, owners, b * items * blocks + block)
     k_strides = (k_stride_b, k_stride_h, k_stride_s)
     v_strides = (v_stride_b, v_stride_h, v_stride_s)
+    draw = (seed_keys(SEED, DROPOUT), (bh.to(tl.int64) * L + rows) * S, threshold)
     m = tl.full([BM], _NOTHING, tl.float32)
     factor = tl.zeros([BM], tl.float32) + powers
     m, total, e, acc = _over_tiles(
-        q, K, V, m, factor, rows, bias, pairs, tables, k_strides, v_strides, (b, h), (L, S), (scale, cap),
-        GROUP, HEAD, D, VALUE, DV, COPIED, BM, BN, PREDICATE, SLOTS, SOFTCAP, BIASED, RISING, ROWS, PRECISION,
+        q, K, V, m, factor, rows, bias, pairs, tables, walk, k_strides, v_strides, (b, h), (L, S), (scale, cap), draw,
+        GROUP, HEAD, D, VALUE, DV, COPIED, BM, BN, PREDICATE, SLOTS, SOFTCAP, BIASED, RISING, ROWS, DROPOUT, PRECISION,
+        DIRECT,
     )  # fmt: skip
     row = bh.to(tl.int64) * L + at
     results = (OUT, LSE, ENTROPY, LARGEST, row)
     huge = ((tl.abs(m) * _power_below(powers) > HUGE) & (m != _NOTHING)) | (total - total != 0.0)
-    _store_rows(results, m, total, e, acc, factor, unit, SINKS + h, (at < L) & (huge == 0), VALUE, DV, SINK, ROWS)
+    _store_rows(
+        results, m, total, e, acc, factor, unit, SINKS + h, (at < L) & (huge == 0), share, VALUE, DV, SINK, ROWS
+    )
     if tl.max(huge.to(tl.int32), 0) > 0:
         # these rows, and no others, once more: from the largest logit on, which is known now
         factor = _careful_factor(m, powers)
         m, total, e, acc = _over_tiles(
-            q, K, V, m, factor, rows, bias, pairs, tables, k_strides, v_strides, (b, h), (L, S), (scale, cap),
-            GROUP, HEAD, D, VALUE, DV, COPIED, BM, BN, PREDICATE, SLOTS, SOFTCAP, BIASED, RISING, ROWS, PRECISION,
+            q, K, V, m, factor, rows, bias, pairs, tables, walk, k_strides, v_strides, (b, h), (L, S), (scale, cap),
+            draw, GROUP, HEAD, D, VALUE, DV, COPIED, BM, BN, PREDICATE, SLOTS, SOFTCAP, BIASED, RISING, ROWS, DROPOUT,
+            PRECISION, DIRECT,
         )  # fmt: skip
-        _store_rows(results, m, total, e, acc, factor, unit, SINKS + h, (at < L) & huge, VALUE, DV, SINK, ROWS)
+        _store_rows(results, m, total, e, acc, factor, unit, SINKS + h, (at < L) & huge, share, VALUE, DV, SINK, ROWS)

@@ -37,7 +37,7 @@ def refuse(spec: CallSpec) -> list[str]:
         reasons.append("the Triton kernels accumulate in float32")
     if spec.head_dim > widest(spec.dtype):
         reasons.append(f"head dim {spec.head_dim} does not fit the Triton kernels' tiles")
-    if spec.mode != "plain":
+    if spec.mode not in ("plain", "compile"):
         reasons.append(f"the Triton kernels cannot be traced ({spec.mode} mode)")
     if spec.batch * spec.heads > _MOST_HEADS:
         reasons.append(f"more than {_MOST_HEADS:,} heads of all items: the grid of a kernel has no more room")
@@ -165,7 +165,7 @@ def pieces_of(call: Call, encoded: Encoded, block_q: int) -> Iterator[Piece]:
     every, lo, hi = range(call.spec.queries), encoded.lo, encoded.hi
     test = {"PREDICATE": encoded.test, "SLOTS": 0}
     if encoded.test == DENSE:
-        for rows in pieces(call, encoded, block_q):
+        for rows in pieces(call, block_q):
             seen = dense_piece(call, rows).view(torch.uint8)
             yield Piece(rows, seen, seen, seen.stride(), test)
     elif lo is not None and hi is not None:

@@ -40,6 +40,8 @@ _COPIES = 16
 def refuse(spec: CallSpec, want: Want) -> list[str]:
     """Why the kernels cannot observe such a call; nothing when they can."""
     reasons = inputs.refuse(spec)
+    if spec.mode != "plain":
+        reasons.append(f"there is nothing to observe in {spec.mode} mode")
     if spec.empty:
         reasons.append("there is nothing to observe")
     if want.top_k > _MOST_KEPT:

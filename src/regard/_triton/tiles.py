@@ -12,17 +12,24 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from regard import statistics
+
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
-# Far below any z of a permitted pair, and finite: 0·NEVER is 0.
-NEVER = tl.constexpr(-1e30)
-BUCKETS = tl.constexpr(32)
+NEVER = tl.constexpr(statistics.NEVER)
+BUCKETS = tl.constexpr(statistics.BUCKETS)
 # Distances are summed in several places, joined at the end: one place would be waited for by all programs of a head.
 COPIES = tl.constexpr(16)
 
 ANY = tl.constexpr(0)  # every pair is permitted
 INTERVALS = tl.constexpr(1)  # each row permits a few intervals of keys
 DENSE = tl.constexpr(2)  # a boolean for each pair
+# how a bias is given: as a matrix; as a line by distance; as a slope of each head, times the distance
+MATRIX, LINE, SLOPES = tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
+BAND = tl.constexpr(3)  # a band around the diagonal and a range of keys for each item; see ``locate_band``
+# of the last number of a band: lengths count from the first key, or from the last; each item has its own offset
+RIGHT_PADDING, LEFT_PADDING, OFFSETS_GIVEN = tl.constexpr(1), tl.constexpr(2), tl.constexpr(4)
+_FAR = tl.constexpr(1 << 29)
 
 
 @triton.jit
@@ -72,13 +79,16 @@ def tanh(x):
 def log_weights(
     s, lse, rows, cols, sizes, scales, bias, pairs,
     PREDICATE: tl.constexpr, SLOTS: tl.constexpr, SOFTCAP: tl.constexpr, BIAS: tl.constexpr, MASKED: tl.constexpr,
+    DIRECT: tl.constexpr = False,
 ):  # fmt: skip
     """z of a tile from its products s = q·k. ``scales``: (scale, softcap), log2 e included."""
     z = s * scales[0]
     if SOFTCAP:
         z = tanh(z) * scales[1]
-    if BIAS:
-        added = load_pairs(bias, rows, cols, sizes, float("-inf")).to(tl.float32)
+    if BIAS == SLOPES:
+        z = z + (load_bias(bias, rows, cols, sizes, BIAS, DIRECT) - lse) * LOG2E
+    elif BIAS:
+        added = load_bias(bias, rows, cols, sizes, BIAS, DIRECT)
         # either may be near the smallest float32, which powers of two cannot express; finite, as 0·z is to be 0
         z = tl.maximum(z + (added - lse) * LOG2E, NEVER / 2, propagate_nan=tl.PropagateNan.ALL)
         z = tl.where(added == float("-inf"), NEVER, z)
@@ -100,6 +110,88 @@ def locate_pairs(LO, HI, b, h, first_row, stride_b, stride_h, stride_q, stride_k
 
 
 @triton.jit
+def locate_band(LENGTHS, OFFSETS, b, S, offset, left, right, given):
+    """(lo, hi, first, stop): row r may see the keys j with r + lo <= j < r + hi and first <= j < stop."""
+    if given & OFFSETS_GIVEN:
+        offset = tl.minimum(tl.maximum(tl.load(OFFSETS + b).to(tl.int64), -_FAR), _FAR).to(tl.int32)
+    first = S * 0
+    stop = S
+    if given & (RIGHT_PADDING | LEFT_PADDING):
+        length = tl.minimum(tl.maximum(tl.load(LENGTHS + b).to(tl.int64), 0), S).to(tl.int32)
+        if given & RIGHT_PADDING:
+            stop = length
+        else:
+            first = S - length
+    return offset - left, offset + right + 1, first, stop
+
+
+@triton.jit
+def _in_order(first, inner, outer, last):
+    """(first, inner, outer, last) tiles of a walk: all is permitted in inner … outer-1, and tested before and after."""
+    last = tl.maximum(first, last)
+    inner = tl.minimum(tl.maximum(inner, first), last)
+    outer = tl.minimum(outer, last)
+    none = outer <= inner
+    return first, tl.where(none, last, inner), tl.where(none, last, outer), last
+
+
+@triton.jit
+def key_tiles(band, i0, L, BM: tl.constexpr, BN: tl.constexpr):
+    """The key tiles that rows i0 … i0+BM-1 walk over."""
+    end = tl.minimum(i0 + BM, L) - 1
+    lo_first = tl.maximum(i0 + band[0], band[2])
+    lo_last = tl.maximum(end + band[0], band[2])
+    hi_first = tl.maximum(tl.minimum(i0 + band[1], band[3]), 0)
+    hi_last = tl.maximum(tl.minimum(end + band[1], band[3]), 0)
+    return _in_order(lo_first // BN, tl.cdiv(lo_last, BN), hi_first // BN, tl.cdiv(hi_last, BN))
+
+
+@triton.jit
+def row_tiles(band, j0, L, S, BM: tl.constexpr, BN: tl.constexpr):
+    """The row tiles that keys j0 … j0+BN-1 are seen from."""
+    end = tl.minimum(j0 + BN, S)
+    seen = (band[2] < end) & (band[3] > j0)
+    lo = tl.minimum(tl.maximum(j0 - band[1] + 1, 0), L)
+    hi = tl.where(seen, tl.minimum(tl.maximum(end - band[0], lo), L), lo)
+    whole = (band[2] <= j0) & (band[3] >= end)
+    full_lo = tl.minimum(tl.maximum(end - band[1], 0), L)
+    full_hi = tl.where(whole, tl.minimum(tl.maximum(j0 - band[0] + 1, 0), L), 0)
+    return _in_order(lo // BM, tl.cdiv(full_lo, BM), full_hi // BM, tl.where(seen, tl.cdiv(hi, BM), lo // BM))
+
+
+@triton.jit
+def span_of(tables, walk, kind: tl.constexpr, PREDICATE: tl.constexpr):
+    """(start, stop) of the steps over tiles of a kind: 0, all is permitted in them; 1, their pairs are tested.
+
+    ``tables``: (tiles one after the other, where those of each kind and owner begin, owners, owner), or of a band,
+    which needs none, ``walk``: see ``key_tiles``. One loop, whatever the mask: of loops within loops the compiler
+    would run products of matrices one after the other.
+    """
+    if PREDICATE == BAND:
+        first, inner, outer, last = walk
+        if kind == 0:
+            start, stop = inner, outer
+        else:
+            start, stop = first, last - (outer - inner)
+    else:
+        at = tables[1] + kind * (tables[2] + 1) + tables[3]
+        start, stop = tl.load(at), tl.load(at + 1)
+    return start, stop
+
+
+@triton.jit
+def tile_at(tables, walk, step, kind: tl.constexpr, PREDICATE: tl.constexpr):
+    """The tile of a step of ``span_of``."""
+    if PREDICATE == BAND:
+        tile = step
+        if kind == 1:
+            tile = step + tl.where(step < walk[1], 0, walk[2] - walk[1])
+    else:
+        tile = tl.load(tables[0] + step)
+    return tile
+
+
+@triton.jit
 def load_pairs(matrix, rows, cols, sizes, OTHER: tl.constexpr):
     """A tile of a matrix (address, row stride, column stride); OTHER beyond the ends."""
     at = matrix[0] + rows.to(tl.int64) * matrix[1] + cols.to(tl.int64) * matrix[2]
@@ -107,8 +199,37 @@ def load_pairs(matrix, rows, cols, sizes, OTHER: tl.constexpr):
 
 
 @triton.jit
+def locate_bias(BIAS, b, h, stride_b, stride_h, stride_q, stride_k, BIASED: tl.constexpr):
+    """What ``load_bias`` reads of this head. Of SLOPES, ``stride_q`` is the position of row 0."""
+    at = BIAS + b.to(tl.int64) * stride_b + h.to(tl.int64) * stride_h
+    if BIASED == SLOPES:
+        return tl.load(at).to(tl.float32), stride_q, stride_k
+    else:
+        return at, stride_q, stride_k
+
+
+@triton.jit
+def load_bias(bias, rows, cols, sizes, BIASED: tl.constexpr, DIRECT: tl.constexpr):
+    """A tile of the bias. DIRECT: not on the interpreter."""
+    if BIASED == SLOPES:
+        found = -bias[0] * tl.abs(cols.to(tl.float32) - (rows + bias[1]).to(tl.float32))
+    elif BIASED == LINE:
+        # the line goes on beyond both ends of the call. Not ``tl.load``: what it loads ahead goes through shared memory
+        at = bias[0] + (cols - rows)
+        if DIRECT:
+            found = tl.inline_asm_elementwise(
+                "ld.global.nc.f32 $0, [$1];", "=f,l", [at.to(tl.int64)], dtype=tl.float32, is_pure=True, pack=1
+            )
+        else:
+            found = tl.load(at)
+    else:
+        found = load_pairs(bias, rows, cols, sizes, float("-inf")).to(tl.float32)
+    return found
+
+
+@triton.jit
 def permitted(rows, cols, sizes, pairs, PREDICATE: tl.constexpr, SLOTS: tl.constexpr):
-    """``pairs``: for INTERVALS (lo, hi, distance of slots), for DENSE a matrix of booleans."""
+    """``pairs``: for INTERVALS (lo, hi, distance of slots), for DENSE a matrix of booleans, for BAND see there."""
     if PREDICATE == INTERVALS:
         seen = (cols < 0) & (rows < 0)
         for slot in tl.static_range(SLOTS):
@@ -117,6 +238,8 @@ def permitted(rows, cols, sizes, pairs, PREDICATE: tl.constexpr, SLOTS: tl.const
             seen |= (cols >= lo) & (cols < hi)
     elif PREDICATE == DENSE:
         seen = load_pairs(pairs, rows, cols, sizes, 0) != 0
+    elif PREDICATE == BAND:
+        seen = (cols >= tl.maximum(rows + pairs[0], pairs[2])) & (cols < tl.minimum(rows + pairs[1], pairs[3]))
     else:
         seen = (cols < sizes[1]) & (rows >= 0)
     return seen
@@ -158,3 +281,43 @@ def settled(x, DIRECT: tl.constexpr):
     if DIRECT:
         x = tl.inline_asm_elementwise("", "=f,0", [x], dtype=tl.float32, is_pure=False, pack=1)
     return x
+
+
+# as in regard._hash, whose numbers these are
+_FIRST = tl.constexpr(0x21F0AAAD)
+_SECOND = tl.constexpr(0x735A2D97)
+_STEP = tl.constexpr(0x3C6EF372)
+
+
+@triton.jit
+def _mix(x):
+    """``regard._hash.mix`` of 32-bit words."""
+    x = x ^ (x >> 16)
+    x = (x * _FIRST).to(tl.uint32)
+    x = x ^ (x >> 15)
+    x = (x * _SECOND).to(tl.uint32)
+    return x ^ (x >> 15)
+
+
+@triton.jit
+def seed_keys(SEED, DROPOUT: tl.constexpr):
+    """The two words that ``regard._hash.uniform`` makes of a seed."""
+    if DROPOUT:
+        seed = tl.load(SEED)
+        low = _mix((seed + _STEP).to(tl.uint32))
+        high = _mix(((seed >> 32) + low.to(tl.int64) + _STEP).to(tl.uint32))
+        return low, high
+    else:
+        return 0, 0
+
+
+@triton.jit
+def dropped(keys, row_at, cols, threshold):
+    """Which pairs dropout takes away: the draw of ``regard._hash.uniform`` is below the probability.
+
+    ``row_at``: 64-bit number of the row's first pair among all pairs of the call. ``threshold``: of 24 bits.
+    """
+    index = row_at + cols
+    word = _mix(index.to(tl.uint32) ^ keys[0])
+    word = _mix(word + (index >> 32).to(tl.uint32) + keys[1])
+    return (word >> 8).to(tl.int32) < threshold

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 
 from regard._errors import Refused
 from regard.backends._base import Backend, no_autocast
 from regard.backends.eager import attend
-from regard.spec import Call
+from regard.spec import Result
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from regard.spec import Call
 
 
 class FusedBackend(Backend):
@@ -23,8 +25,8 @@ class FusedBackend(Backend):
     """
 
     @abstractmethod
-    def forward(self, call: Call) -> tuple[Tensor, Tensor]:
-        """(out, lse) of the call's tensors; out may be in accumulation precision, which makes gradients more exact."""
+    def forward(self, call: Call) -> Result:
+        """The call's result; out may be in accumulation precision, which makes gradients more exact."""
 
     @abstractmethod
     def backward(
@@ -32,40 +34,62 @@ class FusedBackend(Backend):
     ) -> tuple[Tensor | None, ...]:
         """Gradients of (query, key, value, bias, sinks), None where ``needs`` is False."""
 
-    def run(self, call: Call, *, named: bool) -> tuple[Tensor, Tensor]:
-        with no_autocast(call.spec.device):
-            if not call.spec.grad:
-                out, lse = self.forward(call)
-                return out if out.dtype == call.spec.dtype else out.to(call.spec.dtype), lse
-            tensors = (call.query, call.key, call.value, call.bias, call.sinks)
-            out = _Fused.apply(self, call, named, *tensors)  # type: ignore[no-untyped-call]
-        assert call.lse is not None
-        return out, call.lse
+    def run(self, call: Call, *, named: bool) -> Result:
+        return run_fused(self, call, named=self.name if named else None)
+
+
+@runtime_checkable
+class Passes(Protocol):
+    """What has the two passes: a backend, or a program of one."""
+
+    def forward(self, call: Call) -> Result: ...
+
+    def backward(
+        self, call: Call, grad_out: Tensor, out: Tensor, lse: Tensor, needs: tuple[bool, ...]
+    ) -> tuple[Tensor | None, ...]: ...
+
+
+def run_fused(passes: Passes, call: Call, *, named: str | None) -> Result:
+    """The forward pass; where gradients may be asked for, joined to autograd. ``named``: the backend, if it was."""
+    spec = call.spec
+    with no_autocast(spec.device):
+        if not spec.grad:
+            found = passes.forward(call)
+            return found if found.out.dtype == spec.dtype else found._replace(out=found.out.to(spec.dtype))
+        tensors = (call.query, call.key, call.value, call.bias, call.sinks)
+        out, lse, *rows = _Fused.apply(passes, call, named, *tensors)  # type: ignore[no-untyped-call]
+    return Result(out, lse, dict(zip(_ROWS, rows, strict=True)) if rows else None)
+
+
+# the statistics of rows that a forward pass may have
+_ROWS = ("entropy", "max_weight")
 
 
 class _Fused(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, backend: FusedBackend, call: Call, named: bool, *tensors: Tensor | None) -> Tensor:
-        out, lse = backend.forward(call)
-        call.lse = lse
-        ctx.backend, ctx.named = backend, named
-        # the context must not hold the tensors beside autograd's own list: that would keep them alive in a cycle
+    def forward(ctx: Any, passes: Passes, call: Call, named: str | None, *tensors: Tensor | None) -> tuple[Tensor, ...]:
+        found = passes.forward(call)
+        ctx.passes, ctx.named = passes, named
+        # the context must not hold the tensors next to autograd's own list: that would keep them alive in a cycle
         ctx.call = call.without_tensors()
         # saving the mask's too makes torch refuse a backward pass after one was changed in place
-        ctx.save_for_backward(*tensors, out, lse, *held_tensors(call))
-        return out if out.dtype == call.spec.dtype else out.to(call.spec.dtype)
+        ctx.save_for_backward(*tensors, found.out, found.lse, *held_tensors(call))
+        rows = () if found.rows is None else tuple(found.rows[name] for name in _ROWS)
+        ctx.mark_non_differentiable(found.lse, *rows)
+        ctx.set_materialize_grads(False)
+        return (found.out if found.out.dtype == call.spec.dtype else found.out.to(call.spec.dtype), found.lse, *rows)
 
     @staticmethod
-    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
-        call = ctx.call
+    def backward(ctx: Any, grad_out: Tensor | None, *others: None) -> tuple[Tensor | None, ...]:
         query, key, value, bias, sinks, out, lse = ctx.saved_tensors[:7]
-        call = Call(call.spec, query, key, value, call.mask, bias, sinks, call.offset)
-        call.seed = ctx.call.seed
+        if grad_out is None:
+            return (None,) * 8
+        call = ctx.call.replace(query=query, key=key, value=value, bias=bias, sinks=sinks)
         needs = ctx.needs_input_grad[3:]
         if torch.is_grad_enabled():
-            return (None, None, None, *again(ctx.backend.name if ctx.named else None, call, grad_out, needs))
+            return (None, None, None, *again(ctx.named, call, grad_out, needs))
         with no_autocast(call.spec.device):
-            return (None, None, None, *ctx.backend.backward(call, grad_out, out, lse, needs))
+            return (None, None, None, *ctx.passes.backward(call, grad_out, out, lse, needs))
 
 
 def held_tensors(call: Call) -> tuple[Tensor, ...]:

@@ -1,4 +1,4 @@
-"""What every backend answers: why it cannot run a call, what it costs, and the call itself."""
+"""What every backend answers: why it cannot run a call, what it needs, and the program that runs it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from regard.spec import Call, CallSpec
+    from regard.spec import Call, CallSpec, Result
 
 
 class Backend(ABC):
@@ -26,10 +26,6 @@ class Backend(ABC):
         """Reasons why this backend cannot run the call, as short clauses; empty when it can."""
 
     @abstractmethod
-    def seconds(self, spec: CallSpec) -> float:
-        """A rough time for the call, comparable between backends on one device. Looks at no data."""
-
-    @abstractmethod
     def workspace(self, spec: CallSpec, kept_pairs: int) -> int:
         """Bytes alive at the peak of a forward pass beyond the inputs: output included."""
 
@@ -41,9 +37,35 @@ class Backend(ABC):
         """Bytes alive at the peak for what the backend makes of the call's mask; it may look at the mask's contents."""
         return 0
 
+    def program(self, call: Call, *, named: bool) -> Program:
+        """What runs this call, and every other of the same description. ``named``: the caller asked for this backend.
+        Made from the description, and from the mask where its contents may be read; computes nothing."""
+        return Program(self, call.spec, named=named)
+
     @abstractmethod
-    def run(self, call: Call, *, named: bool) -> tuple[Tensor, Tensor]:
-        """(out, lse); lse [B, H, L] is for reading, not for gradients. ``named``: the caller asked for this one."""
+    def run(self, call: Call, *, named: bool) -> Result:
+        """The call, with nothing prepared for it."""
+
+
+class Program:
+    """What a plan runs for the calls of one description: see ``Backend.program``."""
+
+    nbytes = 0  # of what it keeps, for the memory that it is remembered in
+
+    def __init__(self, backend: Backend, spec: CallSpec, *, named: bool) -> None:
+        self.backend = backend
+        self.spec = spec
+        self.named = named
+        # whether numbers that are masked have to be looked for, once it has run (see ``_guard``)
+        self.guarded = (spec.mask is not None or spec.bias is not None) and not spec.empty
+        self.reads = reads_values(spec)
+
+    def run(self, call: Call) -> Result:
+        return self.backend.run(call, named=self.named)
+
+    def peak_bytes(self, call: Call, kept_pairs: int) -> int:
+        """Bytes alive at the peak of a forward pass beyond the inputs: output included."""
+        return self.backend.workspace(self.spec, kept_pairs) + self.backend.mask_bytes(call)
 
 
 # the square of a larger number overflows in float32

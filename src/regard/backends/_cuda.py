@@ -1,6 +1,6 @@
 """Torch's fused kernels on CUDA, chosen from the spec alone, each with its log-sum-exp.
 
-  cudnn      half precision; everything or square causal: the fastest on Hopper
+  cudnn      half precision; everything or square causal, a bias tensor, dropout: the fastest on Hopper
   flash      half precision; causal, windows and packed documents as flags, aligned to the last key
   efficient  float32; everything or square causal
 
@@ -10,9 +10,13 @@ lse is [B, H, L] float32, and -inf for an empty row, in both directions.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+
+from regard._errors import Refused
+from regard.backends._autograd import again, held_tensors
+from regard.backends._base import no_autocast
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,8 +25,6 @@ if TYPE_CHECKING:
 
 _aten = torch.ops.aten
 _HALF = (torch.float16, torch.bfloat16)
-# cuDNN's backward pass takes heads up to this size
-_CUDNN_DIM = 128
 
 
 class Flags(NamedTuple):
@@ -39,21 +41,42 @@ def refuse(spec: CallSpec) -> list[str]:
     reasons = []
     if spec.dtype == torch.float64:
         reasons.append("no fused CUDA kernel takes float64")
-    if spec.bias is not None:
-        reasons.append("with a bias torch's CUDA kernels give no log-sum-exp that can be trusted on empty rows")
     if spec.scale <= 0:
         reasons.append("the CUDA kernels take positive scales only")
-    if spec.head_dim % 8 or spec.head_dim > 256:
-        reasons.append(f"head dim {spec.head_dim} is not a multiple of 8 up to 256")
+    for what, dim in (("head", spec.head_dim), ("value", spec.value_dim)):
+        if dim % 8 or dim > 256:
+            reasons.append(f"{what} dim {dim} is not a multiple of 8 up to 256")
+    if spec.dropout == 1:
+        reasons.append("the CUDA kernels cannot drop every weight")
+    if spec.dropout and spec.mode == "compile":
+        reasons.append("their random draw cannot be repeated for the gradients of a compiled call")
     if spec.mask is not None and flags_of(spec) is None:
         reasons.append("no fused CUDA kernel takes this mask as flags")
-    elif spec.dtype == torch.float32:
-        flags = flags_of(spec)
-        if flags is not None and not _plain(spec, flags):
+        return reasons + _refuse_bias(spec)
+    flags = flags_of(spec)
+    assert flags is not None
+    if spec.dtype == torch.float32:
+        if not _plain(spec, flags):
             reasons.append("in float32 only unmasked and square causal calls have a fused CUDA kernel")
         if spec.kv_heads != spec.heads:
             reasons.append("the float32 CUDA kernel would need the grouped keys repeated in memory")
-    return reasons
+    if spec.value_dim != spec.head_dim and not _takes_cudnn(spec, flags):
+        reasons.append(f"with value dim {spec.value_dim} and head dim {spec.head_dim} only plain calls have a kernel")
+    return reasons + _refuse_bias(spec)
+
+
+def _refuse_bias(spec: CallSpec) -> list[str]:
+    if spec.bias is None or spec.bias.rule is not None:
+        return []  # of rules, see ``takes_rules``
+    if spec.mask is not None:
+        return ["no fused CUDA kernel takes a bias and a mask together"]
+    if spec.bias.dtype != spec.dtype or spec.dtype not in _HALF:
+        return [f"a bias of {spec.bias.dtype} next to {spec.dtype}: cuDNN takes both in one half precision"]
+    if not _fits_cudnn(spec):
+        return ["cuDNN, which takes a bias, does not take these heads"]
+    if spec.grad and spec.bias.needs_grad:
+        return ["cuDNN gives no gradient of the bias"]
+    return []
 
 
 def flags_of(spec: CallSpec) -> Flags | None:
@@ -86,6 +109,17 @@ def _plain(spec: CallSpec, flags: Flags) -> bool:
     return not flags.causal or flags.used_keys == spec.queries
 
 
+def _fits_cudnn(spec: CallSpec) -> bool:
+    """Whether cuDNN takes heads of these sizes; in its backward pass it has heads above 128 on Hopper alone."""
+    if spec.dtype not in _HALF:
+        return False
+    return max(spec.head_dim, spec.value_dim) <= 128 or is_hopper()
+
+
+def _takes_cudnn(spec: CallSpec, flags: Flags) -> bool:
+    return _fits_cudnn(spec) and _plain(spec, flags)
+
+
 @lru_cache(4096)
 def recipe(spec: CallSpec) -> tuple[str, Flags]:
     """The kernel of a call that is not refused, and its flags."""
@@ -93,79 +127,182 @@ def recipe(spec: CallSpec) -> tuple[str, Flags]:
     assert flags is not None
     if spec.dtype == torch.float32:
         return "efficient", flags
-    return "cudnn" if _plain(spec, flags) and spec.head_dim <= _CUDNN_DIM else "flash", flags
+    return "cudnn" if _takes_cudnn(spec, flags) else "flash", flags
 
 
-# Units of the planner's estimates. FlashAttention 2 was not made for Hopper: there, with windows and documents of long
-# calls, it took 1.4 times as long as our own kernel, for which 1.3 is taken (benchmarks/results/observe_gpu.json).
-_SECONDS, _FLASH_ON_HOPPER, _LONG = 1e-12, 1.8e-12, 16_384
-
-
-def pair_seconds(spec: CallSpec) -> float:
-    """What a query-key pair is taken to cost."""
+def is_banded(spec: CallSpec) -> bool:
+    """Whether FlashAttention would be given a window or documents, in half precision."""
     flags = flags_of(spec)
-    if flags is None or spec.dtype not in _HALF or spec.queries < _LONG or not (flags.documents or flags.left >= 0):
-        return _SECONDS
-    return _FLASH_ON_HOPPER if _is_hopper() else _SECONDS
+    return flags is not None and spec.dtype in _HALF and (flags.documents or flags.left >= 0)
 
 
 @lru_cache(1)
-def _is_hopper() -> bool:
+def is_hopper() -> bool:
     return torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 
 
+# what a kernel's backward pass needs to repeat its random draw
+Draw = tuple["Tensor", "Tensor"]
+
+
+def run(call: Call, named: bool) -> tuple[Tensor, Tensor]:
+    """(out, lse) of a call with gradients; without sinks, which join later."""
+    spec = call.spec
+    kernel, flags = recipe(spec)
+    tensors = (call.query, call.key, call.value)
+    # torch's own record of a plain call costs the host 100 µs less than one of ours
+    if kernel == "cudnn" and spec.bias is None and not spec.sinks and flags.used_keys == spec.keys:
+        query, key, value = (_aligned(tensor) for tensor in tensors)
+        out, lse, *_ = torch._scaled_dot_product_cudnn_attention(
+            query, key, value, None, True, spec.dropout, flags.causal, False, scale=spec.scale
+        )
+        assert out.grad_fn is not None
+        out.grad_fn.register_hook(_Again(call, named))
+        return out, lse.detach().reshape(lse.shape[:3])
+    with no_autocast("cuda"):
+        out, lse = _Kernel.apply(call, named, *tensors, call.bias, call.sinks)  # type: ignore[no-untyped-call]
+    return out, lse
+
+
+class _Again:
+    """Torch's own derivative cannot be differentiated again. Where that is to come, plain operations take its place.
+
+    Holds the inputs until the derivative has been taken, as torch does.
+    """
+
+    __slots__ = ("call", "named")
+
+    def __init__(self, call: Call, named: bool) -> None:
+        self.call: Call | None = call
+        self.named = named
+
+    def __call__(
+        self, grads: tuple[Tensor | None, ...], grad_out: tuple[Tensor | None, ...]
+    ) -> tuple[Tensor | None, ...] | None:
+        call = self.call
+        if not torch._C._autograd._get_current_graph_task_keep_graph():
+            self.call = None
+        if not torch.is_grad_enabled() or grad_out[0] is None or call is None:
+            return None
+        needs = (*(grad is not None for grad in grads[:3]), False, False)
+        return (*_again(call, self.named, grad_out[0], needs)[:3], *grads[3:])
+
+
+def _again(call: Call, named: bool, grad_out: Tensor, needs: tuple[bool, ...]) -> tuple[Tensor | None, ...]:
+    if call.spec.dropout:
+        raise Refused(
+            "the fused CUDA kernels draw dropout themselves, and their second derivative (create_graph=True) would "
+            'need the same draw: use backend="eager" or "blockwise"'
+        )
+    return again("sdpa" if named else None, call, grad_out, needs)
+
+
+class _Kernel(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, call: Call, named: bool, *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
+        from regard.backends._tiled import add_sinks
+
+        out, lse, draw = forward_with_draw(call)
+        if call.sinks is not None:
+            out, lse = add_sinks(out, lse, call.sinks)
+        ctx.call, ctx.named, ctx.draw = call.without_tensors(), named, draw
+        # saving the mask's too makes torch refuse a backward pass after one was changed in place
+        ctx.save_for_backward(*tensors, out, lse, *held_tensors(call))
+        ctx.mark_non_differentiable(lse)
+        return out, lse
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
+        from regard.backends._tiled import sink_gradient
+
+        if grad_out is None:
+            return (None,) * 7
+        query, key, value, bias, sinks, out, lse = ctx.saved_tensors[:7]
+        call = ctx.call.replace(query=query, key=key, value=value, bias=bias, sinks=sinks)
+        needs = ctx.needs_input_grad[2:]
+        if torch.is_grad_enabled():
+            return (None, None, *_again(call, ctx.named, grad_out, needs))
+        with no_autocast("cuda"):
+            grads = backward(call, grad_out, out, lse, ctx.draw)
+            of_sinks = sink_gradient(call, grad_out, out, lse) if needs[4] else None
+        return (
+            None,
+            None,
+            *(grad if need else None for grad, need in zip(grads, needs, strict=False)),
+            None,
+            of_sinks,
+        )
+
+
 def forward(call: Call) -> tuple[Tensor, Tensor]:
+    return forward_with_draw(call)[:2]
+
+
+def forward_with_draw(call: Call) -> tuple[Tensor, Tensor, Draw | None]:
     spec = call.spec
     kernel, flags = recipe(spec)
     query, key, value = _inputs(call, flags)
     if kernel == "cudnn":
+        bias = None if call.bias is None else _whole_bias(call)
         # of the same names in torch.ops and torch, the second is reached sooner
-        out, lse, *_ = torch._scaled_dot_product_cudnn_attention(
-            query, key, value, None, True, 0.0, flags.causal, False, scale=spec.scale
+        out, lse, *_, seed, at, _ = torch._scaled_dot_product_cudnn_attention(
+            query, key, value, bias, True, spec.dropout, flags.causal, False, scale=spec.scale
         )
-        return out, lse.reshape(lse.shape[:3])
+        return out, lse.reshape(lse.shape[:3]), (seed, at) if spec.dropout else None
     if kernel == "efficient":
-        out, lse, *_ = _aten._scaled_dot_product_efficient_attention(
-            query, key, value, None, True, 0.0, flags.causal, scale=spec.scale
+        out, lse, seed, at = _aten._scaled_dot_product_efficient_attention(
+            query, key, value, None, True, spec.dropout, flags.causal, scale=spec.scale
         )
-        return out, lse[:, :, : spec.queries]
+        return out, lse[:, :, : spec.queries], (seed, at) if spec.dropout else None
     starts, longest = _starts(call) if flags.documents else (None, 0)
     q, k, v = (_tokens_first(t, flags.documents) for t in (query, key, value))
-    out, lse, *_ = _aten._flash_attention_forward(
-        q, k, v, starts, starts, longest or q.shape[-3], longest or k.shape[-3], 0.0, flags.causal, False,
+    out, lse, seed, at, _ = _aten._flash_attention_forward(
+        q, k, v, starts, starts, longest or q.shape[-3], longest or k.shape[-3], spec.dropout, flags.causal, False,
         scale=spec.scale, window_size_left=flags.left, window_size_right=_right(flags),
     )  # fmt: skip
     if flags.documents:
         out = out.view(spec.batch, spec.queries, spec.heads, -1)
         lse = lse.view(spec.heads, spec.batch, spec.queries).transpose(0, 1)
     # flash marks a row without keys by +inf
-    return out.transpose(1, 2), lse.masked_fill(lse == torch.inf, -torch.inf)
+    out, lse = out.transpose(1, 2), lse.masked_fill(lse == torch.inf, -torch.inf)
+    return out, lse, (seed, at) if spec.dropout else None
 
 
-def backward(call: Call, grad_out: Tensor, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def backward(
+    call: Call, grad_out: Tensor, out: Tensor, lse: Tensor, draw: Draw | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     spec = call.spec
     kernel, flags = recipe(spec)
     query, key, value = _inputs(call, flags)
     grad_out, out, used = _aligned(grad_out), _aligned(out), flags.used_keys
-    seed = torch.zeros((), dtype=torch.uint64 if kernel == "flash" else torch.int64, device=query.device)
     lse = lse.masked_fill(lse == -torch.inf, torch.inf)
+    if draw is None:
+        none = torch.zeros((), dtype=torch.uint64 if kernel == "flash" else torch.int64, device=query.device)
+        draw = (none.new_zeros(2) if kernel == "flash" else none, none)
     if kernel == "cudnn":
+        bias = None if call.bias is None else _whole_bias(call)
         grads = _aten._scaled_dot_product_cudnn_attention_backward(
-            grad_out, query, key, value, out, lse.unsqueeze(-1).contiguous(), seed, seed, None, None, None,
-            spec.queries, used, 0.0, flags.causal, scale=spec.scale,
+            grad_out, query, key, value, out, lse.unsqueeze(-1).contiguous(), *draw, bias, None, None,
+            spec.queries, used, spec.dropout, flags.causal, scale=spec.scale,
         )  # fmt: skip
     elif kernel == "efficient":
         padded = torch.nn.functional.pad(lse, (0, -spec.queries % 32), value=torch.inf)
         grads = _aten._scaled_dot_product_efficient_attention_backward(
-            grad_out, query, key, value, None, out, padded, seed, seed, 0.0, [True, True, True, False], flags.causal,
-            scale=spec.scale,
+            grad_out, query, key, value, None, out, padded, *draw, spec.dropout, [True, True, True, False],
+            flags.causal, scale=spec.scale,
         )[:3]  # fmt: skip
     else:
-        grads = _flash_backward(call, flags, grad_out, query, key, value, out, lse, seed)
+        grads = _flash_backward(call, flags, grad_out, query, key, value, out, lse, draw)
     if used < spec.keys:
         pad = (0, 0, 0, spec.keys - used)
         grads = (grads[0], *(torch.nn.functional.pad(grad, pad) for grad in grads[1:]))
     return grads  # type: ignore[no-any-return]
+
+
+def _whole_bias(call: Call) -> Tensor:
+    spec = call.spec
+    assert call.bias is not None
+    return call.bias.detach().expand(spec.batch, spec.heads, spec.queries, spec.keys)
 
 
 def _flash_backward(
@@ -177,7 +314,7 @@ def _flash_backward(
     value: Tensor,
     out: Tensor,
     lse: Tensor,
-    seed: Tensor,
+    draw: Draw,
 ) -> tuple[Tensor, ...]:
     spec = call.spec
     starts, longest = _starts(call) if flags.documents else (None, 0)
@@ -185,8 +322,8 @@ def _flash_backward(
     if flags.documents:
         lse = lse.transpose(0, 1).reshape(spec.heads, -1)
     grads = _aten._flash_attention_backward(
-        *packed, lse.contiguous(), starts, starts, longest or packed[1].shape[-3], longest or packed[2].shape[-3], 0.0,
-        flags.causal, seed.new_zeros(2), seed, scale=spec.scale, window_size_left=flags.left,
+        *packed, lse.contiguous(), starts, starts, longest or packed[1].shape[-3], longest or packed[2].shape[-3],
+        spec.dropout, flags.causal, *draw, scale=spec.scale, window_size_left=flags.left,
         window_size_right=_right(flags),
     )  # fmt: skip
     if flags.documents:

@@ -1,9 +1,4 @@
-"""A mask as FlexAttention takes it: a predicate of (item, head, row, key), and a table of its blocks.
-
-Numbers of a rule (a window's width) become constants of the compiled code; everything that changes from call to call
-(offsets, lengths, documents) is a captured tensor, so that one piece of code serves them all. What depends on a row or
-a key alone is worked out once, outside the kernel.
-"""
+"""A call as FlexAttention takes it: the mask's predicate and a table of its blocks, and what becomes of a logit."""
 
 from __future__ import annotations
 
@@ -13,6 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+
+from regard.masks._flex import Frame, Predicate, lookup
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -25,203 +22,6 @@ _MOST_CELLS = 1 << 19
 # pairs that are looked at together where a table is made on the device
 _PAIRS = 1 << 24
 _EMPTY, _PARTIAL, _FULL = 0, 1, 2
-
-See = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-
-
-class Rule(NamedTuple):
-    """``kind`` holds all that the code of ``see`` depends on: equal kinds, same code."""
-
-    kind: tuple[Any, ...]
-    see: See
-
-
-class Frame(NamedTuple):
-    """One call, as its rules see it."""
-
-    queries: int
-    keys: int
-    batch: int
-    offset: int | Tensor
-    device: torch.device
-
-    @property
-    def near(self) -> bool:
-        """Whether every position and distance fits into 30 bits, which makes the kernel's arithmetic faster."""
-        return not isinstance(self.offset, Tensor) and abs(self.offset) + self.queries + self.keys < 1 << 30
-
-    @property
-    def start(self) -> Tensor:
-        """The first query's position, [B or 1]; made on the device, without waiting for it."""
-        if isinstance(self.offset, Tensor):
-            return self.offset.to(self.device)
-        return torch.full((1,), self.offset, dtype=torch.int32 if self.near else torch.int64, device=self.device)
-
-    @property
-    def positions(self) -> Tensor:
-        """Every query's position, [B or 1, L]."""
-        return self.start.to(torch.int64).unsqueeze(1) + torch.arange(self.queries, device=self.device)
-
-    def limit(self, number: int) -> int:
-        """A rule's number, cut where a larger one means the same and could overflow."""
-        return min(number, 1 << (30 if self.near else 62))
-
-
-def rule_of(mask: Mask, frame: Frame) -> Rule:
-    """The predicate that means the same as the mask at this offset."""
-    if mask.parts:
-        parts = [rule_of(part, frame) for part in mask.parts]
-        return Rule((mask.kind, *(part.kind for part in parts)), _join(mask.kind, [part.see for part in parts]))
-    return _RULES[mask.kind](mask, frame)
-
-
-def _join(kind: str, parts: list[See]) -> See:
-    first, last = parts[0], parts[-1]
-    if kind == "and":
-        return lambda b, h, q, k: first(b, h, q, k) & last(b, h, q, k)
-    if kind == "or":
-        return lambda b, h, q, k: first(b, h, q, k) | last(b, h, q, k)
-    assert kind == "not", kind
-    return lambda b, h, q, k: ~first(b, h, q, k)
-
-
-def _everything(mask: Any, frame: Frame) -> Rule:
-    return Rule((mask.kind,), lambda b, h, q, k: k >= 0)
-
-
-def _causal(mask: Any, frame: Frame) -> Rule:
-    start = frame.start
-    each = several(start, 0)
-    return Rule((mask.kind, each), lambda b, h, q, k: k <= q + start[b * each])
-
-
-def _window(mask: Any, frame: Frame) -> Rule:
-    start = frame.start
-    each = several(start, 0)
-    left, right = frame.limit(mask.left), frame.limit(mask.right)
-    return Rule(
-        (mask.kind, left, right, each),
-        lambda b, h, q, k: (k - (q + start[b * each]) >= -left) & (k - (q + start[b * each]) <= right),
-    )
-
-
-def _prefix(mask: Any, frame: Frame) -> Rule:
-    start = frame.start
-    each, n = several(start, 0), frame.limit(mask.n)
-    return Rule((mask.kind, n, each), lambda b, h, q, k: (q + start[b * each] < n) & (k < n))
-
-
-def _columns(mask: Any, frame: Frame) -> Rule:
-    n = frame.limit(mask.n)
-    return Rule((mask.kind, n), lambda b, h, q, k: k < n)
-
-
-def _strided(mask: Any, frame: Frame) -> Rule:
-    start = frame.start
-    each, s = several(start, 0), frame.limit(mask.s)
-    return Rule((mask.kind, s, each), lambda b, h, q, k: (q + start[b * each] - k) % s == 0)
-
-
-def _padding(mask: Any, frame: Frame) -> Rule:
-    edge = mask.lengths.to(frame.device, torch.int64).clamp(max=frame.keys).to(torch.int32)
-    each = several(edge, 0)
-    if mask.side == "right":
-        return Rule((mask.kind, mask.side, each), lambda b, h, q, k: k < edge[b * each])
-    edge = frame.keys - edge
-    return Rule((mask.kind, mask.side, each), lambda b, h, q, k: k >= edge[b * each])
-
-
-def _documents(mask: Any, frame: Frame) -> Rule:
-    numbers = mask.tensors[0].to(frame.device)
-    if mask.by == "lengths":
-        at = torch.arange(frame.keys, device=frame.device)
-        found = torch.searchsorted(numbers.to(torch.int64).cumsum(0), at, right=True)
-        keys = torch.where(found < len(numbers), found, -1).unsqueeze(0)
-    else:
-        # unsigned numbers could not hold what stands for no document
-        keys = numbers.to(torch.int64 if numbers.dtype == torch.int64 else torch.int32).reshape(-1, frame.keys)
-    place = frame.positions
-    items = max(len(keys), len(place))
-    place = place.expand(items, -1)
-    queries = keys.expand(items, -1).gather(1, place.clamp(0, frame.keys - 1))
-    # queries and keys without a document get different numbers, so that they are equal to nothing
-    queries = torch.where((place >= 0) & (place < frame.keys) & (queries >= 0), queries, -1)
-    keys = torch.where(keys >= 0, keys, -2)
-    q_each, k_each = several(queries, 0), several(keys, 0)
-    return Rule((mask.kind, q_each, k_each), lambda b, h, q, k: queries[b * q_each, q] == keys[b * k_each, k])
-
-
-def _blocks(mask: Any, frame: Frame) -> Rule:
-    table = mask.tensors[0].to(frame.device)
-    table = table if table.dim() == 4 else table[None, None]
-    height, width = table.shape[2:]
-    # one more row and column, seen by nobody, for all positions outside the table
-    table = torch.nn.functional.pad(table, (0, 1, 0, 1))
-    row = frame.positions // mask.size
-    return _table_rule(mask, frame, table, torch.where((row >= 0) & (row < height), row, height), width)
-
-
-def _random_blocks(mask: Any, frame: Frame) -> Rule:
-    row = frame.positions // mask.size
-    first = row[:, :1]
-    steps = torch.arange((frame.queries - 1) // mask.size + 2, device=frame.device)
-    table = mask._chosen(first + steps, frame.keys).unsqueeze(1)
-    return _table_rule(mask, frame, table, row - first, table.shape[3])
-
-
-def _table_rule(mask: Any, frame: Frame, table: Tensor, row: Tensor, width: int) -> Rule:
-    """Query q reads row row[b, q] of a table [B or 1, H or 1, rows, columns], key k the column of its block."""
-    row = row.to(torch.int32)
-    column = (torch.arange(frame.keys, device=frame.device) // mask.size).clamp(max=width).to(torch.int32)
-    item, head, each = several(table, 0), several(table, 1), several(row, 0)
-    return Rule(
-        (mask.kind, item, head, each),
-        lambda b, h, q, k: table[b * item, h * head, row[b * each, q], column[k]],
-    )
-
-
-def _keep(mask: Any, frame: Frame) -> Rule:
-    look, kind = lookup(mask.tensors[0].to(frame.device))
-    return Rule((mask.kind, *kind), look)
-
-
-def _drop(mask: Any, frame: Frame) -> Rule:
-    look, kind = lookup(mask.tensors[0].to(frame.device))
-    return Rule((mask.kind, *kind), lambda b, h, q, k: ~look(b, h, q, k))
-
-
-def _from_additive(mask: Any, frame: Frame) -> Rule:
-    look, kind = lookup(mask.tensors[0].to(frame.device))
-    return Rule((mask.kind, *kind), lambda b, h, q, k: look(b, h, q, k) == 0)
-
-
-_RULES: dict[str, Callable[[Any, Frame], Rule]] = {
-    "everything": _everything,
-    "causal": _causal,
-    "window": _window,
-    "prefix": _prefix,
-    "columns": _columns,
-    "strided": _strided,
-    "padding": _padding,
-    "documents": _documents,
-    "blocks": _blocks,
-    "random_blocks": _random_blocks,
-    "keep": _keep,
-    "drop": _drop,
-    "from_additive": _from_additive,
-}
-
-
-def several(tensor: Tensor, dim: int) -> int:
-    """0 where a dim is broadcast, else 1: what an index along it is multiplied by."""
-    return int(tensor.shape[dim] != 1)
-
-
-def lookup(tensor: Tensor) -> tuple[See, tuple[int, ...]]:
-    """An element of a tensor that broadcasts to [B, H, L, S]; and which of its dims do not."""
-    tensor = tensor.reshape((1,) * (4 - tensor.dim()) + tuple(tensor.shape))
-    item, head, row, col = kind = (several(tensor, 0), several(tensor, 1), several(tensor, 2), several(tensor, 3))
-    return lambda b, h, q, k: tensor[b * item, h * head, q * row, k * col], kind
 
 
 def score_of(bias: Tensor | None, softcap: float | None) -> tuple[Callable[..., Tensor] | None, tuple[Any, ...]]:
@@ -247,7 +47,7 @@ def _cap(softcap: float | None) -> Callable[[Tensor], Tensor]:
 class Blocks(NamedTuple):
     """A mask made ready for FlexAttention; the table names the rule."""
 
-    rule: Rule
+    rule: Predicate
     table: BlockMask
 
     @property
@@ -262,7 +62,7 @@ def blocks_of(mask: Mask, frame: Frame) -> Blocks:
     def build() -> Blocks:
         # made in inference mode, tensors could not be kept for calls outside of it
         with torch.inference_mode(False), torch.no_grad():
-            rule = rule_of(mask, frame)
+            rule = mask.predicate(frame)
             size = _block_size(mask, frame)
             return Blocks(rule, _table(_states(mask, frame, size), frame, size, rule))
 
@@ -316,7 +116,7 @@ def _tiled_states(mask: Mask, frame: Frame, size: int) -> Tensor:
     return torch.cat(parts, 1)
 
 
-def _table(states: Tensor, frame: Frame, size: int, rule: Rule) -> BlockMask:
+def _table(states: Tensor, frame: Frame, size: int, rule: Predicate) -> BlockMask:
     from torch.nn.attention.flex_attention import BlockMask
 
     states = states.unsqueeze(1)  # one table for all heads

@@ -6,23 +6,19 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from regard.backends import _cuda
-
 if TYPE_CHECKING:
     from torch import Tensor
 
     from regard.spec import CallSpec
 
-_cpu_forward = torch._scaled_dot_product_flash_attention_for_cpu  # the same op as in torch.ops, sooner reached
-_cpu_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default._op
+cpu_forward = torch._scaled_dot_product_flash_attention_for_cpu  # the same op as in torch.ops, sooner reached
+cpu_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default._op
 
 
 def refuse(spec: CallSpec) -> list[str]:
     """What no kernel of the device takes."""
     if spec.device == "cpu":
         return []
-    if spec.device == "cuda":
-        return _cuda.refuse(spec)
     return [f"torch has no fused kernel that returns the log-sum-exp on {spec.device}"]
 
 
@@ -40,7 +36,7 @@ def workspace(spec: CallSpec, queries: int, keys: int) -> int:
 def forward(
     query: Tensor, key: Tensor, value: Tensor, causal: bool, added: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor]:
-    return _cpu_forward(query, key, value, 0.0, causal, attn_mask=added, scale=scale)
+    return cpu_forward(query, key, value, 0.0, causal, attn_mask=added, scale=scale)
 
 
 def backward(
@@ -54,6 +50,6 @@ def backward(
     added: Tensor | None,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return _cpu_backward(  # type: ignore[no-any-return]
+    return cpu_backward(  # type: ignore[no-any-return]
         grad_out, query, key, value, out, lse, 0.0, causal, attn_mask=added, scale=scale
     )

@@ -1,60 +1,92 @@
-"""Calls that are one call of torch's CPU kernel and nothing else, joined to autograd with little Python beside it."""
+"""A program of one call of torch's CPU kernel: straight into it, with and without gradients."""
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from regard.backends import _kernels
 from regard.backends._autograd import again
-from regard.backends._base import reads_values
+from regard.backends._base import Program, reads_values
 from regard.masks._memo import versions
+from regard.spec import Result
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
-    from regard.spec import Call
+    from regard.backends import Backend
+    from regard.spec import Call, CallSpec
 
-# of a logit that is far from overflowing in float32
-LARGE = 1e30
+# numbers of a tensor up to which a call's derivative is left to torch, which keeps its inputs alive
+FEW = 1 << 15
+# keys up to which the kernel may take a row of NaN for an empty one: a vector's worth
+VECTOR = 64
 
-_norm = torch.linalg.vector_norm
-_record = torch._C._set_grad_enabled
+_count_nonzero = torch.count_nonzero
 
 
-def recorded_by_torch(call: Call, named: bool, causal: bool, added: Tensor | None) -> tuple[Tensor, Tensor] | None:
-    """One call of the kernel, its derivative recorded by torch: at a few tokens, Python costs more than the kernel.
+class OneKernelCall(Program):
+    """No bias, no sinks, and a mask that is the causal flag or a small tensor in which every row sees something."""
 
-    None where a number is NaN or infinite, or a logit might overflow; ``call.clean`` then says so.
-    """
-    query, scale = call.query, call.spec.scale
-    out, lse = _kernels.forward(query, call.key, call.value, causal, added, scale)
-    if call.mask is not None:
-        _record(False)
-        largest = _norm(query).item() * _norm(call.key).item() * scale
-        call.clean = largest + _norm(call.value).item() < LARGE
-        _record(True)
-        if not call.clean:
-            return None
-    elif torch.count_nonzero(lse).item() != lse.numel():
-        return None
-    assert out.grad_fn is not None
-    out.grad_fn.register_hook(_Again(call, named))
-    return out, lse
+    def __init__(self, backend: Backend, spec: CallSpec, *, named: bool, causal: bool, masked: bool) -> None:
+        super().__init__(backend, spec, named=named)
+        self.causal = causal
+        self.masked = masked  # by a tensor, made when the program first runs
+        self.added: Tensor | None = None
+        self._general: Callable[..., Result] | None = None
+        few = max(spec.queries * spec.heads * spec.head_dim, spec.keys * spec.kv_heads * spec.head_dim)
+        self._by_torch = spec.grad and spec.batch * few <= FEW
+        self._may_hide_nan = not masked and spec.keys <= VECTOR
+
+    def run(self, call: Call) -> Result:
+        if self.masked and self.added is None:
+            self._add(call)
+        if self._general is not None:
+            return self._general(call, named=self.named)
+        if self.spec.grad:
+            return self._recorded(call)
+        out, lse = _kernels.cpu_forward(
+            call.query, call.key, call.value, 0.0, self.causal, attn_mask=self.added, scale=self.spec.scale
+        )
+        if self._may_hide_nan and _count_nonzero(lse).item() != lse.numel():
+            out, lse = show_nan(call, call.query, call.key, out, lse)
+        return Result(out, lse, None, math.isfinite(out.sum().item()) if self.guarded else None)
+
+    def _add(self, call: Call) -> None:
+        """Make the mask; what has rows that see nothing goes the general way, which knows about them."""
+        added, empty = self.backend.whole_mask(call)  # type: ignore[attr-defined]
+        if empty is not None:
+            self._general = self.backend.run
+        self.added = added
+
+    def _recorded(self, call: Call) -> Result:
+        if not self._by_torch:
+            out, lse = _Recorded.apply(self, call, call.query, call.key, call.value)  # type: ignore[no-untyped-call]
+            return Result(out, lse)
+        # at a few tokens, Python costs more than the kernel: its derivative is recorded by torch
+        out, lse = _kernels.cpu_forward(
+            call.query, call.key, call.value, 0.0, self.causal, attn_mask=self.added, scale=self.spec.scale
+        )
+        lse = lse.detach()
+        if self._may_hide_nan and _count_nonzero(lse).item() != lse.numel():
+            out, lse = show_nan(call, call.query, call.key, out, lse)
+        assert out.grad_fn is not None
+        out.grad_fn.register_hook(_Again(self, call))
+        return Result(out, lse)
 
 
 class _Again:
-    """Torch's own derivative cannot be differentiated again. Where that is to come, plain operations take its place.
-
-    Keeps the inputs alive as long as the graph, so that it is for small calls only.
-    """
+    """Torch's own derivative cannot be differentiated again. Where that is to come, plain operations take its place."""
 
     __slots__ = ("call", "named", "versions")
 
-    def __init__(self, call: Call, named: bool) -> None:
-        self.call, self.named = call, named
-        self.versions = None if call.mask is None else versions(call.mask.tensors)
+    def __init__(self, program: OneKernelCall, call: Call) -> None:
+        self.call, self.named = call, program.backend.name if program.named else None
+        self.versions = None if call.mask is None or not call.mask.tensors else versions(call.mask.tensors)
 
     def __call__(
         self, grads: tuple[Tensor | None, ...], grad_out: tuple[Tensor | None, ...]
@@ -63,44 +95,52 @@ class _Again:
         if not torch.is_grad_enabled() or grad_out[0] is None:
             return None
         call = self.call
-        if call.mask is not None and versions(call.mask.tensors) != self.versions:
+        if call.mask is not None and call.mask.tensors and versions(call.mask.tensors) != self.versions:
             raise RuntimeError(
                 f"a tensor of {call.mask!r} was changed in place between the forward and the backward pass"
             )
         # None: nobody asked for that one
         needs = (*(grad is not None for grad in grads), False, False)
-        return again("sdpa" if self.named else None, call, grad_out[0], needs)[: len(grads)]
+        return again(self.named, call, grad_out[0], needs)[: len(grads)]
 
 
-class OneKernelCall(torch.autograd.Function):
+class _Recorded(torch.autograd.Function):
     """The same for large calls."""
 
     @staticmethod
-    def forward(ctx: Any, call: Call, how: tuple[Any, ...], query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        _, causal, added = how
-        out, lse = _kernels.forward(query, key, value, causal, added, call.spec.scale)
-        out, lse = show_nan(call, query, out, lse)
-        call.lse = lse
-        ctx.call, ctx.how = call.without_tensors(), how
+    def forward(
+        ctx: Any, program: OneKernelCall, call: Call, query: Tensor, key: Tensor, value: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        out, lse = _kernels.forward(query, key, value, program.causal, program.added, call.spec.scale)
+        if program._may_hide_nan:
+            out, lse = show_nan(call, query, key, out, lse)
+        ctx.program, ctx.call = program, call.without_tensors()
         # the mask's too: torch then refuses a second derivative after one was changed in place
         ctx.save_for_backward(query, key, value, out, lse, *(() if call.mask is None else call.mask.tensors))
-        return out
+        ctx.mark_non_differentiable(lse)
+        ctx.set_materialize_grads(False)
+        return out, lse
 
     @staticmethod
-    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_out: Tensor | None, grad_lse: None) -> tuple[Tensor | None, ...]:
         query, key, value, out, lse = ctx.saved_tensors[:5]
-        named, causal, added = ctx.how
+        program = ctx.program
+        if grad_out is None:
+            return (None,) * 5
         if torch.is_grad_enabled():
             call = ctx.call.replace(query=query, key=key, value=value)
             needs = (*ctx.needs_input_grad[2:], False, False)
-            return (None, None, *again("sdpa" if named else None, call, grad_out, needs)[:3])
+            return (None, None, *again(program.backend.name if program.named else None, call, grad_out, needs)[:3])
         scale = ctx.call.spec.scale
-        return None, None, *_kernels.backward(grad_out, query, key, value, out, lse, causal, added, scale)
+        grads = _kernels.backward(grad_out, query, key, value, out, lse, program.causal, program.added, scale)
+        return None, None, *grads
 
 
-def show_nan(call: Call, query: Tensor, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
-    """NaN for the rows of NaN queries, which the CPU kernel takes for empty rows: output 0, and a lse of exactly 0."""
+def show_nan(call: Call, query: Tensor, key: Tensor, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+    """NaN for rows whose logits are all NaN. Without a mask to add, the CPU kernel takes those for empty rows: output
+    0, and a lse of exactly 0. Every row sees the first key, so that its logit tells."""
     if reads_values(call.spec) and torch.count_nonzero(lse).item() == lse.numel():
         return out, lse
-    lost = query.isnan().any(-1)
+    first = key[:, :, :1].repeat_interleave(query.shape[1] // key.shape[1], 1)
+    lost = (lse == 0) & (query * first).sum(-1).isnan()
     return out.masked_fill(lost.unsqueeze(-1), torch.nan), lse.masked_fill(lost, torch.nan)

@@ -55,6 +55,11 @@ class Step(NamedTuple):
         return sum(run.stop - run.start for run in self.runs)
 
     @property
+    def pairs(self) -> float:
+        """Query-key pairs of an item and head that are computed."""
+        return self.rows * self.width / (2 if self.kind == "triangle" else 1)
+
+    @property
     def has_empty_rows(self) -> bool:
         """Whether a row of the step may see nothing; True when that is not known."""
         if self.lo is None or self.hi is None:
@@ -85,7 +90,7 @@ def _build(mask: Mask, rows: int, keys: int, offset: int | Tensor, batch: int) -
     if intervals is not None:
         groups = intervals.lo.shape[0]
         for g in range(groups):
-            steps += _from_intervals(None if groups == 1 else g, intervals.lo[g], intervals.hi[g])
+            steps += from_intervals(None if groups == 1 else g, intervals.lo[g], intervals.hi[g])
         return steps
     block = 64 if keys <= 4096 else 128
     table = mask.blocks(rows, keys, offset, batch, block, block)
@@ -95,7 +100,7 @@ def _build(mask: Mask, rows: int, keys: int, offset: int | Tensor, batch: int) -
     return steps
 
 
-def _from_intervals(batch: int | None, lo: NDArray[np.int64], hi: NDArray[np.int64]) -> list[Step]:
+def from_intervals(batch: int | None, lo: NDArray[np.int64], hi: NDArray[np.int64]) -> list[Step]:
     if lo.shape[0] > 1 and not (lo[1:] < hi[1:]).any():
         lo, hi = lo[:1], hi[:1]
     if lo.shape[0] > 1:

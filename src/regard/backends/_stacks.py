@@ -7,8 +7,10 @@ is left goes step by step. A row's pieces merge by log-sum-exp.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
+import operator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -36,7 +38,6 @@ AT_ONCE = 3 << 18
 LARGE = 1 << 19
 # bytes of places that are kept for the next call
 KEPT = 1 << 24
-_TABLES = ("blocks", "random_blocks")
 
 
 class Stack(NamedTuple):
@@ -92,26 +93,15 @@ def stacks_of(call: Call) -> Stacks | None:
         return None
     if isinstance(call.offset, Tensor):
         return None
-    if not mask.readable() or not _has_table(mask):
+    if not mask.readable() or not mask.grain:
         return None
     key = ("stacks", spec.queries, spec.keys, call.offset, spec.batch)
     return mask.remember(key, call.offset, lambda: _build(mask, spec, int(call.offset)))
 
 
-def _has_table(mask: Mask) -> bool:
-    return mask.kind in _TABLES or any(_has_table(part) for part in mask.parts)
-
-
-def _grain(mask: Mask) -> int:
-    """The largest block that lies on the grid of every table."""
-    if mask.kind in _TABLES:
-        return int(mask.size)  # type: ignore[attr-defined]
-    return math.gcd(*(_grain(part) for part in mask.parts))
-
-
 def _build(mask: Mask, spec: CallSpec, offset: int) -> Stacks | None:
     L, S = spec.queries, spec.keys
-    block = math.gcd(_grain(mask), offset)
+    block = math.gcd(mask.grain, offset)
     while block > MOST:
         block = block // 2 if block % 2 == 0 else 0
     if block < LEAST or min(L, S) < 2 * block:
@@ -136,15 +126,10 @@ def _build(mask: Mask, spec: CallSpec, offset: int) -> Stacks | None:
 
 def _without_causal(mask: Mask) -> tuple[bool, Mask]:
     """Whether a mask is causal() & something, and that something."""
-    if mask.kind != "and":
+    others = [part for part in mask.conjuncts if part != masks.causal()]
+    if len(others) in (0, len(mask.conjuncts)):
         return False, mask
-    for one, other in (mask.parts, mask.parts[::-1]):
-        if one.kind == "causal":
-            return True, other
-    found = [_without_causal(part) for part in mask.parts]
-    if not any(causal for causal, _ in found):
-        return False, mask
-    return True, found[0][1] & found[1][1]
+    return True, functools.reduce(operator.and_, others)
 
 
 def _stacked(
@@ -326,10 +311,10 @@ def by_heads(call: Call) -> Call | None:
     spec, mask = call.spec, call.mask
     if mask is None or mask.heads == 1 or spec.device != "cpu" or spec.bias is not None or spec.dropout:
         return None
-    if not mask.readable() or not _has_table(mask):
+    if not mask.readable() or not mask.grain:
         return None
     B, H = spec.batch, spec.heads
-    apart = mask.remember(("by heads", B, H), 0, lambda: _apart(mask, B, H))
+    apart = mask.remember(("by heads", B, H), 0, lambda: mask.per_head(B, H))
     if apart is None:
         return None
     group = H // spec.kv_heads
@@ -338,25 +323,3 @@ def by_heads(call: Call) -> Call | None:
     offset = call.offset.repeat_interleave(H) if isinstance(call.offset, Tensor) else call.offset
     spec = spec._replace(batch=B * H, heads=1, kv_heads=1, mask=apart.structure, sinks=False)
     return call.replace(spec=spec, query=query, key=key, value=value, mask=apart, sinks=None, offset=offset)
-
-
-def _apart(mask: Mask, B: int, H: int) -> Mask | None:
-    """The mask with an item for each head of an item."""
-    if mask.kind in ("and", "or", "not"):
-        parts = [_apart(part, B, H) for part in mask.parts]
-        if any(part is None for part in parts):
-            return None
-        first, last = parts[0], parts[-1]
-        assert first is not None and last is not None
-        return ~first if mask.kind == "not" else first & last if mask.kind == "and" else first | last
-    if mask.batch == 1 and mask.heads == 1:
-        return mask
-    if mask.kind == "blocks":
-        table = mask.tensors[0]
-        whole = table.expand(B, H, *table.shape[2:]).reshape(B * H, 1, *table.shape[2:])
-        return masks.blocks(whole, int(mask.size))  # type: ignore[attr-defined]
-    if isinstance(mask, masks.Padding):
-        return masks.padding(mask.lengths.repeat_interleave(H), side=mask.side)  # type: ignore[arg-type]
-    if isinstance(mask, masks.Documents) and mask.ids is not None:
-        return masks.documents(ids=mask.ids.repeat_interleave(H, 0))
-    return None

@@ -10,7 +10,8 @@ import torch
 from regard.backends._autograd import FusedBackend
 from regard.backends._base import accumulation
 from regard.backends._bias import bias_over, items_of
-from regard.backends._schedule import Run, Step, steps_of
+from regard.backends._pieces import Pieces, compact, pieces_of
+from regard.backends._schedule import Run, Step
 from regard.backends._stacks import (
     Room,
     Stacks,
@@ -24,9 +25,11 @@ from regard.backends._stacks import (
     stacks_of,
     take,
 )
+from regard.spec import Result
+from regard.statistics import merge
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
@@ -82,36 +85,36 @@ class TiledBackend(FusedBackend):
             put(totals[1], at, "key", found[1], add=True)
             put(totals[2], at, "value", found[2], add=True)
 
-    def forward(self, call: Call) -> tuple[Tensor, Tensor]:
-        spec, query = call.spec, call.query
-        work = accumulation(spec.dtype)
-        if spec.empty:
-            out = query.new_zeros(spec.batch, spec.heads, spec.queries, spec.value_dim)
-            return out, query.new_full(out.shape[:3], -torch.inf, dtype=work)
+    def forward(self, call: Call) -> Result:
+        spec = call.spec
+        if spec.pairs == 0:
+            out = call.query.new_zeros(spec.batch, spec.heads, spec.queries, spec.value_dim)
+            return Result(out, call.query.new_full(out.shape[:3], -torch.inf, dtype=accumulation(spec.dtype)))
+        out, lse = self._forward(call)
+        return Result(out, lse) if call.sinks is None else Result(*add_sinks(out, lse, call.sinks))
+
+    def _forward(self, call: Call) -> tuple[Tensor, Tensor]:
+        """Without sinks."""
+        spec = call.spec
         apart = by_heads(call)
-        stacks = self.plan_stacks(call) if apart is None else None
         if apart is not None:
-            out, lse = self.forward(apart)
+            out, lse = self._forward(apart)
             lead = (spec.batch, spec.heads, spec.queries)
-            out, lse = out.view(*lead, spec.value_dim), lse.view(lead)
-        elif stacks is not None:
-            out, lse = self._forward_stacks(call, stacks)
-        else:
-            out, lse = self._forward_steps(call)
-        if call.sinks is not None:
-            out, lse = add_sinks(out, lse, call.sinks)
-        return out, lse
+            return out.view(*lead, spec.value_dim), lse.view(lead)
+        stacks = self.plan_stacks(call)
+        return self._forward_steps(call) if stacks is None else self._forward_stacks(call, stacks)
 
     def _forward_steps(self, call: Call) -> tuple[Tensor, Tensor]:
         spec, query = call.spec, call.query
         steps = self.plan_steps(call)
-        if len(steps) == 1 and steps[0].batch is None and steps[0].rows == spec.queries:
-            keys = (call.key, call.value) if is_whole(steps[0], spec) else gather(call, steps[0])
-            out, lse = self.step_forward(call, steps[0], query, *keys)
-        else:
-            out, lse = self._nothing_yet(call)
-            for step in steps:
-                self._forward_step(call, step, out, lse)
+        alone = steps[0] if len(steps) == 1 else None
+        if isinstance(alone, Step) and alone.batch is None and alone.rows == spec.queries:
+            keys = (call.key, call.value) if is_whole(alone, spec) else gather(call, alone)
+            return self.step_forward(call, alone, query, *keys)
+        out, lse = self._nothing_yet(call)
+        call = _compact(call, steps)
+        for step in steps:
+            self._forward_step(call, step, out, lse)
         return out, lse
 
     def _forward_stacks(self, call: Call, stacks: Stacks) -> tuple[Tensor, Tensor]:
@@ -135,7 +138,10 @@ class TiledBackend(FusedBackend):
         lse = call.query.new_empty(lead, dtype=accumulation(spec.dtype))
         return (out.zero_(), lse.fill_(-torch.inf)) if cleared else (out, lse)
 
-    def _forward_step(self, call: Call, step: Step, out: Tensor, lse: Tensor) -> None:
+    def _forward_step(self, call: Call, step: Step | Pieces, out: Tensor, lse: Tensor) -> None:
+        if isinstance(step, Pieces):
+            self._forward_pieces(call, step, out, lse)
+            return
         where = rows_of(step)
         part, part_lse = self.step_forward(call, step, call.query[where], *gather(call, step))
         if step.again:
@@ -144,12 +150,36 @@ class TiledBackend(FusedBackend):
             out[where] = part
             lse[where] = part_lse
 
+    def _forward_pieces(self, call: Call, pieces: Pieces, out: Tensor, lse: Tensor) -> None:
+        kv_heads = call.spec.kv_heads
+        query = pieces.take_rows(call.query, kv_heads)
+        key, value = pieces.take_keys(call.key), pieces.take_keys(call.value)
+        found = self.step_forward(pieces.local(call), pieces.one, query, key, value)
+        part, part_lse = (pieces.split_rows(t, kv_heads) for t in found)
+        rows, rows_lse = (pieces.rows_of(t, kv_heads) for t in (out, lse))
+        if pieces.again:
+            merge(rows, rows_lse, part, part_lse)
+        else:
+            rows.copy_(part)
+            rows_lse.copy_(part_lse)
+
+    def _backward_pieces(
+        self, call: Call, pieces: Pieces, grad_out: Tensor, out: Tensor, lse: Tensor, grads: list[Tensor]
+    ) -> None:
+        kv_heads = call.spec.kv_heads
+        query, d_out, rows, rows_lse = (pieces.take_rows(t, kv_heads) for t in (call.query, grad_out, out, lse))
+        inputs = (query, pieces.take_keys(call.key), pieces.take_keys(call.value))
+        found = self.step_backward(pieces.local(call), pieces.one, inputs, d_out, rows, rows_lse, None)
+        pieces.rows_of(grads[0], kv_heads).add_(pieces.split_rows(found[0], kv_heads))
+        pieces.add_keys(grads[1], found[1])
+        pieces.add_keys(grads[2], found[2])
+
     def plan_stacks(self, call: Call) -> Stacks | None:
         """The call in stacks of equal pieces, where its mask is made of blocks."""
         return stacks_of(call)
 
-    def plan_steps(self, call: Call) -> list[Step]:
-        return steps_of(call)
+    def plan_steps(self, call: Call) -> list[Step | Pieces]:
+        return pieces_of(call)
 
     def part_dtype(self, spec: CallSpec) -> torch.dtype:
         """What ``step_forward`` returns its output in."""
@@ -164,9 +194,12 @@ class TiledBackend(FusedBackend):
         tensors = (call.query, call.key, call.value)
         apart = None if spec.empty else by_heads(call)
         stacks = None if spec.empty or apart is not None else self.plan_stacks(call)
-        steps = [] if spec.empty or apart is not None else stacks.rest if stacks is not None else self.plan_steps(call)
-        if len(steps) == 1 and stacks is None and is_whole(steps[0], spec):
-            parts = self.step_backward(call, steps[0], tensors, grad_out, out, lse, grad_bias)
+        steps: Sequence[Step | Pieces] = []
+        if not spec.empty and apart is None:
+            steps = stacks.rest if stacks is not None else self.plan_steps(call)
+        alone = steps[0] if len(steps) == 1 and stacks is None else None
+        if isinstance(alone, Step) and is_whole(alone, spec):
+            parts = self.step_backward(call, alone, tensors, grad_out, out, lse, grad_bias)
             if bias is None and call.sinks is None and parts[0].dtype == spec.dtype:
                 return (*parts, None, None)
             grads = list(parts)
@@ -178,7 +211,11 @@ class TiledBackend(FusedBackend):
                 grad.zero_()
             if stacks is not None:
                 self._backward_stacks(call, stacks, grad_out, out, lse, grads)
+            call = _compact(call, steps)
             for step in steps:
+                if isinstance(step, Pieces):
+                    self._backward_pieces(call, step, grad_out, out, lse, grads)
+                    continue
                 where = rows_of(step)
                 inputs = (call.query[where], *gather(call, step))
                 parts = self.step_backward(call, step, inputs, grad_out[where], out[where], lse[where], grad_bias)
@@ -215,6 +252,13 @@ class TiledBackend(FusedBackend):
             self.stack_backward(work, (d_out, outs, lses), totals)
 
 
+def _compact(call: Call, steps: Sequence[Step | Pieces]) -> Call:
+    """The call with keys of which pieces can be views."""
+    if not any(isinstance(step, Pieces) for step in steps):
+        return call
+    return call.replace(key=compact(call.key), value=compact(call.value))
+
+
 def rows_of(step: Step) -> tuple[slice, slice, slice]:
     batch = slice(None) if step.batch is None else slice(step.batch, step.batch + 1)
     return batch, slice(None), slice(step.start, step.stop)
@@ -240,15 +284,22 @@ def apart_bytes(backend: TiledBackend, call: Call, itemsize: int) -> int | None:
     return backend.mask_bytes(apart) + copied * itemsize
 
 
-def planned(backend: TiledBackend, call: Call) -> tuple[list[Step], Stacks | None]:
+def planned(backend: TiledBackend, call: Call) -> tuple[list[Step | Pieces], Stacks | None]:
     """The steps that the call is computed in, beside its stacks where it has some."""
     stacks = backend.plan_stacks(call)
-    return (backend.plan_steps(call), None) if stacks is None else (stacks.rest, stacks)
+    return (backend.plan_steps(call), None) if stacks is None else (list(stacks.rest), stacks)
 
 
-def part_bytes(call: Call, step: Step, alone: bool) -> int:
+def part_bytes(call: Call, step: Step | Pieces, alone: bool) -> int:
     """Bytes of a step's result and of keys that are gathered for it; ``alone``: the result is that of the call."""
     spec = call.spec
+    if isinstance(step, Pieces):
+        items, kv_heads = step.items(spec)
+        numbers = items * spec.heads * step.rows * (spec.value_dim + 1)
+        numbers += items * spec.heads * step.rows * spec.head_dim * (spec.heads > kv_heads)  # queries gathered
+        if len(step.keys) > 1:
+            numbers += items * kv_heads * step.number * step.one.width * (spec.head_dim + spec.value_dim)
+        return numbers * accumulation(spec.dtype).itemsize
     items = spec.batch if step.batch is None else 1
     whole = alone and step.batch is None and step.rows == spec.queries
     numbers = 0 if whole else items * spec.heads * step.rows * (spec.value_dim + 1)
@@ -301,17 +352,8 @@ def is_whole(step: Step, spec: CallSpec) -> bool:
     return alone and step.runs[0].start == 0 and step.runs[0].stop == spec.keys
 
 
-def merge(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
-    """Join two parts of the same rows in place of the first, each normalised on its own keys; ``part`` is used up."""
-    part_lse = part_lse.contiguous()  # torch rounds strided numbers in another way
-    total = torch.logaddexp(lse, part_lse)
-    safe = total.masked_fill(total == -torch.inf, 0.0)
-    mine, theirs = torch.exp(lse - safe).unsqueeze(-1), torch.exp(part_lse - safe).unsqueeze(-1)
-    out.mul_(mine).add_(part.mul_(theirs))
-    lse.copy_(total)
-
-
 def add_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
+    lse = lse.contiguous()  # torch rounds strided numbers in another way
     total = torch.logaddexp(lse, sinks.to(lse.dtype).view(1, -1, 1))
     share = torch.exp(lse - total).masked_fill(lse == -torch.inf, 0.0).unsqueeze(-1)
     return (out * share).to(out.dtype), total.masked_fill(lse == -torch.inf, -torch.inf)

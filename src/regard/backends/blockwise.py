@@ -8,6 +8,7 @@ import torch
 
 from regard.backends._base import accumulation, reads_values
 from regard.backends._bias import add_bias_gradient, is_rule, items_of
+from regard.backends._pieces import Pieces
 from regard.backends._schedule import Run, Step, permitted_of
 from regard.backends._tiled import (
     TiledBackend,
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 TILE_NUMBERS = {"cpu": 1 << 19}
 TILE_NUMBERS_ELSEWHERE = 1 << 24
 TILE_KEYS = 1024
+# logits of pieces of equal shape that are computed at once: little memory, and still worth the launch
+PIECES_NUMBERS = 1 << 16
 
 
 class Blockwise(TiledBackend):
@@ -50,9 +53,6 @@ class Blockwise(TiledBackend):
 
     def takes_rules(self, spec: CallSpec) -> bool:
         return True
-
-    def seconds(self, spec: CallSpec) -> float:
-        return 1.5e-4 + spec.pairs * (4e-9 if spec.device == "cpu" else 1e-11)
 
     def workspace(self, spec: CallSpec, kept_pairs: int) -> int:
         if spec.empty:
@@ -75,14 +75,32 @@ class Blockwise(TiledBackend):
         steps, stacks = planned(self, call)
         found = []
         for step in steps:
-            items = spec.batch if step.batch is None else 1
-            rows, keys = tile_shape(spec, items, step.rows, step.width)
-            booleans = min(rows, step.rows) * keys * boolean_bytes(mask, step) if step.kind == "tile" else 0
-            tiles = _tile_bytes(spec, items, step.rows, step.width)
+            if isinstance(step, Pieces):
+                own, one = step.local(call).spec, step.one
+                items = own.batch
+            else:
+                own, one, items = spec, step, spec.batch if step.batch is None else 1
+            rows, keys = tile_shape(own, items, one.rows, one.width)
+            booleans = min(rows, one.rows) * keys * boolean_bytes(mask, one) if one.kind == "tile" else 0
+            tiles = _tile_bytes(own, items, one.rows, one.width)
+            if isinstance(step, Pieces):  # windows of keys and values, copied
+                tiles += items * step.number * one.width * (spec.head_dim + spec.value_dim) * spec.dtype.itemsize
             found.append(tiles + booleans + part_bytes(call, step, len(steps) == 1 and stacks is None))
         if stacks is not None:
             found.append(stack_bytes(stacks, call, spec.dtype.itemsize, lambda stack, at: _part_bytes(stack, at, spec)))
         return max(found, default=0)
+
+    def plan_steps(self, call: Call) -> list[Step | Pieces]:
+        """Pieces a few at a time, as their keys are copied."""
+        spec, found = call.spec, list[Step | Pieces]()
+        for step in super().plan_steps(call):
+            if isinstance(step, Pieces):
+                items = spec.batch if step.batch is None else 1
+                numbers = items * spec.heads * step.one.rows * step.one.width
+                found += step.cut(max(1, PIECES_NUMBERS // numbers))
+            else:
+                found.append(step)
+        return found
 
     def step_forward(self, call: Call, step: Step, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         spec = call.spec
@@ -104,7 +122,7 @@ class Blockwise(TiledBackend):
                 continue
             top, total, acc = state
             shape = (batch, heads, part.stop - part.start)
-            out[:, :, part] = (acc / total.masked_fill(total == 0, 1.0)).view(*shape, -1)
+            out[:, :, part] = (acc / total.masked_fill(total == 0, 1.0)).view(*shape, spec.value_dim)
             lse[:, :, part] = (top + total.log()).view(shape)
         return out, lse
 
@@ -272,4 +290,4 @@ def _fold(tensor: Tensor, kv_heads: int) -> Tensor:
 
 def _flat(tensor: Tensor) -> Tensor:
     """[B, Hkv, keys, dim] to [B·Hkv, keys, dim]; a view where the strides allow it."""
-    return tensor.reshape(-1, *tensor.shape[2:])
+    return tensor.flatten(0, 1)

@@ -9,6 +9,7 @@ import torch
 from regard._hash import uniform
 from regard.backends import _bias
 from regard.backends._base import Backend, accumulation, no_autocast
+from regard.spec import Result
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,10 +35,6 @@ class Eager(Backend):
     def takes_rules(self, spec: CallSpec) -> bool:
         return True
 
-    def seconds(self, spec: CallSpec) -> float:
-        # memory-bound passes over the logits; the constant part is a dozen small operations
-        return 1.2e-4 + spec.pairs * (8e-9 if spec.device == "cpu" else 3e-11)
-
     def workspace(self, spec: CallSpec, kept_pairs: int) -> int:
         itemsize = 8 if spec.dtype == torch.float64 else 4
         # logits, their exponentials, the weights before and after the last zeros, and one boolean
@@ -49,9 +46,9 @@ class Eager(Backend):
         out = spec.batch * spec.heads * spec.queries * max(spec.head_dim, spec.value_dim) * itemsize
         return spec.pairs * (itemsize * copies + 1) + out + inputs
 
-    def run(self, call: Call, *, named: bool) -> tuple[Tensor, Tensor]:
+    def run(self, call: Call, *, named: bool) -> Result:
         whole = attend(call)
-        return whole.out, whole.lse
+        return Result(whole.out, whole.lse)
 
 
 def attend(call: Call, permitted: Tensor | None = None) -> Whole:

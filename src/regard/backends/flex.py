@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-import math
 import threading
 import zlib
 from collections.abc import Callable
@@ -22,15 +21,15 @@ import torch
 
 from regard.backends._autograd import again, held_tensors
 from regard.backends._base import Backend
-from regard.backends._flex_rules import BLOCK, Frame, blocks_of, score_of
+from regard.backends._flex_rules import BLOCK, blocks_of, score_of
+from regard.masks._flex import Frame
+from regard.spec import Result
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from regard.spec import Call, CallSpec
 
-# pairs of one head from which a kernel that must be compiled first is worth it
-WORTHWHILE = 1 << 20
 _MOST_KINDS = 128
 
 _kinds: dict[tuple[Any, ...], Callable[..., Any]] = {}
@@ -68,23 +67,18 @@ class Flex(Backend):
             reasons.append("the last dim of query, key or value is strided: call .contiguous()")
         return reasons
 
-    def seconds(self, spec: CallSpec) -> float:
-        if spec.queries * spec.keys < WORTHWHILE:
-            return math.inf
-        return 1.5e-4 + spec.pairs * (4e-12 if spec.dtype.itemsize == 2 else 8e-12)
-
     def workspace(self, spec: CallSpec, kept_pairs: int) -> int:
         rows = spec.batch * spec.heads * spec.queries
         out = rows * spec.value_dim * spec.dtype.itemsize
         return (3 * out if spec.sinks else out) + 8 * rows
 
-    def run(self, call: Call, *, named: bool) -> tuple[Tensor, Tensor]:
+    def run(self, call: Call, *, named: bool) -> Result:
         if not call.spec.grad:
             with torch.no_grad():
-                return _attention(call)
+                return Result(*_attention(call))
         tensors = (call.query, call.key, call.value, call.bias, call.sinks)
         out, lse = _Flex.apply(call, named, *tensors)  # type: ignore[no-untyped-call]
-        return out, lse
+        return Result(out, lse)
 
 
 class _Flex(torch.autograd.Function):

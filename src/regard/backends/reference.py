@@ -9,6 +9,7 @@ import torch
 from regard import reference as oracle
 from regard.backends._base import Backend
 from regard.backends._bias import bias_over
+from regard.spec import Result
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,14 +36,11 @@ class Reference(Backend):
     def takes_rules(self, spec: CallSpec) -> bool:
         return True
 
-    def seconds(self, spec: CallSpec) -> float:
-        return float("inf")
-
     def workspace(self, spec: CallSpec, kept_pairs: int) -> int:
         out = spec.batch * spec.heads * spec.queries * spec.value_dim
         return spec.pairs * 8 * 4 + out * (8 + spec.dtype.itemsize)
 
-    def run(self, call: Call, *, named: bool) -> tuple[Tensor, Tensor]:
+    def run(self, call: Call, *, named: bool) -> Result:
         spec = call.spec
         permitted = None
         if call.mask is not None:
@@ -62,7 +60,7 @@ class Reference(Backend):
             sinks=None if call.sinks is None else _array(call.sinks),
             return_weights=True,
         )
-        return torch.from_numpy(result.out).to(spec.dtype), torch.from_numpy(result.lse)
+        return Result(torch.from_numpy(result.out).to(spec.dtype), torch.from_numpy(result.lse))
 
 
 def _array(tensor: Tensor):  # type: ignore[no-untyped-def]

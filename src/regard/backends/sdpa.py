@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from regard.backends import _cuda, _kernels, _one_call, _products
+from regard.backends import _cuda, _kernels, _products
 from regard.backends._base import accumulation, reads_values
 from regard.backends._bias import is_rule, may_hide, rule_bytes, short_steps
+from regard.backends._one_call import OneKernelCall, show_nan
+from regard.backends._pieces import Pieces, pieces_of
 from regard.backends._schedule import Run, Step, permitted_of, steps_of
 from regard.backends._stacks import Places, Stack, Stacks, Work, by_heads, stacks_of
 from regard.backends._tiled import (
@@ -31,10 +33,12 @@ from regard.backends._tiled import (
     sink_gradient,
     stack_bytes,
 )
+from regard.spec import Result
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from regard.backends._base import Program
     from regard.backends._tiled import PartBytes
     from regard.masks import Mask
     from regard.spec import Call, CallSpec
@@ -49,11 +53,6 @@ STACK_PAIRS = 1.4
 MASK_NUMBERS = 1 << 22
 # the largest that is kept with its mask for the next call
 KEPT_NUMBERS = 1 << 18
-# numbers of a tensor up to which a call's derivative is left to torch
-FEW = 1 << 15
-
-# the causal flag; 0 where a pair is permitted and -inf elsewhere (every row sees something), or None
-OneCall = tuple[bool, "Tensor | None"]
 
 
 class Sdpa(TiledBackend):
@@ -68,6 +67,10 @@ class Sdpa(TiledBackend):
         reasons = []
         if spec.softcap is not None:
             reasons.append("the fused kernels have no softcap")
+        if not spec.unit_stride:
+            reasons.append("the last dim of query, key or value is strided: call .contiguous()")
+        if spec.device == "cuda":
+            return reasons + _cuda.refuse(spec)
         if spec.dropout:
             reasons.append("dropout would go to torch's unfused math path")
         if spec.value_dim != spec.head_dim:
@@ -76,15 +79,10 @@ class Sdpa(TiledBackend):
             )
         if spec.bias is not None and spec.bias.needs_grad and spec.grad:
             reasons.append("the bias requires grad, which the fused kernels do not give")
-        if not spec.unit_stride:
-            reasons.append("the last dim of query, key or value is strided: call .contiguous()")
         return reasons + _kernels.refuse(spec)
 
     def takes_rules(self, spec: CallSpec) -> bool:
         return spec.device == "cpu"
-
-    def seconds(self, spec: CallSpec) -> float:
-        return 2e-5 + spec.pairs * (PAIR_SECONDS if spec.device == "cpu" else _cuda.pair_seconds(spec))
 
     def workspace(self, spec: CallSpec, kept_pairs: int) -> int:
         rows = spec.batch * spec.heads * spec.queries
@@ -96,50 +94,38 @@ class Sdpa(TiledBackend):
             return 4 * (rows + keys) * (spec.head_dim + spec.value_dim) + 4 * rows + own
         return rows * (spec.value_dim * spec.dtype.itemsize + (8 if spec.dtype == torch.float64 else 4)) + own
 
-    def run(self, call: Call, *, named: bool) -> tuple[Tensor, Tensor]:
-        one = self._one_kernel_call(call) if call.spec.grad else None
-        if one is None:
-            return super().run(call, named=named)
-        few = call.query.numel() <= FEW and call.key.numel() <= FEW
-        found = _one_call.recorded_by_torch(call, named, *one) if few else None
-        if found is not None:
-            return found
-        out = _one_call.OneKernelCall.apply(call, (named, *one), call.query, call.key, call.value)  # type: ignore[no-untyped-call]
-        assert call.lse is not None
-        return out, call.lse
+    def run(self, call: Call, *, named: bool) -> Result:
+        if call.spec.device == "cuda" and call.spec.grad and not call.spec.empty:
+            return Result(*_cuda.run(call, named))
+        return super().run(call, named=named)
 
-    def _one_kernel_call(self, call: Call) -> OneCall | None:
-        """What the CPU kernel is to be given, where the call is one call of it and nothing else; None: it is more."""
+    def program(self, call: Call, *, named: bool) -> Program:
         spec, mask = call.spec, call.mask
-        if spec.device != "cpu" or spec.dtype.itemsize == 2 or call.bias is not None or spec.sinks or spec.scale <= 0:
-            return None
-        if spec.empty or spec.mode != "plain":
-            return None
+        usual = spec.dtype.itemsize > 2 and call.bias is None and not spec.sinks and spec.scale > 0
+        if spec.device != "cpu" or not usual or spec.empty or spec.mode != "plain":
+            return super().program(call, named=named)
         if mask is None:
-            return False, None
-        if isinstance(call.offset, torch.Tensor):
-            return None
-        key = ("one call", spec.queries, spec.keys, call.offset, spec.batch, spec.heads, spec.head_dim, spec.dtype)
-        return mask.remember(key, call.offset, lambda: self._find_one_call(call))
-
-    def _find_one_call(self, call: Call) -> OneCall | None:
-        if by_heads(call) is not None or self.plan_stacks(call) is not None:
-            return None
+            return OneKernelCall(self, spec, named=named, causal=False, masked=False)
+        if isinstance(call.offset, torch.Tensor) or by_heads(call) is not None or self.plan_stacks(call) is not None:
+            return super().program(call, named=named)
         steps = self.plan_steps(call)
-        if len(steps) != 1 or not is_whole(steps[0], call.spec):
-            return None
-        if steps[0].kind != "tile":
-            return (steps[0].kind == "triangle", None)
-        if steps[0].lo is not None or not _is_small(call):
-            return None
-        added, empty = _whole_mask(call)
-        return (False, added) if empty is None else None
+        alone = steps[0] if len(steps) == 1 else None
+        if not isinstance(alone, Step) or not is_whole(alone, spec):
+            return super().program(call, named=named)
+        if alone.kind != "tile":
+            return OneKernelCall(self, spec, named=named, causal=alone.kind == "triangle", masked=False)
+        if alone.lo is not None or not _is_small(call):
+            return super().program(call, named=named)
+        return OneKernelCall(self, spec, named=named, causal=False, masked=True)
 
-    def forward(self, call: Call) -> tuple[Tensor, Tensor]:
+    def whole_mask(self, call: Call) -> tuple[Tensor, Tensor | None]:
+        return _whole_mask(call)
+
+    def forward(self, call: Call) -> Result:
         if call.spec.device == "cpu" or call.spec.empty:
             return super().forward(_in_float32(call))
         out, lse = _cuda.forward(call)
-        return (out, lse) if call.sinks is None else add_sinks(out, lse, call.sinks)
+        return Result(out, lse) if call.sinks is None else Result(*add_sinks(out, lse, call.sinks))
 
     def backward(self, call: Call, grad_out: Tensor, out: Tensor, lse: Tensor, needs: tuple[bool, ...]) -> Grads:
         if call.spec.device == "cpu" or call.spec.empty:
@@ -157,8 +143,8 @@ class Sdpa(TiledBackend):
         if spec.empty or (spec.device != "cpu" and not is_rule(spec)):
             return 0
         if is_rule(spec):
-            steps = self.plan_steps(call)
-            return rule_bytes(steps, spec) + (0 if mask is None else _kernels.workspace(spec, spec.queries, spec.keys))
+            short = short_steps(steps_of(call), spec)
+            return rule_bytes(short, spec) + (0 if mask is None else _kernels.workspace(spec, spec.queries, spec.keys))
         if mask is None:
             return 0
         itemsize = accumulation(spec.dtype).itemsize
@@ -171,15 +157,16 @@ class Sdpa(TiledBackend):
             found.append(stack_bytes(stacks, call, itemsize, lambda stack, at: _part_bytes(stack, at, spec)))
         return max(found, default=0)
 
-    def plan_steps(self, call: Call) -> list[Step]:
+    def plan_steps(self, call: Call) -> list[Step | Pieces]:
         """Steps where they save work; one masked call where launching them would cost more than the pairs they skip."""
         spec, mask = call.spec, call.mask
         if is_rule(spec):
-            return short_steps(steps_of(call), spec)
+            return list(short_steps(steps_of(call), spec))
         if mask is None:
-            return steps_of(call)
-        key = ("sdpa steps", spec.queries, spec.keys, call.offset, spec.batch, spec.heads, spec.head_dim)
-        return mask.remember(key, call.offset, lambda: _worthwhile(steps_of(call), spec))
+            return list(steps_of(call))
+        sizes = (spec.queries, spec.keys, call.offset, spec.batch, spec.heads, spec.kv_heads, spec.head_dim)
+        key = ("sdpa steps", *sizes, spec.bias is None)
+        return mask.remember(key, call.offset, lambda: _worthwhile(pieces_of(call), spec))
 
     def plan_stacks(self, call: Call) -> Stacks | None:
         spec = call.spec
@@ -201,7 +188,8 @@ class Sdpa(TiledBackend):
         query, scale = _positive_scale(query, call.spec.scale)
         causal, added, empty = self._mask(call, step)
         out, lse = _kernels.forward(query, key, value, causal, added, scale)
-        out, lse = _one_call.show_nan(call, query, out, lse)
+        if added is None:
+            out, lse = show_nan(call, query, key, out, lse)
         if empty is not None:
             # the kernels give 0 and a lse of 0 to a row that sees nothing
             lse = lse.masked_fill(empty.expand(lse.shape), -torch.inf)
@@ -272,22 +260,22 @@ def _part_bytes(stack: Stack, at: Places, spec: CallSpec) -> PartBytes:
     return key, value, 0, result_bytes(stack, at, spec) + _kernels.workspace(spec, rows, keys)
 
 
-def _step_bytes(call: Call, mask: Mask, step: Step, alone: bool) -> int:
+def _step_bytes(call: Call, mask: Mask, step: Step | Pieces, alone: bool) -> int:
     """Bytes alive for one step beside output and log-sum-exp of the call."""
-    found = _kernels.workspace(call.spec, step.rows, step.width) + part_bytes(call, step, alone)
-    if step.kind == "tile":
+    one = step.one if isinstance(step, Pieces) else step
+    found = _kernels.workspace(call.spec, one.rows, one.width) + part_bytes(call, step, alone)
+    if one.kind == "tile":
         # what is added, and the booleans it is made from
-        groups = 1 if step.lo is not None else max(mask.batch, 1) * max(mask.heads, 1)
-        found += step.rows * step.width * (groups * call.spec.dtype.itemsize + boolean_bytes(mask, step))
+        groups = 1 if one.lo is not None else max(mask.batch, 1) * max(mask.heads, 1)
+        found += one.rows * one.width * (groups * call.spec.dtype.itemsize + boolean_bytes(mask, one))
     return found
 
 
-def _worthwhile(steps: list[Step], spec: CallSpec) -> list[Step]:
-    if not steps or is_whole(steps[0], spec):
+def _worthwhile(steps: list[Step | Pieces], spec: CallSpec) -> list[Step | Pieces]:
+    if not steps or (isinstance(steps[0], Step) and is_whole(steps[0], spec)):
         return steps
     items = spec.batch if steps[0].batch is None else 1
-    area = items * sum(step.rows * step.width / (2 if step.kind == "triangle" else 1) for step in steps)
-    if _better_whole(len(steps), area, spec):
+    if _better_whole(len(steps), items * sum(step.pairs for step in steps), spec):
         return [Step(None, 0, spec.queries, (Run(0, spec.keys, False),), "tile", None, None)]
     return steps
 

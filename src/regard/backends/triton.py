@@ -1,29 +1,26 @@
-"""Our own forward kernel: any mask by its tiles, any modifier, and row statistics in the same pass.
+"""Our own kernels, forward and backward: any mask by its tiles, any modifier, and row statistics in the same pass.
 
-Compiled once for each kind of call (dtype, head sizes, which modifiers), in a second or two. Gradients come from
-``blockwise``, which recomputes the weights from the log-sum-exp.
+Compiled once for each kind of call (dtype, head sizes, which modifiers), in a second or two.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import json
-import math
 import os
 from functools import lru_cache
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import torch
+from typing import TYPE_CHECKING
 
 from regard.backends._autograd import FusedBackend
+from regard.backends._tiled import sink_gradient
 from regard.backends.blockwise import Blockwise
+from regard.spec import Result
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from regard.spec import Call, CallSpec
 
+# of masks whose booleans are too many to be there at once
 _gradients = Blockwise()
 
 
@@ -38,21 +35,12 @@ class Triton(FusedBackend):
             return [f"the Triton kernels run on CUDA devices, the call is on {spec.device}"]
         from regard._triton.attend import refuse
 
-        reasons = refuse(spec)
-        if spec.dropout:
-            reasons.append("the Triton kernel has no dropout")
-        return reasons
-
-    def seconds(self, spec: CallSpec) -> float:
-        if spec.device != "cuda":
-            return math.inf  # the interpreter is for tests
-        return measured_seconds(spec)
+        return refuse(spec)
 
     def workspace(self, spec: CallSpec, kept_pairs: int) -> int:
-        rows = spec.batch * spec.heads * spec.queries
-        # for gradients the output is kept before it is rounded
-        exact = 4 if spec.grad and spec.dtype.itemsize < 4 else 0
-        return rows * (spec.value_dim * (spec.dtype.itemsize + exact) + 4)
+        # where a bias is learned, the output is kept before it is rounded too
+        exact = 4 if spec.grad and spec.bias is not None and spec.bias.needs_grad and spec.dtype.itemsize < 4 else 0
+        return spec.batch * spec.heads * spec.queries * (spec.value_dim * (spec.dtype.itemsize + exact) + 4)
 
     def takes_rules(self, spec: CallSpec) -> bool:
         return True
@@ -62,50 +50,25 @@ class Triton(FusedBackend):
 
         return mask_bytes(call)
 
-    def forward(self, call: Call) -> tuple[Tensor, Tensor]:
+    def forward(self, call: Call) -> Result:
         from regard._triton.attend import attend
 
-        done = attend(call, rows=call.rows is not None)
-        if call.rows is not None and done.entropy is not None and done.max_weight is not None:
-            call.rows.update(entropy=done.entropy, max_weight=done.max_weight)
-        return done.out, done.lse
+        done = attend(call, rows=call.wants_rows)
+        if done.entropy is None or done.max_weight is None:
+            return Result(done.out, done.lse)
+        return Result(done.out, done.lse, {"entropy": done.entropy, "max_weight": done.max_weight})
 
     def backward(
         self, call: Call, grad_out: Tensor, out: Tensor, lse: Tensor, needs: tuple[bool, ...]
     ) -> tuple[Tensor | None, ...]:
-        return _gradients.backward(call, grad_out, out, lse, needs)
+        from regard._triton.attend import gradients, refuse_gradients
+
+        if refuse_gradients(call):
+            return _gradients.backward(call, grad_out, out, lse, needs)
+        found = gradients(call, grad_out, out, lse, needs)
+        return (*found, sink_gradient(call, grad_out, out, lse) if needs[4] else None)
 
 
 @lru_cache(1)
 def _has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
-
-
-@lru_cache(1)
-def _table() -> dict[str, float]:
-    """Picoseconds a query-key pair takes, by kind of call; measured by ``benchmarks/backends_gpu.py``."""
-    found = json.loads(Path(__file__).with_name("triton_seconds.json").read_text())
-    return dict(found["picoseconds a pair"])
-
-
-# masks whose rows see a few intervals of keys; the others are tested pair by pair
-_INTERVALS = frozenset(("and", "or", "everything", "causal", "window", "padding", "documents", "prefix", "columns"))
-
-
-def _by_pairs(structure: tuple[Any, ...]) -> bool:
-    return structure[0] not in _INTERVALS or any(isinstance(part, tuple) and _named(part) for part in structure[1:])
-
-
-def _named(part: tuple[Any, ...]) -> bool:
-    return bool(part) and isinstance(part[0], str) and _by_pairs(part)
-
-
-def measured_seconds(spec: CallSpec) -> float:
-    if spec.grad:
-        return math.inf  # gradients are not its own: the backends that have some are asked first
-    kind = "float32" if spec.dtype == torch.float32 else "half"
-    if spec.mask is not None and _by_pairs(spec.mask):
-        kind += ", masked pair by pair"
-    elif spec.bias is not None and spec.bias.rule is None:
-        kind += ", with a bias tensor"
-    return 1.5e-4 + spec.pairs * _table()[kind] * 1e-12

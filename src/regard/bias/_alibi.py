@@ -62,6 +62,7 @@ class AlibiRule(Rule):
 
     kind = "alibi"
     may_hide = False
+    is_linear = True
 
     def __str__(self) -> str:
         return "alibi"

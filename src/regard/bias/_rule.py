@@ -25,6 +25,8 @@ class Rule(ABC):
     kind: ClassVar[str]
     # whether the table may hold -inf, which hides pairs
     may_hide: ClassVar[bool]
+    # whether the table is one slope for each head, and the bias −slope·|distance|
+    is_linear: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
         RULES[cls.kind] = cls
@@ -83,7 +85,7 @@ class Rule(ABC):
         distance = _distances(rows, cols, offset, grad_tile.device)
         if distance.shape[0] == 1:
             grad_tile = grad_tile.sum(0, keepdim=True)
-        self.line_gradient(grad_table, _diagonal_sums(grad_tile), distance)
+        self.line_gradient(grad_table, diagonal_sums(grad_tile), distance)
 
 
 def rebuild(code: str) -> Rule:
@@ -100,7 +102,7 @@ def _distances(rows: range, cols: range, offset: Offset, device: torch.device) -
     return steps.unsqueeze(0) - (offset.reshape(-1, 1) if isinstance(offset, Tensor) else offset)
 
 
-def _diagonal_sums(tile: Tensor) -> Tensor:
+def diagonal_sums(tile: Tensor) -> Tensor:
     """[b, H, R, C] to [b, H, R + C]: entry (r, c) counts at R − 1 − r + c."""
     *lead, rows, cols = tile.shape
     # rows of R + C numbers, read again as rows of R + C + 1, stand one more to the left each: diagonals become columns

@@ -107,8 +107,9 @@ class T5Rule(Rule):
         return working(table)[self.buckets(distance), head.unsqueeze(-1)]
 
     def line_gradient(self, grad_table: Tensor, grad_line: Tensor, distance: Tensor) -> None:
-        by_distance = grad_line.transpose(-1, -2).flatten(0, 1)  # [b·n, H]
-        grad_table.index_add_(0, self.buckets(distance).expand(grad_line.shape[0], -1).flatten(), by_distance)
+        # a product, not index_add_: many distances share a bucket, and on a GPU they would wait for each other
+        found = self.buckets(distance).unsqueeze(-1) == torch.arange(self.num_buckets, device=distance.device)
+        grad_table += (grad_line @ found.to(grad_line.dtype)).sum(0).T  # [b, H, n] @ [b or 1, n, buckets]
 
     def of_heads(self, table: Tensor, heads: slice | list[int]) -> Tensor:
         return table[:, heads]

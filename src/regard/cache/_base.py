@@ -14,7 +14,6 @@ from regard.bias import Bias
 from regard.cache import _pieces, _storage
 from regard.cache._given import Made, autocasts, check_heads, fits
 from regard.cache._lengths import Fresh, Lengths, check_count, counts_of, first_row, places_of
-from regard.cache._masks import padding_side
 from regard.cache._storage import Parts
 from regard.masks import Mask
 
@@ -170,14 +169,15 @@ class TokenCache(ABC):
         self, fresh: Fresh, query: Tensor, key: Tensor, value: Tensor | None, mask: Mask | None, bias: Any
     ) -> None:
         self._check_new(fresh, key, value)
-        side = padding_side(mask)
+        padded = isinstance(mask, Mask) and mask.marks_padding
+        side = mask.padding_side if isinstance(mask, Mask) else None
         ragged = fresh.counts is not None or self._held.same is None
         if side == "right" or (side is not None and ragged):
             raise ValueError(
                 f"mask {mask!r} pads on the {side} beside a cache, which would keep the padding between the tokens: "
                 f"leave it out and pass cache=cache.padded(lengths, side={side!r}), in the calls that have padding"
             )
-        if self._padded_by_mask and side is None:
+        if self._padded_by_mask and not padded:
             raise ValueError(
                 "mask has no masks.padding(…, side='left'), but earlier calls with this cache had: their padding is in "
                 "it, and would be seen. Pass it in every call, or use cache=cache.padded(lengths, side='left') instead"
@@ -187,7 +187,7 @@ class TokenCache(ABC):
         if bias is not None or not usual or not fits(query, key):
             keys, values, offset, _, _ = self._preview(fresh, key, value)
             api.explain(query, keys, values, mask=mask, bias=bias, query_offset=offset)
-        self._will_be_padded = side is not None
+        self._will_be_padded = padded
 
     def _preview(self, fresh: Fresh, key: Tensor, value: Tensor | None) -> Preview:
         held = self._held.counts if self._made is not None else (0,) * key.shape[0]

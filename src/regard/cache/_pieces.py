@@ -14,11 +14,10 @@ from torch import Tensor
 
 from regard import api, masks
 from regard.backends._base import accumulation
-from regard.backends._tiled import add_sinks, merge
+from regard.backends._tiled import add_sinks
 from regard.cache._lengths import Lengths
-from regard.cache._masks import only_relative
 from regard.masks import Mask
-from regard.statistics import Want
+from regard.statistics import Want, merge
 
 # keys of a piece: enough to keep a core busy, few enough to be nothing beside a model's weights
 PIECE = 1024
@@ -137,7 +136,7 @@ def _make_piece(
     mask: Mask | None, held: Lengths, rows: int, start: int, stop: int, offset: int | Tensor, device: torch.device
 ) -> Mask | None:
     part = mask
-    if mask is not None and not only_relative(mask):
+    if mask is not None and not mask.relative:
         with torch.inference_mode(False):  # it may be kept for a call outside of it
             tile = mask.tile(range(rows), range(start, stop), rows, held.longest, offset=offset, device=device)
         part = masks.keep(tile)

@@ -106,6 +106,8 @@ def _rule(function: Callable[..., Any], module: str, offset: int, queries: int, 
             others.append(masks.documents(ids=ids))
         elif name != "bidirectional_mask_function":
             return None
+    if left is not None and left < 0:
+        return ~masks.everything()  # a window of no keys, as configurations have that never use it
     if left is not None:
         # without a limit on the right, one that no pair reaches
         others.append(masks.window(left=left, right=queries + keys + abs(offset) if right is None else right))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -42,6 +43,14 @@ def register_hf() -> None:
     transformers.AttentionMaskInterface.register(NAME, rule_mask)
     _wrap(PreTrainedModel, "get_correct_attn_implementation", _checked_choice)
     _wrap(PreTrainedModel, "set_attn_implementation", _checked_setting)
+
+
+def _attends(model: Any) -> bool:
+    """Whether the file that a class comes from has modules of attention."""
+    from torch import nn
+
+    found = vars(sys.modules.get(model.__module__, object)).items()
+    return any(isinstance(part, type) and issubclass(part, nn.Module) and "Att" in name for name, part in found)
 
 
 def _wrap(owner: Any, name: str, wrapper: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
@@ -94,6 +103,8 @@ def _asked(part: Any, model: Any, wanted: dict[int, bool], given: Any) -> bool:
 
 
 def _refuse_unservable(model: Any) -> None:
+    if not _attends(model):
+        return  # a convolutional part, say: there is nothing to serve
     if not model._can_set_attn_implementation():
         reason = "its code computes attention by itself and calls no attention function"
     elif not (model._supports_sdpa or model._supports_flash_attn):

@@ -25,18 +25,28 @@ from regard.masks._constructors import (
     strided,
     window,
 )
-from regard.masks._documents import Documents
 from regard.masks._flags import Fused
+from regard.masks._function import rule
 from regard.masks._intervals import RowIntervals
-from regard.masks._padding import Padding
 from regard.masks._rebuild import rebuild
+
+# Masks that a person can write in words: numbers and lists, no tensors.
+IN_WORDS = (
+    "everything",
+    "causal",
+    "window",
+    "padding",
+    "documents",
+    "prefix",
+    "columns",
+    "strided",
+    "random_blocks",
+)
 
 __all__ = [
     "BlockTable",
-    "Documents",
     "Fused",
     "Mask",
-    "Padding",
     "RowIntervals",
     "blocks",
     "causal",
@@ -50,6 +60,7 @@ __all__ = [
     "prefix",
     "random_blocks",
     "rebuild",
+    "rule",
     "strided",
     "window",
 ]

@@ -11,8 +11,11 @@ from torch import Tensor
 
 from regard.masks._arguments import DTYPE_NAMES, plain, shape_of
 from regard.masks._base import Mask, Structure
+from regard.masks._blocks import over_blocks
+from regard.masks._facts import KeySets
+from regard.masks._flex import Frame, Predicate, lookup
 from regard.masks._grid import Grid
-from regard.masks._intervals import EMPTY, FULL, PARTIAL, Spans, States, Strip
+from regard.masks._intervals import EMPTY, FULL, PARTIAL, Spans, States, Strip, Whole
 
 _MOST_RUNS = 4
 
@@ -29,7 +32,8 @@ class _Attendance(Mask):
     def _rebuild(cls, structure: Structure, tensors: Iterator[Tensor]) -> Mask:
         return cls(next(tensors))
 
-    def _permits(self, values: Tensor) -> Tensor:
+    @staticmethod
+    def _permits(values: Tensor) -> Tensor:
         """True = may attend, from a part of the caller's tensor."""
         raise NotImplementedError
 
@@ -74,18 +78,44 @@ class _Attendance(Mask):
         if four.shape[0] != 1:
             four = four[strip.groups.start : strip.groups.stop]
         seen = self._permits(four)[0].numpy()
-        some = _over_blocks(np.logical_or.reduce(seen, axis=0), np.logical_or, block_q, block_k)
-        every = _over_blocks(np.logical_and.reduce(seen, axis=0), np.logical_and, block_q, block_k)
+        some = over_blocks(np.logical_or.reduce(seen, axis=0), np.logical_or, block_q, block_k)
+        every = over_blocks(np.logical_and.reduce(seen, axis=0), np.logical_and, block_q, block_k)
         states = np.where(every, FULL, np.where(some, PARTIAL, EMPTY)).astype(np.int8)
         return np.broadcast_to(states, (-(-(strip.stop - strip.start) // block_q), -(-strip.S // block_k)))
 
-    def _key_sets(self, S: int, device: torch.device) -> tuple[Tensor | None, Tensor | None]:
+    def _count_below(self, strip: Strip, key: Whole) -> Whole | None:
+        four = self._four()
+        if four.shape[2] != 1 or not plain(self.tensors[0]):
+            return None
+
+        def count() -> NDArray[np.int32]:
+            seen = self._permits(four.detach())[:, :, 0].expand(-1, -1, strip.S).numpy()
+            below = np.zeros((*seen.shape[:2], strip.S + 1), dtype=np.int32)
+            np.cumsum(seen, axis=2, dtype=np.int32, out=below[:, :, 1:])
+            return below
+
+        below = strip.pick(self.remember(("below", strip.S), 0, count))[0]
+        found: Whole = below[strip.head if len(below) > 1 else 0][key].astype(np.int64)
+        return found
+
+    def _key_sets(self, S: int, device: torch.device) -> KeySets:
         four = self._four()
         if four.shape[2] != 1:
             return None, None
         seen = self._permits(four.to(device))[:, :, 0]
         wide = (seen.shape[0], S)
         return ~seen.any(dim=1).expand(wide), seen.all(dim=1).expand(wide)
+
+    def _about_keys(self) -> bool:
+        return self._four().shape[2] == 1
+
+    def survives(self, window: int, sinks: int) -> bool:
+        return self.tensors[0].dim() == 4 and self.tensors[0].shape[3] == 1
+
+    def _predicate(self, frame: Frame) -> Predicate:
+        look, kind = lookup(self.tensors[0].to(frame.device))
+        permits = self._permits
+        return Predicate((self.kind, *kind), lambda b, h, q, k: permits(look(b, h, q, k)))
 
     def _check_shape(self, B: int, H: int, L: int, S: int) -> None:
         shape = tuple(self._four().shape)
@@ -108,21 +138,24 @@ class _Attendance(Mask):
 class Keep(_Attendance):
     kind = "keep"
 
-    def _permits(self, values: Tensor) -> Tensor:
+    @staticmethod
+    def _permits(values: Tensor) -> Tensor:
         return values
 
 
 class Drop(_Attendance):
     kind = "drop"
 
-    def _permits(self, values: Tensor) -> Tensor:
+    @staticmethod
+    def _permits(values: Tensor) -> Tensor:
         return ~values
 
 
 class Additive(_Attendance):
     kind = "from_additive"
 
-    def _permits(self, values: Tensor) -> Tensor:
+    @staticmethod
+    def _permits(values: Tensor) -> Tensor:
         return values == 0
 
 
@@ -141,13 +174,3 @@ def check_additive(tensor: Tensor) -> None:
             f"masks.from_additive: expected only 0 (may attend) and -inf or the smallest {DTYPE_NAMES[tensor.dtype]} "
             f"(forbidden), got {odd}; numbers that are added to the logits go to bias="
         )
-
-
-def _over_blocks(seen: NDArray[np.bool_], join: np.ufunc, block_q: int, block_k: int) -> NDArray[np.bool_]:
-    """Join a [rows or 1, keys or 1] array block by block."""
-    if 0 in seen.shape:
-        return np.zeros((-(-seen.shape[0] // block_q), -(-seen.shape[1] // block_k)), dtype=np.bool_)
-    # Rows first: whole rows are joined at vector speed, and few are left for the slower walk along columns.
-    rows = [join.reduce(seen[start : start + block_q], axis=0) for start in range(0, seen.shape[0], block_q)]
-    joined: NDArray[np.bool_] = join.reduceat(np.stack(rows), np.arange(0, seen.shape[1], block_k), axis=1)
-    return joined

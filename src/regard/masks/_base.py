@@ -8,9 +8,11 @@ from typing import Any, ClassVar, NoReturn, TypeVar
 import torch
 from torch import Tensor
 
+from regard._display import mimebundle
 from regard.masks._arguments import describe, plain
-from regard.masks._blocks import BlockTable, block_table
+from regard.masks._blocks import BlockTable, block_table, most_blocks
 from regard.masks._count import kept_pairs
+from regard.masks._facts import Facts, KeySets
 from regard.masks._flags import Fused, trimmed
 from regard.masks._grid import Grid
 from regard.masks._intervals import RowIntervals, Spans, Strip, row_intervals
@@ -23,9 +25,11 @@ Offset = int | Tensor
 Range = range | slice
 
 KINDS: dict[str, Any] = {}
+# The blocks that a table on a CPU has, how many of them are listed for an estimate, and what each takes there.
+_BLOCK, _MOST_BLOCKS, _BLOCK_BYTES = 128, 2**23, 5
 
 
-class Mask:
+class Mask(Facts):
     """A rule that says which query may attend to which key: True = may attend.
 
     Masks are values: join them with ``&``, ``|`` and ``~``, compare them with ``==``, and never change one. Query row r
@@ -42,8 +46,8 @@ class Mask:
     """
 
     kind: ClassVar[str] = ""
-    # The masks that a join is made of; a plain rule has none.
-    parts: tuple[Mask, ...] = ()
+    # s where a mask keeps exactly the pairs with (i − j) mod s = 0
+    period: int | None = None
 
     def __init_subclass__(cls) -> None:
         if cls.kind:
@@ -61,7 +65,7 @@ class Mask:
         self._hash: int | None = None
         self._memo: Memo | None = None
 
-    # What a kind of mask defines. ``_see`` is the rule itself; everything else may be left out and costs only speed.
+    # What a kind of mask defines, with its facts. ``_see`` is the rule itself; leaving out the rest costs only speed.
 
     def _see(self, grid: Grid) -> Tensor:
         """The rule on one tile: a bool tensor broadcastable to [B, H, rows, columns]."""
@@ -75,15 +79,23 @@ class Mask:
         """Empty, partial or full for each block of a strip (one batch group); None when that is not known."""
         return None
 
+    def _states_at(self, strip: Strip, rows: Any, cols: Any, block_q: int, block_k: int) -> Any:
+        """The same for some blocks of the strip alone; None where that is not cheaper than for all."""
+        return None
+
     def _count_below(self, strip: Strip, key: Any) -> Any:
         """How many keys below ``key`` each row of the strip may see (one batch group, one head); None if not known."""
         return None
+
+    def _most_keys(self, S: int) -> int:
+        """At most so many of S keys are seen by one row."""
+        return S
 
     def _flags(self) -> Fused | None:
         """The rule as flags of a fused kernel, or None."""
         return None
 
-    def _key_sets(self, S: int, device: torch.device) -> tuple[Tensor | None, Tensor | None]:
+    def _key_sets(self, S: int, device: torch.device) -> KeySets:
         """Keys that no query sees and keys that all queries see, [B or 1, S] each, or None where not known."""
         return None, None
 
@@ -140,6 +152,9 @@ class Mask:
 
     def __repr__(self) -> str:
         return self._text()
+
+    def _repr_mimebundle_(self, **_: object) -> dict[str, object]:
+        return mimebundle(self)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_memo": None, "_hash": None}  # string hashes differ from process to process
@@ -207,6 +222,9 @@ class Mask:
     def show(self, L: int, S: int, *, query_offset: Offset | None = None) -> str:
         """A drawing: ■ may attend, · may not (and ▒ partly, where a large mask is drawn block by block).
 
+        Beyond 2**24 pairs only masks that are a few intervals of keys for each query (causal, windows, padding,
+        documents, …) are drawn; the others raise ValueError.
+
         >>> from regard import masks
         >>> print(masks.window(left=1).show(2, 4))
         window(left=1): 2 queries, 4 keys, first query at 2
@@ -228,9 +246,19 @@ class Mask:
         key = ("blocks", L, S, offset, B, block_q, block_k)
         return self.remember(key, offset, lambda: block_table(self, L, S, offset, B, block_q, block_k))
 
+    def unlisted_bytes(self, L: int, S: int, offset: Offset, B: int) -> int | None:
+        """At most the bytes of the table of blocks, where it is too large to be made only to be measured; else None."""
+        most = self.remember(("most", L, S, offset, B), offset, lambda: most_blocks(self, L, S, offset, B, _BLOCK))
+        return None if most <= _MOST_BLOCKS else most * _BLOCK_BYTES
+
     def kept_pairs(self, L: int, S: int, offset: Offset, B: int, H: int) -> tuple[int, bool]:
         """How many (item, head, query, key) are permitted, and whether that is exact; else it is an upper bound."""
         return self.remember(("pairs", L, S, offset, B, H), offset, lambda: kept_pairs(self, L, S, offset, B, H))
+
+    @property
+    def flags(self) -> Fused | None:
+        """The flags of a fused kernel that mean the same in a call of any size; None when there are none."""
+        return self._flags()
 
     def fused(self, L: int, S: int, offset: Offset) -> Fused | None:
         """The flags of a fused kernel that mean the same, from the structure alone; None when there are none."""

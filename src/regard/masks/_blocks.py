@@ -10,7 +10,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from regard.masks._intervals import FULL, PARTIAL, Spans, States, Strip, Whole, group_count, offset_array
+from regard.masks._intervals import (
+    FULL,
+    PARTIAL,
+    Spans,
+    States,
+    Strip,
+    Whole,
+    group_count,
+    intersection,
+    offset_array,
+)
 
 if TYPE_CHECKING:
     from regard.masks._base import Mask
@@ -65,7 +75,7 @@ def block_table(mask: Mask, L: int, S: int, offset: int | Tensor, B: int, block_
     else:
         groups = group_count(mask, offsets, B)
         parts = _by_intervals(mask, L, S, offsets, groups, block_q, block_k) or [
-            _cells_of(_states(mask, strip, block_q, block_k))
+            _within_intervals(mask, strip, block_q, block_k)
             for strip in _strips(L, S, offsets, groups, block_q, max(1, _STRIP_CELLS // max(1, key_blocks)) * block_q)
         ]
     counts = np.concatenate([part.counts for part in parts]) if parts else np.zeros(0, np.int64)
@@ -103,6 +113,61 @@ def _by_intervals(
             return None
         parts.append(_interval_cells(spans, strip, block_q, block_k))
     return parts
+
+
+def _narrowed(mask: Mask, strip: Strip) -> tuple[Spans | None, list[Mask]]:
+    """Intervals that the mask lies within, and what of it they do not say; both together mean the mask."""
+    spans, others = None, []
+    for part in mask.conjuncts:
+        found = part._spans(strip)
+        joint = found if found is None or spans is None else intersection(spans, found, strip)
+        if joint is None:
+            others.append(part)
+        else:
+            spans = joint
+    return spans, others
+
+
+def _within_intervals(mask: Mask, strip: Strip, block_q: int, block_k: int) -> _Cells:
+    """The blocks of a mask that is partly intervals: what is not is asked only about blocks that these touch."""
+    spans, others = _narrowed(mask, strip)
+    if spans is None:
+        return _cells_of(_states(mask, strip, block_q, block_k))
+    counts, cols, full = _interval_cells(spans, strip, block_q, block_k)
+    rows = np.repeat(np.arange(len(counts)), counts)
+    for part in others:
+        states = part._states_at(strip, rows, cols, block_q, block_k)
+        if states is None:
+            states = _states(part, strip, block_q, block_k)[rows, cols]
+        some = states > 0
+        rows, cols, full = rows[some], cols[some], full[some] & (states[some] == FULL)
+    return _Cells(np.bincount(rows, minlength=len(counts)), cols, full)
+
+
+def cells(L: int, S: int, block: int) -> int:
+    """How many blocks a call has."""
+    return -(-L // block) * -(-S // block)
+
+
+def most_blocks(mask: Mask, L: int, S: int, offset: int | Tensor, B: int, block: int) -> int:
+    """At most so many blocks are listed for a mask, 0 where intervals say all; in O(L), without listing them."""
+    offsets = offset_array(offset)
+    if offsets is None:
+        return B * cells(L, S, block)
+    groups, total = group_count(mask, offsets, B), 0
+    for strip in _strips(L, S, offsets, groups, block, _STRIP_ROWS):
+        spans, others = _narrowed(mask, strip)
+        if not others:
+            return 0
+        if spans is None:
+            return groups * cells(L, S, block)
+        edges = np.arange(0, strip.stop - strip.start, block)
+        for lo, hi in spans:
+            low, high = np.broadcast_arrays(lo, hi, np.empty((1, strip.stop - strip.start)))[:2]
+            first = np.minimum.reduceat(np.where(low < high, low, S)[0], edges) // block
+            last = -(-np.maximum.reduceat(np.where(low < high, high, 0)[0], edges) // block)
+            total += int(np.maximum(last - first, 0).sum())
+    return min(total, groups * cells(L, S, block))
 
 
 def _interval_cells(spans: Spans, strip: Strip, block_q: int, block_k: int) -> _Cells:
@@ -166,9 +231,8 @@ def _states(mask: Mask, strip: Strip, block_q: int, block_k: int) -> States:
         return states
     if mask.parts:
         inner = [_states(part, strip, block_q, block_k) for part in mask.parts]
-        if mask.kind == "not":
-            return (FULL - inner[0]).astype(np.int8)
-        return (np.minimum if mask.kind == "and" else np.maximum)(*inner)
+        joined: States = mask._join(inner, np.minimum, np.maximum, lambda states: (FULL - states).astype(np.int8))
+        return joined
     found = mask._block_states(strip, block_q, block_k) if strip.S else None
     return np.full(shape, PARTIAL, dtype=np.int8) if found is None else found
 
@@ -183,3 +247,13 @@ def _all_partial(query_blocks: int, key_blocks: int) -> _Cells:
     counts = np.full(query_blocks, key_blocks, dtype=np.int64)
     cols = np.tile(np.arange(key_blocks, dtype=np.int32), query_blocks)
     return _Cells(counts, cols, np.zeros(len(cols), dtype=np.bool_))
+
+
+def over_blocks(seen: NDArray[np.bool_], join: np.ufunc, block_q: int, block_k: int) -> NDArray[np.bool_]:
+    """Join a [rows or 1, keys or 1] array block by block."""
+    if 0 in seen.shape:
+        return np.zeros((-(-seen.shape[0] // block_q), -(-seen.shape[1] // block_k)), dtype=np.bool_)
+    # Rows first: whole rows are joined at vector speed, and few are left for the slower walk along columns.
+    rows = [join.reduce(seen[start : start + block_q], axis=0) for start in range(0, seen.shape[0], block_q)]
+    joined: NDArray[np.bool_] = join.reduceat(np.stack(rows), np.arange(0, seen.shape[1], block_k), axis=1)
+    return joined

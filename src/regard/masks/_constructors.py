@@ -11,7 +11,7 @@ from torch import Tensor
 from regard.masks._arguments import FLOATS, at_least, attendance, describe, integers, whole
 from regard.masks._attendance import Additive, Drop, Keep, check_additive
 from regard.masks._base import Mask
-from regard.masks._documents import Documents
+from regard.masks._documents import Documents, filled_up, ids_from
 from regard.masks._padding import Padding
 from regard.masks._rules import Causal, Columns, Everything, Prefix, Strided, Window
 from regard.masks._tables import Blocks, RandomBlocks
@@ -98,12 +98,16 @@ def padding(lengths: Tensor | Iterable[int], side: Literal["right", "left"] = "r
     return Padding(tensor, side, made)
 
 
-def documents(lengths: Tensor | Iterable[int] | None = None, *, ids: Tensor | Iterable[int] | None = None) -> Mask:
+def documents(
+    lengths: Tensor | Iterable[int] | Iterable[Iterable[int]] | None = None,
+    *,
+    ids: Tensor | Iterable[int] | None = None,
+) -> Mask:
     """Several documents in one row of tokens: a query sees the keys of its own document.
 
-    Give either ``lengths`` (of the documents in order, the same in all items, adding up to S) or ``ids`` ([S] or
-    [batch, S], −1 = padding). A query at position i belongs to the document of key i; outside 0 … S − 1 it sees
-    nothing.
+    Give either ``lengths`` (of the documents in order, adding up to S; one list for all items, or a list of lists, one
+    for each item, where what is left of a shorter item is padding) or ``ids`` ([S] or [batch, S], −1 = padding). A
+    query at position i belongs to the document of key i; outside 0 … S − 1 it sees nothing.
 
     >>> print(documents(lengths=[2, 3]).show(4, 5))
     documents(lengths=[2, 3]): 4 queries, 5 keys, first query at 1
@@ -118,6 +122,8 @@ def documents(lengths: Tensor | Iterable[int] | None = None, *, ids: Tensor | It
      2  · · · · ·
      3  · · · ■ ■
      4  · · · ■ ■
+    >>> documents(lengths=[[2, 3], [1, 1, 2]]) == documents(ids=[[0, 0, 1, 1, 1], [0, 1, 2, 2, -1]])
+    True
 
     Raises:
         TypeError: both or neither are given, or they do not hold integers.
@@ -128,9 +134,9 @@ def documents(lengths: Tensor | Iterable[int] | None = None, *, ids: Tensor | It
             f"masks.documents: give either lengths= or ids=, got {'neither' if lengths is None else 'both'}"
         )
     if ids is None:
-        tensor, made = integers("documents", "lengths", lengths, (1,))
+        tensor, made = integers("documents", "lengths", filled_up(lengths), (1, 2))
         at_least("documents", "lengths", tensor, 0)
-        return Documents("lengths", tensor, made)
+        return Documents("lengths", tensor, made) if tensor.dim() == 1 else Documents("ids", ids_from(tensor), made)
     tensor, made = integers("documents", "ids", ids, (1, 2))
     at_least("documents", "ids", tensor, -1)
     return Documents("ids", tensor, made)

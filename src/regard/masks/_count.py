@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from regard.masks._blocks import block_table
+from regard.masks._blocks import block_table, cells
 from regard.masks._intervals import (
     Spans,
     Strip,
@@ -28,7 +29,8 @@ _BOUND_BLOCK = 128
 # Up to this many pairs, evaluating the rule on all of them is quick enough to be preferred to a bound.
 _FEW_PAIRS = 2**18
 _TILE_PAIRS = 2**20
-_COUNTABLE = {"everything", "causal", "window", "padding", "documents", "prefix", "columns", "blocks", "and"}
+# Up to this many blocks, those that are not empty are looked up; beyond, each rule is counted by itself.
+_FEW_CELLS = 2**22
 
 
 def kept_pairs(mask: Mask, L: int, S: int, offset: int | Tensor, B: int, H: int) -> tuple[int, bool]:
@@ -41,9 +43,12 @@ def kept_pairs(mask: Mask, L: int, S: int, offset: int | Tensor, B: int, H: int)
     total = _by_rows(mask, L, S, offsets, groups)
     if total is not None:
         return total * repeats, True
-    if mask.readable() and (groups * mask.heads * L * S <= _FEW_PAIRS or _kinds(mask) <= _COUNTABLE):
+    countable = mask.fold(lambda part: part._countable, operator.and_, _never, _never)
+    if mask.readable() and (groups * mask.heads * L * S <= _FEW_PAIRS or countable):
         return _by_tiles(mask, L, S, offset, groups) * repeats, True
-    return _bound(mask, L, S, offset, B) * (B // groups if groups else 0) * H, False
+    if groups * cells(L, S, _BOUND_BLOCK) <= _FEW_CELLS:
+        return _of_blocks(mask, L, S, offset, B) * (B // groups if groups else 0) * H, False
+    return _bound(mask, L, S, offset, B, H), False
 
 
 def _by_rows(mask: Mask, L: int, S: int, offsets: Whole, groups: int) -> int | None:
@@ -66,11 +71,14 @@ def _count(mask: Mask, within: Spans, strip: Strip) -> int | None:
     if spans is not None:
         joint = intersection(spans, within, strip)
         return None if joint is None else _size(joint, strip)
-    if mask.kind == "not":
-        inside = _count(mask.parts[0], within, strip)
-        return None if inside is None else _size(within, strip) - inside
     if mask.parts:
-        return _count_pair(mask, within, strip)
+        answer: int | None = mask._join(
+            list(mask.parts),
+            lambda one, other: _count_both(one, other, within, strip),
+            lambda one, other: _count_either(one, other, within, strip),
+            lambda inner: _count_without(inner, within, strip),
+        )
+        return answer
     total = 0
     for lo, hi in within:
         lo, hi = np.broadcast_arrays(lo, np.maximum(lo, hi))
@@ -81,21 +89,36 @@ def _count(mask: Mask, within: Spans, strip: Strip) -> int | None:
     return total
 
 
-def _count_pair(mask: Mask, within: Spans, strip: Strip) -> int | None:
-    """One side must be intervals: they narrow (&) or take out of (|) the region in which the other is counted."""
-    for one, other in (mask.parts, mask.parts[::-1]):
-        spans = one._spans(strip)
-        if spans is None:
-            continue
-        if mask.kind == "and":
-            region = intersection(spans, within, strip)
-            return None if region is None else _count(other, region, strip)
-        outside = complement(spans, strip)
-        region = None if outside is None else intersection(outside, within, strip)
-        first = _count(one, within, strip)
-        second = None if region is None else _count(other, region, strip)
-        return None if first is None or second is None else first + second
+def _count_without(mask: Mask, within: Spans, strip: Strip) -> int | None:
+    inside = _count(mask, within, strip)
+    return None if inside is None else _size(within, strip) - inside
+
+
+def _intervals_first(one: Mask, other: Mask, strip: Strip) -> tuple[Mask, Mask, Spans] | None:
+    """The side that is intervals, the other side, and the intervals."""
+    for first, second in ((one, other), (other, one)):
+        spans = first._spans(strip)
+        if spans is not None:
+            return first, second, spans
     return None
+
+
+def _count_both(one: Mask, other: Mask, within: Spans, strip: Strip) -> int | None:
+    """One side must be intervals: they narrow the region in which the other is counted."""
+    sides = _intervals_first(one, other, strip)
+    region = None if sides is None else intersection(sides[2], within, strip)
+    return None if sides is None or region is None else _count(sides[1], region, strip)
+
+
+def _count_either(one: Mask, other: Mask, within: Spans, strip: Strip) -> int | None:
+    """One side must be intervals: they are counted, and taken out of the region in which the other is counted."""
+    sides = _intervals_first(one, other, strip)
+    outside = None if sides is None else complement(sides[2], strip)
+    region = None if outside is None else intersection(outside, within, strip)
+    if sides is None or region is None:
+        return None
+    first, second = _count(sides[0], within, strip), _count(sides[1], region, strip)
+    return None if first is None or second is None else first + second
 
 
 def _size(spans: Spans, strip: Strip) -> int:
@@ -114,7 +137,7 @@ def _by_tiles(mask: Mask, L: int, S: int, offset: int | Tensor, groups: int) -> 
     return total
 
 
-def _bound(mask: Mask, L: int, S: int, offset: int | Tensor, B: int) -> int:
+def _of_blocks(mask: Mask, L: int, S: int, offset: int | Tensor, B: int) -> int:
     """The pairs of all non-empty blocks, over the groups."""
     table = block_table(mask, L, S, offset, B, _BOUND_BLOCK, _BOUND_BLOCK)
     heights = np.minimum(_BOUND_BLOCK, L - np.arange(table.query_blocks) * _BOUND_BLOCK)
@@ -123,5 +146,21 @@ def _bound(mask: Mask, L: int, S: int, offset: int | Tensor, B: int) -> int:
     return int((np.repeat(np.tile(heights, table.groups), counts) * widths).sum())
 
 
-def _kinds(mask: Mask) -> set[str]:
-    return {mask.kind}.union(*[_kinds(part) for part in mask.parts])
+def _bound(mask: Mask, L: int, S: int, offset: int | Tensor, B: int, H: int) -> int:
+    """At most so many, from what is known of each rule: & keeps no more than the fewer, | no more than both."""
+    every = B * H * L * S
+
+    def ask(part: Mask) -> int | None:
+        offsets = offset_array(offset)
+        assert offsets is not None
+        groups = group_count(part, offsets, B)
+        total = _by_rows(part, L, S, offsets, groups)
+        if total is not None:
+            return total * (B if groups == 1 else 1) * (H if part.heads == 1 else 1)
+        return None if part.parts else B * H * L * part._most_keys(S)
+
+    return part_sum if (part_sum := mask.fold(ask, min, operator.add, lambda _: every)) < every else every
+
+
+def _never(*_: bool) -> bool:
+    return False

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from regard.masks._arguments import DTYPE_NAMES, plain, shape_of
+from regard.masks._arguments import DTYPE_NAMES, describe, plain, shape_of
 from regard.masks._base import Mask, Structure
+from regard.masks._facts import KeySets
 from regard.masks._flags import Fused
+from regard.masks._flex import Frame, Predicate, several
 from regard.masks._grid import Grid
 from regard.masks._intervals import Spans, Strip, Whole
 from regard.masks._padding import contents
@@ -29,6 +31,7 @@ class Documents(Mask):
     """Either ``lengths`` [documents] (all items alike) or ``ids`` [S] or [B, S] (negative = padding)."""
 
     kind = "documents"
+    _countable = _of_intervals = True
 
     def __init__(self, by: str, tensor: Tensor, made: bool = False) -> None:
         shape = shape_of(tensor)
@@ -96,11 +99,54 @@ class Documents(Mask):
     def _flags(self) -> Fused | None:
         return Fused(documents=self)
 
-    def _key_sets(self, S: int, device: torch.device) -> tuple[Tensor | None, Tensor | None]:
+    def _key_sets(self, S: int, device: torch.device) -> KeySets:
         if self.by == "lengths":
             return None, None
         padded = self._on(device) < 0
         return (padded if padded.dim() == 2 else padded.unsqueeze(0)), None
+
+    def _marks(self) -> bool:
+        if self.by == "lengths":
+            return False
+        if torch.compiler.is_compiling() or not plain(self.tensors[0]):
+            return True
+        return self.remember("marks", 0, lambda: bool((self.tensors[0] < 0).any()))
+
+    def _per_head(self, B: int, H: int) -> Mask | None:
+        return None if self.by == "lengths" else Documents("ids", self.tensors[0].repeat_interleave(H, 0), self._made)
+
+    def ids_of(self, S: int, device: torch.device) -> Tensor:
+        """[B or 1, S]: the document of each key, below 0 for padding."""
+        tensor = self._on(device)
+        if self.by == "ids":
+            # Unsigned numbers could not hold what stands for no document.
+            tensor = tensor.to(torch.int64 if tensor.dtype == torch.int64 else torch.int32)
+            return tensor if tensor.dim() == 2 else tensor.unsqueeze(0)
+        ends = tensor.to(torch.int64).cumsum(0)
+        found = torch.searchsorted(ends, torch.arange(S, device=device), right=True)
+        return torch.where(found < ends.shape[0], found, -1).unsqueeze(0)
+
+    def comes_back(self) -> bool:
+        """Whether a document goes on after another one; between two halves of one there may be padding."""
+        if self.by == "lengths":
+            return False
+
+        def find() -> bool:
+            met = [torch.unique_consecutive(row[row >= 0]) for row in self.ids_of(0, self.tensors[0].device)]
+            return any(len(torch.unique(row)) < len(row) for row in met)
+
+        return self.remember("comes back", 0, find)
+
+    def _predicate(self, frame: Frame) -> Predicate:
+        keys, place = self.ids_of(frame.keys, frame.device), frame.positions
+        items = max(len(keys), len(place))
+        place = place.expand(items, -1)
+        queries = keys.expand(items, -1).gather(1, place.clamp(0, frame.keys - 1))
+        # Queries and keys without a document get different numbers, so that they are equal to nothing.
+        queries = torch.where((place >= 0) & (place < frame.keys) & (queries >= 0), queries, -1)
+        keys = torch.where(keys >= 0, keys, -2)
+        q_each, k_each = several(queries, 0), several(keys, 0)
+        return Predicate((self.kind, q_each, k_each), lambda b, h, q, k: queries[b * q_each, q] == keys[b * k_each, k])
 
     def _check_shape(self, B: int, H: int, L: int, S: int) -> None:
         if self.by == "ids":
@@ -136,3 +182,24 @@ def _fill(runs: Runs, first: int, lo: Whole, hi: Whole) -> None:
     times = edges[1:] - edges[:-1]
     lo[begin - first : end - first] = np.repeat(runs.lo[k], times)
     hi[begin - first : end - first] = np.repeat(runs.hi[k], times)
+
+
+def filled_up(lengths: Any) -> Any:
+    """Lists of different lengths, one for each item, with zeros at their ends; anything else as it is."""
+    if not isinstance(lengths, (list, tuple)) or not lengths or not all(isinstance(x, (list, tuple)) for x in lengths):
+        return lengths
+    most = max(len(item) for item in lengths)
+    return [[*item, *[0] * (most - len(item))] for item in lengths]
+
+
+def ids_from(lengths: Tensor) -> Tensor:
+    """[batch, S] from the lengths [batch, documents] of each item, −1 behind the last document of a shorter item."""
+    if torch.compiler.is_compiling() or not plain(lengths):
+        raise ValueError(
+            "masks.documents: lengths of each item, [batch, documents], are read on the CPU in eager mode; there give "
+            f"ids=, got {describe(lengths)} on {lengths.device}"
+        )
+    ends = lengths.to(torch.int64).cumsum(1)
+    at = torch.arange(int(ends[:, -1].max()) if ends.numel() else 0).expand(len(ends), -1)
+    found = torch.searchsorted(ends, at.contiguous(), right=True)
+    return torch.where(found < ends.shape[1], found, -1)

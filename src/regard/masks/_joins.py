@@ -2,33 +2,37 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from regard.masks import _intervals
 from regard.masks._base import KINDS, Mask, Structure
+from regard.masks._facts import SETS, KeySets
 from regard.masks._flags import Fused, merged
 from regard.masks._grid import Grid
 from regard.masks._intervals import Spans, Strip
 
 
-class _Pair(Mask):
-    """Two masks joined."""
+class _Joint(Mask):
+    """A mask made of masks: it answers from its parts."""
 
     sign = ""
+    _relative = _recent = _countable = _grain = None
+    _of_intervals = True
 
-    def __init__(self, left: Mask, right: Mask) -> None:
+    def __init__(self, *parts: Mask) -> None:
         super().__init__(
-            (self.kind, left.structure, right.structure),
-            left.tensors + right.tensors,
-            _joint(left, right, left.batch, right.batch, "batch items"),
-            _joint(left, right, left.heads, right.heads, "heads"),
+            (self.kind, *[part.structure for part in parts]),
+            sum([part.tensors for part in parts], ()),
+            _joint(parts, [part.batch for part in parts], "batch items"),
+            _joint(parts, [part.heads for part in parts], "heads"),
         )
-        self.left = left
-        self.right = right
-        self.parts = (left, right)
+        self.parts = parts
+        self._open = any(part._open for part in parts)
 
     @classmethod
     def _rebuild(cls, structure: Structure, tensors: Iterator[Tensor]) -> Mask:
@@ -36,18 +40,44 @@ class _Pair(Mask):
 
     @property
     def given(self) -> tuple[Tensor, ...]:
-        return self.left.given + self.right.given
+        return sum([part.given for part in self.parts], ())
+
+    def _about_keys(self) -> bool | None:
+        return None
+
+    def _see(self, grid: Grid) -> Tensor:
+        seen: Tensor = self._join(
+            [part._see(grid) for part in self.parts], operator.and_, operator.or_, torch.logical_not
+        )
+        return seen
+
+    def _spans(self, strip: Strip) -> Spans | None:
+        spans = []
+        for part in self.parts:
+            found = part._spans(strip)
+            if found is None:
+                return None
+            spans.append(found)
+        joined: Spans | None = self._join(
+            [*spans, strip], _intervals.intersection, _intervals.union, _intervals.complement
+        )
+        return joined
+
+    def _key_sets(self, S: int, device: torch.device) -> KeySets:
+        sets: KeySets = self._join([part._key_sets(S, device) for part in self.parts], *SETS)
+        return sets
 
     def _check_shape(self, B: int, H: int, L: int, S: int) -> None:
-        self.left._check_shape(B, H, L, S)
-        self.right._check_shape(B, H, L, S)
+        for part in self.parts:
+            part._check_shape(B, H, L, S)
 
     def _text(self) -> str:
-        left = self.left._text() if type(self.left) is type(self) else _bracketed(self.left)
-        return f"{left} {self.sign} {_bracketed(self.right)}"
+        left, right = self.parts
+        first = left._text() if type(left) is type(self) else _bracketed(left)
+        return f"{first} {self.sign} {_bracketed(right)}"
 
 
-class And(_Pair):
+class And(_Joint):
     """Both permit."""
 
     kind = "and"
@@ -57,99 +87,53 @@ class And(_Pair):
         super().__init__(left, right)
         self._fused: Fused | bool | None = False
 
-    def _see(self, grid: Grid) -> Tensor:
-        return self.left._see(grid) & self.right._see(grid)
+    def _join(self, answers: list[Any], both: Any, either: Any, opposite: Any) -> Any:
+        return both(*answers)
 
-    def _spans(self, strip: Strip) -> Spans | None:
-        left = self.left._spans(strip)
-        right = None if left is None else self.right._spans(strip)
-        return None if left is None or right is None else _intervals.intersection(left, right, strip)
+    @property
+    def conjuncts(self) -> list[Mask]:
+        return [conjunct for part in self.parts for conjunct in part.conjuncts]
 
     def _flags(self) -> Fused | None:
         if isinstance(self._fused, bool):
-            self._fused = merged(self.left._flags(), self.right._flags())
+            self._fused = merged(*[part._flags() for part in self.parts])
         return self._fused
 
-    def _key_sets(self, S: int, device: torch.device) -> tuple[Tensor | None, Tensor | None]:
-        hidden, seen = self.left._key_sets(S, device)
-        hidden_too, seen_too = self.right._key_sets(S, device)
-        return _either(hidden, hidden_too), _both(seen, seen_too)
 
-
-class Or(_Pair):
+class Or(_Joint):
     """One of the two permits."""
 
     kind = "or"
     sign = "|"
 
-    def _see(self, grid: Grid) -> Tensor:
-        return self.left._see(grid) | self.right._see(grid)
-
-    def _spans(self, strip: Strip) -> Spans | None:
-        left = self.left._spans(strip)
-        right = None if left is None else self.right._spans(strip)
-        return None if left is None or right is None else _intervals.union(left, right, strip)
-
-    def _key_sets(self, S: int, device: torch.device) -> tuple[Tensor | None, Tensor | None]:
-        hidden, seen = self.left._key_sets(S, device)
-        hidden_too, seen_too = self.right._key_sets(S, device)
-        return _both(hidden, hidden_too), _either(seen, seen_too)
+    def _join(self, answers: list[Any], both: Any, either: Any, opposite: Any) -> Any:
+        return either(*answers)
 
 
-class Not(Mask):
+class Not(_Joint):
     """The opposite."""
 
     kind = "not"
+    _of_intervals = False  # the opposite of four intervals is five, more than kernels take
 
-    def __init__(self, inner: Mask) -> None:
-        super().__init__((self.kind, inner.structure), inner.tensors, inner.batch, inner.heads)
-        self.inner = inner
-        self.parts = (inner,)
-
-    @classmethod
-    def _rebuild(cls, structure: Structure, tensors: Iterator[Tensor]) -> Mask:
-        return cls(*[KINDS[part[0]]._rebuild(part, tensors) for part in structure[1:]])
-
-    @property
-    def given(self) -> tuple[Tensor, ...]:
-        return self.inner.given
-
-    def _see(self, grid: Grid) -> Tensor:
-        return ~self.inner._see(grid)
-
-    def _spans(self, strip: Strip) -> Spans | None:
-        inner = self.inner._spans(strip)
-        return None if inner is None else _intervals.complement(inner, strip)
+    def _join(self, answers: list[Any], both: Any, either: Any, opposite: Any) -> Any:
+        return opposite(*answers)
 
     def _flags(self) -> Fused | None:
-        return self.inner.inner._flags() if isinstance(self.inner, Not) else None
-
-    def _key_sets(self, S: int, device: torch.device) -> tuple[Tensor | None, Tensor | None]:
-        hidden, seen = self.inner._key_sets(S, device)
-        return seen, hidden
-
-    def _check_shape(self, B: int, H: int, L: int, S: int) -> None:
-        self.inner._check_shape(B, H, L, S)
+        (inner,) = self.parts
+        return inner.parts[0]._flags() if isinstance(inner, Not) else None
 
     def _text(self) -> str:
-        return f"~{_bracketed(self.inner)}"
+        return f"~{_bracketed(self.parts[0])}"
 
 
-def _joint(left: Mask, right: Mask, one: int, other: int, what: str) -> int:
-    if one != other and one != 1 and other != 1:
-        raise ValueError(f"cannot join {left!r} for {one} {what} and {right!r} for {other} {what}")
-    return other if one == 1 else one
+def _joint(parts: tuple[Mask, ...], sizes: list[int], what: str) -> int:
+    found = {size for size in sizes if size != 1}
+    if len(found) > 1:
+        words = " and ".join(f"{part!r} for {size} {what}" for part, size in zip(parts, sizes, strict=True))
+        raise ValueError(f"cannot join {words}")
+    return found.pop() if found else 1
 
 
 def _bracketed(mask: Mask) -> str:
-    return f"({mask._text()})" if isinstance(mask, _Pair) else mask._text()
-
-
-def _either(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    if a is None or b is None:
-        return b if a is None else a
-    return a | b
-
-
-def _both(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    return None if a is None or b is None else a & b
+    return f"({mask._text()})" if len(mask.parts) > 1 else mask._text()

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from torch import Tensor
 
-from regard.masks import _joins, _rules, _tables  # noqa: F401  (defining the kinds registers them)
+from regard.masks import _function, _joins, _rules, _tables  # noqa: F401  (defining the kinds registers them)
 from regard.masks._base import KINDS, Mask, Structure
 
 
@@ -21,6 +21,12 @@ def rebuild(code: str, tensors: Sequence[Tensor] = ()) -> Mask:
     True
     """
     return _without_tensors(code) if not tensors else _build(_parse(code), tensors)
+
+
+def of_intervals(structure: Structure) -> bool:
+    """Whether the rows of a mask of this structure see a few intervals of keys each; others are tested pair by pair."""
+    parts = [part for part in structure[1:] if isinstance(part, tuple) and part and part[0] in KINDS]
+    return KINDS[structure[0]]._of_intervals and all(of_intervals(part) for part in parts)
 
 
 def _build(structure: Structure, tensors: Sequence[Tensor]) -> Mask:

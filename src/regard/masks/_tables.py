@@ -12,11 +12,15 @@ from torch import Tensor
 from regard._hash import mix, mix_number
 from regard.masks._arguments import plain, shape_of
 from regard.masks._base import Mask, Structure
+from regard.masks._blocks import cells
+from regard.masks._flex import Frame, Predicate, in_table
 from regard.masks._grid import Grid
 from regard.masks._intervals import EMPTY, FULL, PARTIAL, States, Strip, Whole
 
 Cells = NDArray[np.bool_]
 _CPU = torch.device("cpu")
+# Larger tables are not gone through to count pairs.
+_MOST_CELLS = 2**26
 
 
 class _Table(Mask):
@@ -41,6 +45,8 @@ class _Table(Mask):
         return counted
 
     def _count_below(self, strip: Strip, key: Whole) -> Whole | None:
+        if cells(strip.L, strip.S, self.size) > _MOST_CELLS:
+            return None
         if strip.start == strip.stop:
             return np.zeros((1, 0), dtype=np.int64)
         rows = strip.i // self.size
@@ -68,12 +74,13 @@ class _Table(Mask):
 
 class Blocks(_Table):
     kind = "blocks"
+    _countable = True
 
     def __init__(self, table: Tensor, size: int) -> None:
         shape = shape_of(table)
         batch, heads = shape[:2] if len(shape) == 4 else (1, 1)
         super().__init__((self.kind, size, shape), (table,), batch, heads)
-        self.size = size
+        self.size = self._grain = size
 
     @classmethod
     def _rebuild(cls, structure: Structure, tensors: Iterator[Tensor]) -> Mask:
@@ -120,6 +127,19 @@ class Blocks(_Table):
         low, high = np.min(heads, axis=0), np.max(heads, axis=0)
         return np.where(low == high, low, PARTIAL).astype(np.int8)
 
+    def _per_head(self, B: int, H: int) -> Mask:
+        table = self._four(self.tensors[0].device)
+        return Blocks(table.expand(B, H, *table.shape[2:]).reshape(B * H, 1, *table.shape[2:]), self.size)
+
+    def _predicate(self, frame: Frame) -> Predicate:
+        table = self._four(frame.device)
+        height, width = table.shape[2:]
+        # One more row and column, seen by nobody, for all positions outside the table.
+        table = torch.nn.functional.pad(table, (0, 1, 0, 1))
+        row = frame.positions // self.size
+        row = torch.where((row >= 0) & (row < height), row, height)
+        return in_table(frame, self.kind, table, row, width, self.size)
+
     def _text(self) -> str:
         return f"blocks(<bool {list(self.tensors[0].shape)}>, size={self.size})"
 
@@ -132,7 +152,7 @@ class RandomBlocks(_Table):
     def __init__(self, count: int, size: int, seed: int) -> None:
         super().__init__((self.kind, count, size, seed))
         self.count = count
-        self.size = size
+        self.size = self._grain = size
         self.seed = seed
 
     @classmethod
@@ -170,6 +190,16 @@ class RandomBlocks(_Table):
             0,
             lambda: self._chosen(torch.arange(first, last + 1, device="cpu"), strip.S).numpy(),
         )
+
+    def _predicate(self, frame: Frame) -> Predicate:
+        row = frame.positions // self.size
+        first = row[:, :1]
+        steps = torch.arange((frame.queries - 1) // self.size + 2, device=frame.device)
+        table = self._chosen(first + steps, frame.keys).unsqueeze(1)
+        return in_table(frame, self.kind, table, row - first, table.shape[3], self.size)
+
+    def _most_keys(self, S: int) -> int:
+        return min(S, self.count * self.size)
 
     def _text(self) -> str:
         return f"random_blocks(count={self.count}, size={self.size}, seed={self.seed})"

@@ -1,4 +1,4 @@
-"""Targets from a `Transformer`: the likeliest token each time, or beam search."""
+"""Targets from a `Transformer`: the likeliest token each time, tokens that are drawn, or beam search."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from regard.models._generation import check_count, check_generation, check_vocabulary, token_numbers
+from regard.models._sampling import Draws, Sampling
 
 if TYPE_CHECKING:
     from regard.models._transformer import Transformer
@@ -34,7 +35,7 @@ class _Node(NamedTuple):
 
 
 def search(
-    model: Transformer,
+    models: Sequence[Transformer],
     source: tuple[Tensor, Any, str],
     start: int | Sequence[int],
     stop: int,
@@ -43,13 +44,26 @@ def search(
     length_penalty: float,
     best: int,
     use_cache: bool,
+    sampling: Sampling | None = None,
+    seed: int | Sequence[int] | None = None,
+    limits: Sequence[int] | None = None,
 ) -> list[list[Hypothesis]]:
-    """See `Transformer.generate`."""
-    prefix = _check(model, start, stop, max_new_tokens, beams, length_penalty, best)
+    """See `Transformer.generate`. Several models write together: the mean of their probabilities decides.
+
+    `limits` are the most new tokens of each item, at most `max_new_tokens`: an item then ends as it would alone.
+    """
+    for model in models:
+        prefix = _check(model, start, stop, max_new_tokens, beams, length_penalty, best)
     with torch.inference_mode():
-        run = _Run(model, source, prefix, max_new_tokens, use_cache)
-        items = [_Item(stop, max_new_tokens, beams, length_penalty) for _ in range(run.items)]
-        if items and beams == 1:
+        run = _Run(models, source, prefix, max_new_tokens, use_cache)
+        most = [max_new_tokens] * run.items if limits is None else limits
+        items = [_Item(stop, limit, beams, length_penalty) for limit in most]
+        if sampling is not None and sampling.draws:
+            if beams > 1:
+                raise ValueError(f"beams={beams} with a temperature: tokens are drawn one target at a time, beams=1")
+            if items:
+                _greedy(run, items, sampling, Draws(seed, run.items))
+        elif items and beams == 1:
             _greedy(run, items)
         elif items:
             _beam(run, items, beams)
@@ -90,46 +104,69 @@ def _check(
     return prefix
 
 
+class _Part(NamedTuple):
+    """One model's side of a run: what it read of the source, and its caches."""
+
+    model: Transformer
+    memory: Tensor
+    caches: Any
+
+
 class _Run:
-    """The decoder over rows that grow by a token each step and may be copied, dropped and put in another order."""
+    """The decoder over rows that grow by a token each step and may be copied, dropped and put in another order.
+
+    Several models share the rows; each has a memory and caches of its own.
+    """
 
     def __init__(
-        self, model: Transformer, source: tuple[Tensor, Any, str], prefix: list[int], count: int, use_cache: bool
+        self,
+        models: Sequence[Transformer],
+        source: tuple[Tensor, Any, str],
+        prefix: list[int],
+        count: int,
+        use_cache: bool,
     ) -> None:
         given, lengths, self.side = source
-        self.model = model
-        self.memory = model.encode(given, lengths=lengths, side=self.side)
-        self.items = self.memory.shape[0]
-        self.lengths = None if lengths is None else torch.as_tensor(lengths, device=self.memory.device)
-        self.caches = model.caches(len(prefix) + count, self.memory.shape[1]) if use_cache else None
-        # all, or beside caches the new
-        self.tokens = torch.tensor([prefix] * self.items, dtype=torch.long, device=self.memory.device)
+        self.parts: list[_Part] = []
+        for model in models:
+            memory = model.encode(given, lengths=lengths, side=self.side)
+            caches = model.caches(len(prefix) + count, memory.shape[1]) if use_cache else None
+            self.parts.append(_Part(model, memory, caches))
+        self.items, self.device, self.use_cache = memory.shape[0], memory.device, use_cache
+        self.lengths = None if lengths is None else torch.as_tensor(lengths, device=self.device)
+        # all, or with caches the new
+        self.tokens = torch.tensor([prefix] * self.items, dtype=torch.long, device=self.device)
 
     def log_probabilities(self) -> Tensor:
         """Of the next token, [row, vocab]."""
-        how: dict[str, Any] = {"memory_lengths": self.lengths, "side": self.side, "caches": self.caches}
-        states = self.model.decode(self.tokens, self.memory, **how)
-        logits = self.model.logits(states[:, -1])
-        return logits.double().log_softmax(-1)
+        each = [self._log_probabilities(part) for part in self.parts]
+        if len(each) == 1:
+            return each[0]
+        return torch.stack(each).logsumexp(0) - math.log(len(each))
+
+    def _log_probabilities(self, part: _Part) -> Tensor:
+        how: dict[str, Any] = {"memory_lengths": self.lengths, "side": self.side, "caches": part.caches}
+        states = part.model.decode(self.tokens, part.memory, **how)
+        return part.model.logits(states[:, -1]).double().log_softmax(-1)
 
     def advance(self, rows: list[int], tokens: list[int], *, same_items: bool) -> None:
         """Row i becomes what row `rows[i]` was, followed by `tokens[i]`.
 
         `same_items` says that every row still belongs to the item it did: what was read of the source stays in place.
         """
-        device = self.memory.device
         if rows != list(range(self.tokens.shape[0])):
-            for own, cross in self.caches or ():
-                own.reorder(rows)
-                if not same_items:
-                    cross.reorder(rows)
-            at = torch.tensor(rows, device=device)
+            at = torch.tensor(rows, device=self.device)
+            for part in self.parts:
+                for own, cross in part.caches or ():
+                    own.reorder(rows)
+                    if not same_items:
+                        cross.reorder(rows)
             self.tokens = self.tokens[at]
             if not same_items:
-                self.memory = self.memory[at]
+                self.parts = [part._replace(memory=part.memory[at]) for part in self.parts]
                 self.lengths = None if self.lengths is None else self.lengths[at]
-        new = torch.tensor(tokens, device=device).unsqueeze(1)
-        self.tokens = new if self.caches is not None else torch.cat([self.tokens, new], 1)
+        new = torch.tensor(tokens, device=self.device).unsqueeze(1)
+        self.tokens = new if self.use_cache else torch.cat([self.tokens, new], 1)
 
 
 class _Item:
@@ -189,10 +226,17 @@ class _Item:
         return Hypothesis(tokens[::-1], log_p / self.penalty(self.length), log_p, finished)
 
 
-def _greedy(run: _Run, items: list[_Item]) -> None:
+def _greedy(run: _Run, items: list[_Item], sampling: Sampling | None = None, draws: Draws | None = None) -> None:
+    """One target of each item: the likeliest token each time, or one that is drawn."""
     rows = items
+    numbers = list(range(len(items)))  # which item a row is: each draws from a stream of its own
     while True:
-        best, tokens = run.log_probabilities().max(-1)
+        log_p = run.log_probabilities()
+        if sampling is None or draws is None:
+            best, tokens = log_p.max(-1)
+        else:
+            tokens = sampling.choose(log_p, draws.next(numbers))
+            best = log_p.gather(1, tokens.clamp_min(0).unsqueeze(1)).squeeze(1)
         chosen = list(zip(best.tolist(), tokens.tolist(), strict=True))
         for item, (log_p, token) in zip(rows, chosen, strict=True):
             item.grow([(item.alive[0][0] + log_p, 0, token)])
@@ -200,7 +244,7 @@ def _greedy(run: _Run, items: list[_Item]) -> None:
         if not stay:
             return
         run.advance(stay, [chosen[row][1] for row in stay], same_items=len(stay) == len(rows))
-        rows = [rows[row] for row in stay]
+        rows, numbers = [rows[row] for row in stay], [numbers[row] for row in stay]
 
 
 def _beam(run: _Run, items: list[_Item], beams: int) -> None:

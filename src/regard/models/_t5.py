@@ -26,6 +26,7 @@ class T5Config(TransformerConfig):
     vocab_size: int = 32_128
     norm: str = "pre"
     rms_norm: bool = True
+    scale: str = "none"
     head_dim: int | None = 64
     attention_scale: float | None = 1.0
     ff_bias: bool = False

@@ -35,10 +35,15 @@ class TransformerConfig:
         norm: "post", LayerNorm(x + f(x)), as in the paper; or "pre", x + f(LayerNorm(x)), with one at the end.
         rms_norm: norms without mean and bias.
         activation: relu, gelu, gelu_tanh or silu; with `gated`, of the gate. `ff_bias`: of those layers.
-        head_dim: as in `regard.nn.MultiHeadAttention`; `attention_scale` is its `scale`.
+        attention_scale: `scale` of `regard.nn.MultiHeadAttention`.
         attention_bias: of the four projections; `key_bias=False` leaves it out for keys, where it changes nothing.
         tied: the output layer is the target's embedding.
         dropout: of embeddings and of what every sub-layer adds; `attention_dropout`: of the weights.
+        head_dim, value_head_dim: widths of a query or key head and of a value head; `embed_dim / num_heads`, and
+            `head_dim`, when not given.
+        scale: "embedding" multiplies embeddings by √embed_dim, as in the paper; "output" divides logits by it instead;
+            "none" does neither.
+        embedding_norm: a LayerNorm after embedding, positions and dropout, in encoder and decoder.
     """
 
     vocab_size: int
@@ -54,17 +59,21 @@ class TransformerConfig:
     activation: str = "relu"
     gated: bool = False
     ff_bias: bool = True
-    head_dim: int | None = None
     attention_scale: float | None = None
     attention_bias: bool = False
     key_bias: bool = True
     tied: bool = True
     dropout: float = 0.1
     attention_dropout: float = 0.0
+    head_dim: int | None = None
+    value_head_dim: int | None = None
+    scale: str = "embedding"
+    embedding_norm: bool = False
 
     def __post_init__(self) -> None:
         _parts.check_sizes(self, "vocab_size", "target_vocab_size", "embed_dim", "num_layers", "decoder_layers")
-        _parts.check_sizes(self, "num_heads", "ff_dim", "head_dim")
+        _parts.check_sizes(self, "num_heads", "ff_dim", "head_dim", "value_head_dim")
+        _parts.check_choice(self, "scale", ("embedding", "output", "none"))
         _parts.check_choice(self, "norm", ("post", "pre"))
         _parts.check_choice(self, "activation", _parts.ACTIVATIONS)
         _parts.check_fraction(self, "dropout", "attention_dropout")
@@ -137,6 +146,7 @@ def _attention(config: TransformerConfig, **made: Any) -> MultiHeadAttention:
         config.embed_dim,
         config.num_heads,
         head_dim=config.head_dim,
+        value_head_dim=config.value_head_dim,
         scale=config.attention_scale,
         qkv_bias=config.attention_bias,
         out_bias=config.attention_bias,
@@ -147,6 +157,10 @@ def _attention(config: TransformerConfig, **made: Any) -> MultiHeadAttention:
     if not config.key_bias:
         attention.k_proj.register_parameter("bias", None)
     return attention
+
+
+def _input_norm(config: TransformerConfig, **made: Any) -> nn.LayerNorm | None:
+    return nn.LayerNorm(config.embed_dim, eps=config.norm_eps, **made) if config.embedding_norm else None
 
 
 class Transformer(nn.Module):
@@ -180,6 +194,8 @@ class Transformer(nn.Module):
         pre = config.norm == "pre"  # nothing else would norm the sum of the branches
         self.encoder_norm = _norm(config, **made) if pre else None
         self.decoder_norm = _norm(config, **made) if pre else None
+        self.encoder_input_norm = _input_norm(config, **made)
+        self.decoder_input_norm = _input_norm(config, **made)
         words = config.vocab_size if config.target_vocab_size is None else config.target_vocab_size
         alone = config.tied or not getattr(config, "head", True)
         self.head = None if alone else nn.Linear(config.embed_dim, words, bias=False, **made)
@@ -220,8 +236,9 @@ class Transformer(nn.Module):
         return self._embed("target", self.output_embedding, target, first)
 
     def _embed(self, name: str, embedding: nn.Embedding, tokens: Tensor, first: int | Tensor) -> Tensor:
-        x = _parts.embed(name, embedding, tokens) * self.config.embed_dim**0.5
-        return x + sinusoidal(tokens.shape[1], x.shape[2], offset=first, device=x.device, dtype=x.dtype)  # type: ignore[no-any-return]
+        x = _parts.embed(name, embedding, tokens)
+        x = x * self.config.embed_dim**0.5 if self.config.scale == "embedding" else x
+        return x + sinusoidal(tokens.shape[1], x.shape[2], offset=first, device=x.device, dtype=x.dtype)
 
     def forward(
         self,
@@ -272,10 +289,12 @@ class Transformer(nn.Module):
 
     def logits(self, states: Tensor) -> Tensor:
         """The output layer."""
-        return F.linear(states, self.output_embedding.weight) if self.head is None else self.head(states)
+        found: Tensor = F.linear(states, self.output_embedding.weight) if self.head is None else self.head(states)
+        return found * self.config.embed_dim**-0.5 if self.config.scale == "output" else found
 
     def _encode(self, source: Tensor, lengths: Any, side: str, keep: bool) -> Hidden:
         x = F.dropout(self.embed_source(source, lengths, side), self.config.dropout, self.training)
+        x = x if self.encoder_input_norm is None else self.encoder_input_norm(x)
         mask = _parts.padding_mask(None, lengths, side)
         hidden = [x] if keep else []
         for layer in self.encoder_layers:
@@ -308,6 +327,7 @@ class Transformer(nn.Module):
             pairs, memory = _with_memory(caches, memory, memory_lengths, side)
             mask = None if target.shape[1] == 1 else mask  # the newest token sees all that is held
         x = F.dropout(self.embed_target(target, first), self.config.dropout, self.training)
+        x = x if self.decoder_input_norm is None else self.decoder_input_norm(x)
         hidden = [x] if keep else []
         checkpointed = self.checkpoint_layers and self.training and caches is None
         for layer, (cache, memory_cache) in zip(self.decoder_layers, pairs, strict=True):
@@ -333,6 +353,10 @@ class Transformer(nn.Module):
         length_penalty: float = 0.6,
         best: int = 1,
         use_cache: bool = True,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int | Sequence[int] | None = None,
     ) -> list[list[Hypothesis]]:
         """The best continuations of each item, best first, with their scores.
 
@@ -345,11 +369,17 @@ class Transformer(nn.Module):
             length_penalty: α of log P / ((5 + length) / 6)^α, by which targets are ranked (Wu et al., 2016).
             best: how many to give, at most `beams`.
             use_cache: False computes everything anew for every token.
+            temperature: above 0 tokens are drawn, with one beam; of the `top_k` likeliest, of the `top_p` nucleus.
+            seed: the same seed draws the same targets; one int, or one for each item.
         """
+        from regard.models._sampling import Sampling
         from regard.models._search import search
 
+        sampling = Sampling(temperature, top_k, top_p)
         memory = (source, source_lengths, side)
-        return search(self, memory, start, stop, max_new_tokens, beams, length_penalty, best, use_cache)
+        return search(
+            [self], memory, start, stop, max_new_tokens, beams, length_penalty, best, use_cache, sampling, seed
+        )
 
 
 def _with_memory(

@@ -86,11 +86,7 @@ def can_attend(cache: Cache, keywords: dict[str, Any]) -> bool:
     calls rows so too, which is asked of all keys."""
     if not callable(getattr(cache, "attend", None)) or keywords["dropout"]:
         return False
-    return not (isinstance(keywords["mask"], Mask) and _speaks_of_padding(keywords["mask"]))
-
-
-def _speaks_of_padding(mask: Mask) -> bool:
-    return mask.structure[0] in ("padding", "documents") or any(_speaks_of_padding(part) for part in mask.parts)
+    return not (isinstance(keywords["mask"], Mask) and keywords["mask"].marks_padding)
 
 
 def attend(cache: Any, tensors: Heads, keywords: dict[str, Any], **more: Any) -> Tensor:

@@ -12,9 +12,6 @@ from regard import masks
 from regard.masks import Mask
 from regard.nn._checks import check_tensors
 
-# Rules that ask only how far apart query and key are: packing items one after another does not change them.
-_RELATIVE = frozenset(("everything", "causal", "window", "strided"))
-
 
 class Inputs(NamedTuple):
     """One call. Where query, key and value are the same tensor, they are the same object here too."""
@@ -76,7 +73,7 @@ def _nested(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, may_pa
         raise ValueError("key and value must have the same lengths, item by item; build value with key's offsets")
     itself = _same_lengths(query, key)
     offsets, total = _offsets(query), query.values().shape[0]
-    if itself and may_pack and (mask is None or (isinstance(mask, Mask) and _relative(mask.structure))):
+    if itself and may_pack and (mask is None or (isinstance(mask, Mask) and mask.relative)):
         rule = masks.documents(lengths=offsets.diff())
         packed = apply_once(lambda x: x.values().unsqueeze(0), query, key, value)
         return Inputs(*packed, rule if mask is None else rule & mask, None, Ragged(offsets, total, True))
@@ -122,15 +119,6 @@ def _same_lengths(a: Tensor, b: Tensor) -> bool:
     return a.values().shape[0] == b.values().shape[0] and torch.equal(_offsets(a), _offsets(b))
 
 
-def _relative(structure: object) -> bool:
-    if not isinstance(structure, tuple):
-        return True
-    kind = structure[0]
-    if kind in ("and", "or", "not"):
-        return all(_relative(part) for part in structure[1:])
-    return kind in _RELATIVE
-
-
 def token_places(offsets: Tensor, total: int) -> tuple[Tensor, Tensor]:
     """For each of `total` packed tokens: the item it belongs to, and its place there."""
     items = torch.arange(offsets.shape[0] - 1, device=offsets.device)
@@ -146,21 +134,10 @@ def to_nested(out: Tensor, ragged: Ragged) -> Tensor:
 
 
 def padding(mask: Mask | None, keys: int, device: torch.device) -> Tensor | None:
-    """`[B or 1, keys]`, True at the tokens that `masks.padding` or a document id of −1 calls padding.
-
-    Other masks hide keys too (`columns`, `keep`), but do not say that the token is no token.
-    """
+    """`[B or 1, keys]`, True at the tokens that the mask calls padding."""
     if not isinstance(mask, Mask):
         return None  # none, or something that `regard.attention` refuses with an explanation
-    kind = mask.structure[0]
-    if kind in ("padding", "documents"):
-        return mask.hidden_keys(keys, device)
-    if kind not in ("and", "or"):
-        return None
-    left, right = (padding(part, keys, device) for part in (mask.left, mask.right))  # type: ignore[attr-defined]
-    if left is None or right is None:
-        return None if kind == "or" else right if left is None else left
-    return left | right if kind == "and" else left & right
+    return mask.padding_keys(keys, device)
 
 
 def padding_of_new_rows(mask: Mask | None, query: Tensor, key: Tensor, offset: int | Tensor | None) -> Tensor | None:

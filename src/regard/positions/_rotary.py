@@ -100,8 +100,9 @@ class Rotary(nn.Module):
             i + dim/2 (GPT-NeoX, Hugging Face's Llama).
         scaling: `Linear`, `DynamicNTK`, `YaRN`, `Llama3` or your own `Scaling`.
 
-    Angles are computed in float32 whatever the dtype of the queries, as the models were trained, and stay so when the
-    module is moved to half precision. Nothing is learned and nothing is in the state dict.
+    Angles are computed in float32, as the models were trained, and stay so when the module is moved to half precision;
+    for float64 queries they are computed in float64 (from the same frequencies), so that turning by i and back by j is
+    turning by i − j to the last digits. Nothing is learned and nothing is in the state dict.
     """
 
     frequencies: Tensor  # [dim/2], float32
@@ -133,9 +134,11 @@ class Rotary(nn.Module):
             return plain_frequencies(self.dim, self.base)
         return self.scaling.frequencies(self.dim, self.base, length)
 
-    def tables(self, positions: Tensor, *, length: int | Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Cosine and sine of the angles at `positions` (any shape): two float32 tensors `[*positions.shape, dim/2]`,
-        times the scaling's `magnitude`.
+    def tables(
+        self, positions: Tensor, *, length: int | Tensor | None = None, dtype: torch.dtype = torch.float32
+    ) -> tuple[Tensor, Tensor]:
+        """Cosine and sine of the angles at `positions` (any shape): two tensors `[*positions.shape, dim/2]`, times the
+        scaling's `magnitude`, in float32 or, where `dtype` says so, in float64.
 
         `length` is for `DynamicNTK`: the call's last position plus one, by default read off `positions`.
         """
@@ -147,7 +150,7 @@ class Rotary(nn.Module):
                 # frequencies made on the host would have to be copied, and the host would wait
                 length = torch.full((), length, device=positions.device)
             frequencies = self._frequencies(length)
-        angles = positions.unsqueeze(-1).to(torch.float32) * frequencies.to(positions.device)
+        angles = positions.unsqueeze(-1).to(dtype) * frequencies.to(positions.device, dtype)
         cos, sin = angles.cos(), angles.sin()
         return (cos, sin) if self.magnitude == 1.0 else (cos * self.magnitude, sin * self.magnitude)
 
@@ -179,9 +182,9 @@ class Rotary(nn.Module):
         asked = self._asked(start, tokens, tensors)
         turn: Callable[..., Tensor] = rotate if asked is None else _turned
         if asked is None:
-            tables = self._tables_from(start, tokens, tensors[0].device)
+            tables = self._tables_from(start, tokens, tensors[0])
         else:
-            tables = self._last_tables(asked, start, tokens, tensors[0].device)
+            tables = self._last_tables(asked, start, tokens, tensors[0])
         turned = []
         for x in tensors:
             own = (
@@ -190,13 +193,13 @@ class Rotary(nn.Module):
             turned.append(turn(x, *own, interleaved=self.interleaved))
         return turned
 
-    def _last_tables(self, asked: tuple[Any, ...], start: int | Tensor, tokens: int, device: torch.device) -> Tables:
+    def _last_tables(self, asked: tuple[Any, ...], start: int | Tensor, tokens: int, like: Tensor) -> Tables:
         """Wide tables. The layers of a model ask for the same ones, one after another, so that the last are kept."""
         last = self._last  # once: another thread may put its own there
         if last is not None and last.frequencies is self.frequencies and last.asked == asked:
             return last.tables
         with torch.inference_mode(False):  # they may be kept from there to a call outside of it
-            tables = _widened(*self._tables_from(start, tokens, device), self.interleaved)
+            tables = _widened(*self._tables_from(start, tokens, like), self.interleaved)
         if plain(tables[0]) and tables[0].numel() <= _KEPT:
             self._last = _Last(self.frequencies, asked, tables)
         return tables
@@ -215,17 +218,19 @@ class Rotary(nn.Module):
         if isinstance(start, Tensor) and not plain(start):
             return None
         first = start.tolist() if isinstance(start, Tensor) else start
-        return first, tokens, turning.data_ptr(), turning._version, self.magnitude, self.interleaved
+        double = tensors[0].dtype == torch.float64
+        return first, tokens, double, turning.data_ptr(), turning._version, self.magnitude, self.interleaved
 
-    def _tables_from(self, start: int | Tensor, tokens: int, device: torch.device) -> Tables:
+    def _tables_from(self, start: int | Tensor, tokens: int, like: Tensor) -> Tables:
         """Tables of consecutive positions: `[tokens, pairs]`, or `[batch, 1, tokens, pairs]`."""
+        device, how = like.device, {"dtype": like.dtype} if like.dtype == torch.float64 else {}
         if isinstance(start, Tensor):
             start = start.to(device)
             length = start.max() + tokens if start.numel() else None
             # one step of positions for each item, and the head's dimension
             places = start.reshape(-1, 1, 1) + torch.arange(tokens, device=device)
-            return self.tables(places, length=length)
-        return self.tables(torch.arange(start, start + tokens, device=device), length=start + tokens)
+            return self.tables(places, length=length, **how)
+        return self.tables(torch.arange(start, start + tokens, device=device), length=start + tokens, **how)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Rotary:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from regard._display import mimebundle
 from regard.recording._calls import Head, Recorded, Site
 from regard.recording._labels import THRESHOLDS, describe
 from regard.recording._summary import Summary
@@ -14,6 +15,9 @@ from regard.recording._tokens import checked_tokens, ids_to_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from regard._page._show import Page
+    from regard.statistics import Want
 
 __all__ = ["THRESHOLDS", "Head", "Recorded", "Recording", "Site", "Summary", "load"]
 
@@ -48,7 +52,9 @@ class Recording:
 
     @tokens.setter
     def tokens(self, given: Sequence[str] | Sequence[Sequence[str]]) -> None:
-        self._tokens = checked_tokens(given, "tokens")
+        tokens = checked_tokens(given, "tokens")
+        self._check_length("tokens", tokens, [call for call in self.calls if call.kind == "self"])
+        self._tokens = tokens
 
     @property
     def source_tokens(self) -> list[list[str]]:
@@ -57,7 +63,45 @@ class Recording:
 
     @source_tokens.setter
     def source_tokens(self, given: Sequence[str] | Sequence[Sequence[str]]) -> None:
-        self._source_tokens = checked_tokens(given, "source_tokens")
+        tokens = checked_tokens(given, "source_tokens")
+        self._check_length("source_tokens", tokens, self.calls)
+        self._source_tokens = tokens
+
+    def _check_length(self, name: str, tokens: list[list[str]], calls: Sequence[Recorded]) -> None:
+        """Tokens of another length would stand at the wrong places. The last one generated was never read."""
+        lengths = {n for call in calls for n in (call.queries + call.first_key, call.keys + call.first_key)}
+        lengths |= {max(lengths) + 1} if lengths else set()
+        if lengths and any(len(item) not in lengths for item in tokens):
+            given = sorted({len(item) for item in tokens})
+            seen = sorted(lengths)[:-1]
+            raise ValueError(
+                f"{name} has {', '.join(map(str, given))} entries for one item, and the model read "
+                f"{', '.join(map(str, seen[-4:]))}: give one string for each token, special ones and padding too"
+            )
+
+    def add(
+        self,
+        weights: Any,
+        name: str = "by hand",
+        *,
+        kind: str = "self",
+        want: Want | None = None,
+        query_offset: int | None = None,
+    ) -> Recorded:
+        """Write down attention whose weights you have: for code that ``regard.watch`` cannot read.
+
+            recording.add(weights, "decoder.layers.3", kind="cross")
+
+        Args:
+            weights: [batch, head, query, key], before dropout; rows of zeros are missing (padding).
+            name: the layer they belong to, a path of your choice; calls of one name are one layer.
+            kind: "self", or "cross" when the keys are another sequence.
+            want: which statistics; ``regard.Want()`` when None.
+            query_offset: position of the first query among the keys; keys − queries when None, 0 for "cross".
+        """
+        from regard.recording._by_hand import added
+
+        return added(self, weights, name, kind, want, query_offset)
 
     def tokens_from(self, tokenizer: Any, ids: Any) -> None:
         """Take the tokens from a tokenizer and the ids [batch, token] that the model was given."""
@@ -105,12 +149,12 @@ class Recording:
 
     def query_tokens(self, call: Recorded, item: int = 0) -> list[str]:
         """The text of a call's queries, for one item of the batch; a position where it is not known."""
-        first = int(call.positions[item if len(call.positions) > 1 else 0])
+        first = int(call.positions[item if len(call.positions) > 1 else 0]) + call.first_key
         return _names(self._text(call, item, of_keys=False), range(first, first + call.queries))
 
     def key_tokens(self, call: Recorded, item: int = 0) -> list[str]:
         """The text of a call's keys, likewise: the source's in cross attention."""
-        return _names(self._text(call, item, of_keys=True), range(call.keys))
+        return _names(self._text(call, item, of_keys=True), range(call.first_key, call.first_key + call.keys))
 
     def described(self, call: Recorded) -> list[dict[str, Any]]:
         """For each item and head of a call: mean entropy, share on the first key, label …"""
@@ -175,15 +219,35 @@ class Recording:
         """Read a ``.regard`` file; one that is not whole and well-formed raises ValueError."""
         return load(path)
 
-    def to_html(self, path: str | Path | None = None) -> str:
-        """A page that needs nothing but a browser; written to ``path`` when given."""
-        from regard._page import page
-        from regard._write import write_atomically
+    def to_html(
+        self,
+        path: str | Path | None = None,
+        *,
+        against: Recording | None = None,
+        layer: int | None = None,
+        head: int | None = None,
+        lang: str = "en",
+    ) -> Page:
+        """A page that needs nothing but a browser; written to ``path`` when given.
 
-        text = page(self.cpu())
-        if path is not None:
-            write_atomically(Path(path), [text.encode("utf-8")])
-        return text
+        Args:
+            path: the file to write; the page is returned in any case, as a string that shows itself in a notebook.
+            against: a second recording, to compare with: two prompts, two checkpoints, two models.
+            layer, head: where the page opens; at something worth seeing when None.
+            lang: "en" or "zh".
+        """
+        from regard._page._show import written
+
+        return written(self, path, against, {"layer": layer, "head": head, "lang": lang})
+
+    def show(self, **options: Any) -> None:
+        """Show the page: in the notebook's cell, or in the browser. Takes the keywords of ``to_html``."""
+        from regard._page._show import show
+
+        show(self.to_html(**options))
+
+    def _repr_mimebundle_(self, **_: object) -> dict[str, object]:
+        return mimebundle(self)
 
     def __repr__(self) -> str:
         size = f"{self.bytes / 2**20:.1f} MiB"

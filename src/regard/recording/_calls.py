@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from regard._display import mimebundle
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -22,6 +24,19 @@ AXES: dict[str, tuple[str, ...]] = {
     "distance": ("buckets",),
     "first_mass": ("L",),
     "weights": ("rectangle rows", "rectangle keys"),
+}
+# How each is asked for, where it was not recorded.
+ASK: dict[str, str] = {
+    "entropy": "regard.Want(rows=True)",
+    "max_weight": "regard.Want(rows=True)",
+    "key_mass": "regard.Want(key_mass=True)",
+    "map": "regard.Want(map=(64, 64))",
+    "top_keys": "regard.Want(top_k=8)",
+    "top_weights": "regard.Want(top_k=8)",
+    "distance": "regard.Want(distance=True)",
+    "first_mass": "regard.Want(first=4)",
+    "weights": 'regard.Want(weights="all")) for short inputs, or for a part of them with '
+    "regard.watch(model, want=regard.Want(weights=(slice(0, 64), slice(0, 64)))",
 }
 KINDS = ("self", "cross")
 PHASES = ("prefill", "decode")
@@ -58,6 +73,8 @@ class Recorded:
         positions: Tensor,
         permitted: Tensor,
         parts: dict[str, Tensor],
+        written_out: bool = False,
+        first_key: int = 0,
     ) -> None:
         self.site = site
         self.layer = layer
@@ -69,6 +86,8 @@ class Recorded:
         self.positions = positions  # [batch or 1]: position of the first query among the keys
         self.permitted = permitted  # [batch or 1, head or 1, L or 1]: how many keys each query may see
         self.parts = parts
+        self.written_out = written_out  # whether the model's own code took the softmax and multiplied the values
+        self.first_key = first_key  # which token the first key is: a cache may have dropped those before
 
     @property
     def path(self) -> str:
@@ -95,8 +114,11 @@ class Recorded:
             parts: dict[str, Tensor] = self.__dict__.get("parts", {})
             if name in parts:
                 return parts[name]
-            raise AttributeError(f"{name} was not recorded: ask for it with regard.watch(model, want=regard.Want(...))")
+            raise AttributeError(f"{name} was not recorded: ask for it with regard.watch(model, want={ASK[name]})")
         raise AttributeError(f"'{type(self).__name__}' object has no attribute {name!r}")
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *self.parts})
 
     def cpu(self) -> Recorded:
         """The same with its statistics on the CPU; itself when they are there."""
@@ -121,7 +143,8 @@ class Recorded:
 
     def __repr__(self) -> str:
         return (
-            f"<{self.kind} attention of layer {self.layer} ({self.path}), {self.phase} {self.number}: "
+            f"<{self.kind} attention{', written out,' if self.written_out else ''} of layer {self.layer} "
+            f"({self.path}), {self.phase} {self.number}: "
             f"batch {self.batch}, {len(self.heads)} heads, {self.queries} queries, {self.keys} keys>"
         )
 
@@ -137,7 +160,10 @@ class Head:
     def __getattr__(self, name: str) -> Any:
         if name in AXES:
             return getattr(self.call, name)[self.item, self._at]
-        raise AttributeError(f"'Head' object has no attribute {name!r}")
+        raise AttributeError(f"'Head' object has no attribute {name!r}; it has {', '.join(self.call.parts)}")
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *self.call.parts})
 
     @property
     def permitted(self) -> Tensor:
@@ -162,6 +188,9 @@ class Head:
 
     def __repr__(self) -> str:
         return f"<head {self.head}, item {self.item} of {self.call!r}>"
+
+    def _repr_mimebundle_(self, **_: object) -> dict[str, object]:
+        return mimebundle(self)
 
 
 def _ranges(numbers: tuple[int, ...]) -> str:

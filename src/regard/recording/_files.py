@@ -38,6 +38,8 @@ def save(recording: Recording, path: Path) -> None:
                 "keys": call.keys,
                 "heads": list(call.heads),
                 "parts": list(call.parts),
+                "written_out": call.written_out,
+                "first_key": call.first_key,
             }
         )
     header = {
@@ -92,6 +94,9 @@ def _rebuilt(header: Any, tensors: dict[str, Tensor]) -> Recording:
 
 def _call(entry: dict[str, Any], index: int, tensors: dict[str, Tensor], sites: list[Site]) -> Recorded:
     names, heads = _list(entry, "parts"), _list(entry, "heads")
+    # files of older versions have neither
+    written_out, first_key = entry.get("written_out", False), entry.get("first_key", 0)
+    _need(isinstance(written_out, bool) and _count(first_key), "a call is malformed")
     layer, number, keys = entry.get("layer"), entry.get("pass"), entry.get("keys")
     _need(_count(layer) and _count(number) and _count(keys) and all(map(_count, heads)), "a call is malformed")
     _need(entry.get("kind") in KINDS and entry.get("phase") in PHASES, "a call is of no known kind")
@@ -116,6 +121,8 @@ def _call(entry: dict[str, Any], index: int, tensors: dict[str, Tensor], sites: 
         positions=positions,
         permitted=permitted,
         parts=parts,
+        written_out=written_out,
+        first_key=first_key,
     )
 
 

@@ -1,4 +1,4 @@
-"""Rules 6 to 8: what a row may not see cannot reach it, and what it sees is not hidden from it."""
+"""Rules 6 to 8 and 72: what a row may not see cannot reach it, and what it sees is not hidden from it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from regard._errors import Refused
 from regard.testing._calls import Call, array, expect
 from regard.testing._rules_of_masks import Tree
 from regard.testing._suite import NotApplicable, Trial, rule, within
@@ -116,6 +117,64 @@ def _nan_reaches(t: Trial, call: Call, name: str) -> str:
     expect(not hidden, f"NaN is hidden from {hidden} rows that use it")
     expect(not spread, f"NaN reaches {spread} rows that do not use it")
     return f"exactly {int(expected.sum())} rows"
+
+
+WHOLLY = tuple(
+    f"{name} {route}"
+    for name in ("query", "key", "value")
+    for route in (
+        "alone",
+        "in 17 keys",
+        "causal",
+        "grouped",
+        "one key",
+        "sinks",
+        "padding",
+        "window",
+        "observed",
+        "cached",
+    )
+)
+
+
+@rule(72, "NaN shows in every row that uses nothing else", WHOLLY)
+def nothing_but_nan(t: Trial, case: str) -> str:
+    name, _, route = case.partition(" ")
+    calls = {
+        "in 17 keys": t.call(2, 4, 5, 17, 3),
+        "causal": t.call(2, 4, 7, 7, 3, tree=("causal",)),
+        "grouped": t.call(2, 4, 5, 7, 3, Hkv=2),
+        "one key": t.call(2, 4, 3, 1, 5),
+        "sinks": t.call(2, 4, 5, 7, 3, sinks=t.normal(4, seed=6, dtype=t.side)),
+        "padding": t.call(2, 4, 5, 7, 3, tree=("padding", (5, 3), "right")),
+        "window": t.call(2, 4, 7, 9, 3, tree=("and", ("causal",), ("window", 2, 0))),
+    }
+    call = calls.get(route, t.call(2, 4, 5, 7, 3))
+    call = call.but(**{name: torch.full_like(getattr(call, name), float("nan"))})
+    if route == "observed":
+        seen = t.observe(call)
+        found = {"output": seen.out} if name == "value" else {"output": seen.out, "lse": seen.lse}
+    elif route == "cached":
+        found = {"output": _first_token(t, call)}
+    else:
+        found = {"output": call.run(t.fn), "output with gradients": _with_gradients(t, call)}
+    for what, given in found.items():
+        hidden = int((~torch.isnan(given)).sum())
+        expect(not hidden, f"{what}: {hidden} of {given.numel()} numbers are not NaN")
+    return f"{', '.join(found)}: nothing but NaN"
+
+
+def _with_gradients(t: Trial, call: Call) -> torch.Tensor:
+    try:
+        return call.but(query=call.query.detach().requires_grad_()).run(t.fn).detach()
+    except (NotImplementedError, Refused):  # a backend without gradients says so; its output was looked at
+        return call.run(t.fn)
+
+
+def _first_token(t: Trial, call: Call) -> torch.Tensor:
+    cache = t.need("cache").KVCache(9)
+    key, value, offset = cache.update(call.key[:, :, :1], call.value[:, :, :1])
+    return t.fn(call.query[:, :, :1], key, value, mask=t.masks.causal(), query_offset=offset)
 
 
 def _changed(before: torch.Tensor, after: torch.Tensor) -> str:

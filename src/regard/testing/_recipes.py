@@ -74,6 +74,7 @@ class Recipe:
     poison: str | None = None  # put into keys and values that nobody may see
     wrt: tuple[str, ...] = INPUTS
     seed: int = 0
+    lost: str | None = None  # the input that is nothing but NaN
 
     def __repr__(self) -> str:
         changed = [f for f in fields(self) if getattr(self, f.name) != f.default]
@@ -100,6 +101,7 @@ class Recipe:
             "query_offset an item": isinstance(self.offset, tuple),
             "poison": self.poison is not None,
             "gradients": bool(self.wrt),
+            "nothing but NaN": self.lost is not None,
             "an empty size": 0 in (self.B, self.L, self.S),
             "a size above 128": max(self.L, self.S) > 128,
         }
@@ -146,6 +148,7 @@ def draw(source: Source, backends: Sequence[str] = BACKENDS) -> Recipe:
         source.one_of(tuple(POISON)) if hides and source.integer(0, 7) == 0 else None,
         () if backend == "reference" else source.one_of(wants),  # the oracle's arithmetic is not differentiable
         source.integer(0, 10**6),
+        source.one_of(("query", "key", "value")) if dropout == 0 and source.integer(0, 15) == 0 else None,
     )
 
 
@@ -183,15 +186,23 @@ def build(recipe: Recipe) -> tuple[Call, Call]:
     clean.sinks = normal((r.H,), r.seed + 5, side) if r.sinks else None
     given = {"scale": r.scale, "softcap": r.softcap}
     clean.options = {name: number for name, number in given.items() if number is not None}
-    return (clean if r.poison is None else _poisoned(clean, r)), clean
+    dirty = clean if r.poison is None else _poisoned(clean, r)
+    if r.lost is not None:
+        dirty = dirty.but(**{r.lost: torch.full_like(getattr(dirty, r.lost), float("nan"))})
+    return dirty, clean
 
 
-def _poisoned(clean: Call, r: Recipe) -> Call:
+def permitted(clean: Call, r: Recipe) -> Any:
+    """Which pairs mask and bias permit, broadcastable to [B, H, L, S]."""
     seen = clean.pairs if clean.pairs is not None else np.ones(clean.sizes, dtype=bool)
     if clean.bias is not None:
         bias = array(clean.bias)
         seen = seen & ~np.isneginf(bias if r.rule is None else dense(r.rule, bias, clean.sizes, clean.query_offset))
-    hidden = ~seen.reshape(r.B, r.Hkv, r.H // r.Hkv, r.L, r.S).any((2, 3))
+    return np.broadcast_to(seen, clean.sizes)
+
+
+def _poisoned(clean: Call, r: Recipe) -> Call:
+    hidden = ~permitted(clean, r).reshape(r.B, r.Hkv, r.H // r.Hkv, r.L, r.S).any((2, 3))
     where = torch.from_numpy(hidden)[..., None]
     number = POISON[r.poison or "nan"] or torch.finfo(clean.query.dtype).max * 0.9
     return clean.but(key=torch.where(where, number, clean.key), value=torch.where(where, number, clean.value))

@@ -43,6 +43,9 @@ def verify(recipe: Recipe) -> str:
     except Refused:
         expect(recipe.backend != "auto", 'backend="auto" refused the call')
         return "refused"
+    if recipe.lost is not None:
+        _compare_lost(out, _recipes.permitted(clean, recipe).any(-1))
+        return "ran"
     _compare("output", out, clean.oracle.out, rounding(clean.oracle.out, dtype), clean.value_budget)
     if gradients:
         truth = clean.oracle_gradients(clean.grad_out)
@@ -81,6 +84,14 @@ def _compare(what: str, found: Tensor, exact: Any, free: float, budget: Callable
     # Most calls end above: what plain arithmetic would have cost is worked out only where it decides.
     bound = free + budget()
     expect(error <= bound, f"{what}: error {error:.2e} > {bound:.2e} (largest entry {largest(exact):.2e})")
+
+
+def _compare_lost(out: Tensor, used: Any) -> None:
+    """Where every number of an input is NaN, rows that see a key are NaN, and rows that see none are 0."""
+    lost = torch.isnan(out)
+    expected = torch.from_numpy(used)[..., None].expand(out.shape)
+    expect(torch.equal(lost, expected), f"NaN in {int(lost.sum())} numbers, expected in {int(expected.sum())}")
+    expect(not bool(out[~lost].any()), "a row that sees nothing is not 0")
 
 
 def _after_seed(fn: Any, recipe: Recipe, *tensors: Tensor, **given: Any) -> Tensor:

@@ -1,0 +1,40 @@
+type Value = string | number | boolean | null | ((event: never) => void);
+
+/** An element. Strings become text nodes, never markup; functions become listeners of the event they are named after. */
+export function el<K extends keyof HTMLElementTagNameMap>(
+  tag: K, attributes: Record<string, Value> = {}, ...children: (Node | string | null)[]
+): HTMLElementTagNameMap[K] {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (typeof value === "function") made.addEventListener(name, value as EventListener);
+    else if (value === true) made.setAttribute(name, "");
+    else if (value !== false && value !== null) made.setAttribute(name, String(value));
+  }
+  made.append(...children.filter((child): child is Node | string => child !== null));
+  return made;
+}
+
+export function fill(parent: Element, ...children: (Node | string | null)[]): void {
+  parent.replaceChildren(...children.filter((child): child is Node | string => child !== null));
+}
+
+/** A canvas's context at the screen's own resolution, cleared; null where it has no size yet. */
+export function sharp(canvas: HTMLCanvasElement, width: number, height: number): CanvasRenderingContext2D | null {
+  const ratio = Math.min(window.devicePixelRatio || 1, 2.5);
+  const wide = Math.round(width * ratio), high = Math.round(height * ratio);
+  if (wide < 1 || high < 1) return null;
+  if (canvas.width !== wide || canvas.height !== high) {
+    canvas.width = wide;
+    canvas.height = high;
+    canvas.style.width = `${width}px`;
+    canvas.style.height = `${height}px`;
+  }
+  const context = canvas.getContext("2d")!;
+  context.setTransform(ratio, 0, 0, ratio, 0, 0);
+  context.clearRect(0, 0, width, height);
+  return context;
+}
+
+export function clamp(value: number, least: number, most: number): number {
+  return Math.max(least, Math.min(most, value));
+}

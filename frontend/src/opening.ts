@@ -1,0 +1,42 @@
+import type { Data, Layer } from "./data";
+
+const WORD = /^[\s▁Ġ]?\p{L}{2,}$/u;
+
+/** A place to begin that shows something: the clearest look of one word at another that is not next to it. */
+export function clearest(layers: Layer[]): { layer: number; head: number; at: number } | null {
+  let best: { layer: number; head: number; at: number } | null = null, most = 0.15;
+  layers.forEach((layer, index) => {
+    if (layer.header.kind !== "self" || layer.queries > 4096) return;
+    for (let head = 0; head < layer.heads.length; head++) {
+      const numbers = layer.header.rows[head]!;
+      if (numbers.label === "first" || numbers.label === "broad" || numbers.label === "same") continue;
+      for (let query = 0; query < layer.queries; query++) {
+        const own = layer.queryToken(query);
+        if (!WORD.test(own)) continue;
+        layer.top(head)?.row(query, (key, weight) => {
+          if (weight <= most || Math.abs(query + layer.header.first - key) < 2) return;
+          const other = layer.keyToken(key);
+          if (WORD.test(other) && other.trim() !== own.trim()) {
+            most = weight;
+            best = { layer: index, head, at: query + layer.header.first };
+          }
+        });
+      }
+    }
+  });
+  return best;
+}
+
+/** Where the page opens: as it was asked to, else at something worth seeing. */
+export function opening(data: Data): { layer: number; heads: number[]; at: number | null } {
+  const layers = data.recordings[0]?.scenes[0]?.layers ?? [];
+  const wanted = data.header.open ?? {};
+  const found = clearest(layers);
+  if (wanted.layer !== undefined || wanted.head !== undefined) {
+    const layer = Math.max(0, layers.findIndex((one) => one.index === (wanted.layer ?? layers[0]?.index)));
+    const head = wanted.head === undefined ? -1 : layers[layer]?.heads.indexOf(wanted.head) ?? -1;
+    const same = clearest(layers.slice(layer, layer + 1));
+    return { layer, heads: head >= 0 ? [head] : [], at: same?.at ?? found?.at ?? null };
+  }
+  return found ? { layer: found.layer, heads: [found.head], at: found.at } : { layer: 0, heads: [], at: null };
+}

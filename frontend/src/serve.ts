@@ -1,0 +1,119 @@
+// The start of the local page: the recordings of a folder, and a look at a model on text typed here.
+import type { Around } from "./main";
+import { el, fill } from "./dom";
+import { type Language, say, type Word } from "./words";
+
+interface Listed { name: string; bytes: number; modified: number }
+interface Look { state: "none" | "running" | "done" | "failed" | "cancelled"; stage?: "loading" | "reading"; model?: string; done?: number; total?: number | null; name?: string; why?: string }
+interface Answer { folder: string; recordings: Listed[]; models: string[]; look: Look }
+
+async function ask<T>(path: string, method = "GET", body?: object): Promise<T> {
+  const answer = await fetch(path, { method, ...(body ? { body: JSON.stringify(body), headers: { "content-type": "application/json" } } : {}) });
+  const given = (await answer.json()) as T & { error?: string };
+  if (!answer.ok) throw new Error(given.error ?? answer.statusText);
+  return given;
+}
+
+export function home(target: HTMLElement, open: (packed: Uint8Array, around: Around) => Promise<void>): void {
+  let language: Language = target.dataset.lang === "zh" ? "zh" : "en";
+  let text = "The cat sat on the mat because it was tired, and the dog slept beside it.";
+  let picked: string[] = [];
+  const speak = (word: Word, values: Record<string, string | number> = {}) => say(language, word, values);
+  const status = el("p", { class: "status", role: "status" });
+  let waiting = 0;
+
+  async function show(): Promise<void> {
+    let answer: Answer;
+    try {
+      answer = await ask<Answer>("/api/state");
+    } catch (error) {
+      target.replaceChildren(el("p", { class: "failed" }, speak("failed", { why: (error as Error).message })));
+      return;
+    }
+    const page = el("div", { class: "regard file home" });
+    page.dataset.theme = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
+    page.lang = language === "zh" ? "zh-CN" : "en";
+    fill(page,
+      el("header", {}, el("div", { class: "title" }, el("h1", {}, "regard"), el("p", {}, speak("home_help", { folder: answer.folder }))),
+        el("div", { class: "tools" }, el("button", { type: "button", class: "chip wide", lang: language === "zh" ? "en" : "zh-CN", click: () => { language = language === "zh" ? "en" : "zh"; void show(); } }, speak("language")))),
+      el("main", {}, el("div", { class: "home-grid" }, form(answer), list(answer))));
+    target.replaceChildren(page);
+    if (answer.look.state === "running") follow();
+  }
+
+  function form(answer: Answer): HTMLElement {
+    if (!answer.models.length) return el("section", { class: "card" }, el("h2", {}, speak("look_title")), el("p", { class: "help" }, speak("no_models")));
+    const model = el("select", { "aria-label": speak("model"), id: "model" }, ...answer.models.map((name) => el("option", { value: name }, name)));
+    const area = el("textarea", { "aria-label": speak("your_text"), rows: 6, id: "text", maxlength: 400000, input: (event: Event) => { text = (event.target as HTMLTextAreaElement).value; } });
+    area.value = text;
+    return el("section", { class: "card" }, el("h2", {}, speak("look_title")),
+      el("div", { class: "field" }, el("span", {}, speak("model")), model), area,
+      el("div", { class: "chips" },
+        el("button", { type: "button", class: "chip wide primary", id: "begin", click: () => { void begin(model.value); } }, speak("begin")),
+        el("button", { type: "button", class: "chip wide", id: "cancel", click: () => { void ask<Look>("/api/look", "DELETE").then(tell); } }, speak("cancel"))),
+      status);
+  }
+
+  function list(answer: Answer): HTMLElement {
+    const row = (one: Listed) => el("li", {},
+      el("button", { type: "button", class: "open", "data-name": one.name, click: () => { void load(one.name); } },
+        el("bdi", {}, one.name), el("span", { class: "place" }, `${(one.bytes / 1e6).toFixed(1)} MB · ${new Date(one.modified * 1000).toLocaleString(language === "zh" ? "zh-CN" : "en")}`)),
+      el("button", { type: "button", class: "chip wide", "aria-pressed": String(picked.includes(one.name)), "aria-label": `${speak("compare_with")} ${one.name}`, click: () => {
+        picked = picked.includes(one.name) ? picked.filter((name) => name !== one.name) : [...picked, one.name];
+        if (picked.length === 2) { const [a, b] = picked; picked = []; void load(a!, b); } else void show();
+      } }, speak("compare_with")));
+    return el("section", { class: "card" }, el("h2", {}, speak("home")),
+      answer.recordings.length ? el("ul", { class: "recordings" }, ...answer.recordings.map(row)) : el("p", { class: "help" }, speak("no_recordings")));
+  }
+
+  function tell(look: Look): void {
+    status.classList.toggle("failed", look.state === "failed");
+    if (look.state === "running") {
+      fill(status, look.stage === "reading" ? speak("stage_reading", { done: look.done ?? 0, total: look.total ?? "…" }) : speak("stage_loading", { model: look.model ?? "" }),
+        look.total ? el("progress", { max: look.total, value: look.done ?? 0, "aria-label": speak("stage_reading", { done: look.done ?? 0, total: look.total }) }) : null);
+    } else fill(status, look.state === "failed" ? look.why ?? "" : look.state === "cancelled" ? speak("look_cancelled") : "");
+  }
+
+  async function begin(model: string): Promise<void> {
+    try {
+      tell(await ask<Look>("/api/look", "POST", { model, text }));
+      follow();
+    } catch (error) {
+      tell({ state: "failed", why: (error as Error).message });
+    }
+  }
+
+  function follow(): void {
+    const turn = ++waiting;
+    const step = async () => {
+      if (turn !== waiting) return;
+      const look = await ask<Look>("/api/look").catch((error: Error): Look => ({ state: "failed", why: error.message }));
+      if (turn !== waiting) return;
+      tell(look);
+      if (look.state === "running") setTimeout(step, 200);
+      else if (look.state === "done" && look.name) await load(look.name);
+    };
+    setTimeout(step, 100);
+  }
+
+  async function load(name: string, against?: string): Promise<void> {
+    waiting++;
+    fill(status, speak("opening"));
+    try {
+      const answer = await fetch(`/api/recording?name=${encodeURIComponent(name)}${against ? `&against=${encodeURIComponent(against)}` : ""}`);
+      if (!answer.ok) throw new Error(((await answer.json()) as { error?: string }).error ?? answer.statusText);
+      const packed = new Uint8Array(await answer.arrayBuffer());
+      await open(packed, {
+        back: () => { void show(); }, language,
+        detail: against ? undefined : async (layer, head, place) => {
+          const given = await fetch("/api/weights", { method: "POST", body: JSON.stringify({ name, layer, head, ...place }), headers: { "content-type": "application/json" } });
+          return given.ok ? new Float32Array(await given.arrayBuffer()) : null;
+        },
+      });
+    } catch (error) {
+      tell({ state: "failed", why: (error as Error).message });
+    }
+  }
+
+  void show();
+}

@@ -1,0 +1,96 @@
+import { el, fill } from "../dom";
+import type { State, Store } from "../state";
+import { label, percent } from "../tokens";
+import { type Cell, MapCanvas, pictureOf } from "./map";
+import { labelText, statText } from "./overview";
+import type { Stat } from "../data";
+
+const STATS: Stat[] = ["entropy", "spread", "max_weight", "first", "previous", "next", "same", "near", "distance", "duplicate", "induction"];
+
+/** What a cell of a map says: one weight where it is known, else the mean of the cell. */
+export function cellText(store: Store, layer: Store["layer"], heads: number[], cell: Cell): string {
+  const known = heads.map((head) => layer.weight(head, cell.query, cell.key));
+  if (known.every((weight) => weight !== null)) return percent(known.reduce((sum, weight) => sum + weight!, 0) / heads.length);
+  const map = layer.map(heads[0]!);
+  if (!map) return store.say("cell_below");
+  const row = Math.min(map.rows - 1, Math.floor(((cell.query + 0.5) * map.rows) / layer.queries));
+  const column = Math.min(map.columns - 1, Math.floor(((cell.key + 0.5) * map.columns) / layer.keys));
+  const mean = heads.reduce((sum, head) => sum + layer.map(head)!.weight(row, column), 0) / heads.length;
+  const span = (at: number, size: number, count: number) => Math.floor(((at + 1) * size) / count) - Math.floor((at * size) / count);
+  const pairs = span(row, layer.queries, map.rows) * span(column, layer.keys, map.columns);
+  return `${store.say("cell_below")}; ${store.say("cell_mean", { n: pairs, value: percent(mean) })}`;
+}
+
+/** One head's map with its tokens along both sides, from the whole to single weights. */
+export class HeadView {
+  readonly element: HTMLElement;
+  private readonly map: MapCanvas;
+  private readonly tip = el("div", { class: "tip", role: "status" });
+  private readonly panel = el("div", { class: "panel" });
+  private readonly bar = el("div", { class: "bar" });
+  private shown = "";
+  private placed = "";
+
+  constructor(private readonly store: Store) {
+    this.map = new MapCanvas({
+      point: (cell, x, y) => this.point(cell, x, y),
+      choose: (cell) => store.set({ chosen: { side: "query", at: cell.query + store.layer.header.first }, hovered: null }),
+    });
+    this.tip.hidden = true;
+    this.map.element.append(this.tip);
+    this.element = el("div", { class: "head-view" }, this.bar, el("div", { class: "split" }, this.map.element, this.panel));
+  }
+
+  update(changed: Set<keyof State>): void {
+    const { store } = this, { state, layer } = store;
+    const { detail } = store;
+    this.map.ask = detail && state.heads.length === 1 ? (asked) => detail(layer.index, layer.heads[state.heads[0]!]!, asked) : null;
+    const place = JSON.stringify([state.recording, state.scene, layer.queries, layer.keys]);
+    const key = JSON.stringify([place, state.layer, state.heads, state.language, store.colours.isDark]);
+    if (key !== this.shown || changed.has("theme")) {
+      const { picture, top } = pictureOf(layer, store.heads, store.colours);
+      const title = state.heads.length === 1 ? store.say("map_of", { layer: layer.index, head: layer.heads[state.heads[0]!]! }) : `${store.say("layer_n", { n: layer.index })}, ${store.say("mean_of", { n: store.heads.length })}`;
+      this.map.show(layer, picture, top, store.colours, title, state.heads.length === 1 ? state.heads[0]! : null, place === this.placed);
+      this.shown = key;
+      this.placed = place;
+      this.drawBar();
+      this.drawPanel();
+    }
+    const chosen = store.state.chosen;
+    this.map.mark(chosen ? { query: store.asQuery(chosen), key: -1 } : null);
+  }
+
+  private drawBar(): void {
+    const { store } = this;
+    const button = (name: "zoom_in" | "zoom_out" | "zoom_reset", text: string, act: () => void) =>
+      el("button", { type: "button", class: "chip wide", "aria-label": store.say(name), title: store.say(name), click: act }, text);
+    fill(this.bar, el("div", { class: "chips" }, button("zoom_in", "+", () => this.map.zoom(0.6)), button("zoom_out", "−", () => this.map.zoom(1 / 0.6)), button("zoom_reset", store.say("zoom_reset"), () => this.map.reset())),
+      el("p", { class: "help" }, store.say("head_help")));
+  }
+
+  private drawPanel(): void {
+    const { store } = this, { layer, state } = store, heads = store.heads;
+    const one = state.heads.length === 1;
+    const mean = (name: Stat) => {
+      const values = heads.map((head) => layer.header.rows[head]![name]).filter((value) => value !== null);
+      return values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null;
+    };
+    const rows = STATS.map((name) => [name, mean(name)] as const).filter(([, value]) => value !== null);
+    fill(this.panel,
+      el("h2", {}, one ? store.say("layer_head", { layer: layer.index, head: layer.heads[heads[0]!]! }) : store.say("layer_n", { n: layer.index })),
+      el("p", { class: "who" }, one ? labelText(store, layer.header.rows[heads[0]!]!.label) : store.say("mean_of", { n: heads.length })),
+      el("table", { class: "stats" }, el("tbody", {}, ...rows.map(([name, value]) => el("tr", {}, el("th", { scope: "row" }, store.say(`stat_${name}`)), el("td", {}, name === "entropy" ? store.say("nats", { value: statText(name, value) }) : statText(name, value)))))),
+      layer.header.map ? el("p", { class: "note" }, one ? `→ ${store.say("strip_entropy")} · ↓ ${store.say("strip_mass")}` : "") : el("p", { class: "empty" }, store.say("no_map")));
+  }
+
+  private point(cell: Cell | null, x: number, y: number): void {
+    const { store } = this, { layer } = store;
+    this.tip.hidden = !cell;
+    if (!cell) return;
+    fill(this.tip, el("bdi", {}, label(layer.queryToken(cell.query))), el("span", { class: "place" }, ` ${cell.query + layer.header.first}`), " → ",
+      el("bdi", {}, label(layer.keyToken(cell.key))), el("span", { class: "place" }, ` ${cell.key}`), el("br", {}), el("b", {}, this.map.exact(cell) === null ? cellText(store, layer, store.heads, cell) : percent(this.map.exact(cell)!)));
+    const box = this.map.element;
+    this.tip.style.left = `${Math.min(x + 14, Math.max(0, box.clientWidth - this.tip.offsetWidth - 4))}px`;
+    this.tip.style.top = `${y + 18 + this.tip.offsetHeight > box.clientHeight ? Math.max(0, y - this.tip.offsetHeight - 10) : y + 18}px`;
+  }
+}

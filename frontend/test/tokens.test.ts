@@ -1,0 +1,68 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { direction, label, percent, pieces, shorten, visible } from "../src/tokens";
+import { apart, resample } from "../src/views/compare";
+import { table } from "../src/colours";
+import { say, WORDS, type Word } from "../src/words";
+
+function written(tokens: string[]): string {
+  const piece = pieces(tokens);
+  return tokens.map((_, at) => (piece(at).space ? " " : "") + piece(at).text).join("");
+}
+
+test("control characters are shown and nothing turns the line around", () => {
+  assert.equal(visible("a\nb\tc\0"), "a↵b⇥c␀");
+  assert.equal(visible("\u202eevil\u2066\u200f"), "\ufffdevil\ufffd\ufffd");
+  assert.equal(visible("\ud800"), "\ufffd");
+  assert.equal(visible("naïve 中文 👩"), "naïve 中文 👩");
+});
+
+test("word pieces are joined to words, and punctuation stands next to them", () => {
+  assert.equal(written(["[CLS]", "un", "##believ", "##able", ",", "cat", "."]), "[CLS] unbelievable, cat.");
+});
+
+test("tokens that carry their spaces keep them", () => {
+  assert.equal(written(["The", " cat", " s", "at", "."]), "The cat sat.");
+  assert.equal(written(["▁The", "▁cat", "s"]), " The cats");
+});
+
+test("Chinese characters have no spaces between them", () => {
+  assert.equal(written(["猫", "坐", "在", "垫", "子", "上"]), "猫坐在垫子上");
+});
+
+test("a huge token is cut without looking at all of it", () => {
+  assert.equal([...shorten("x".repeat(10_000_000))].length, 48);
+  assert.equal(shorten("👩".repeat(60)).endsWith("…"), true);
+  assert.equal(label("   "), "␣␣␣");
+  assert.equal(label(""), "∅");
+});
+
+test("the direction is that of most letters", () => {
+  assert.equal(direction(["مرحبا", "بالعالم", "ok"]), "rtl");
+  assert.equal(direction(["hello", "שלום", "world"]), "ltr");
+});
+
+test("shares keep three digits", () => {
+  assert.deepEqual([1, 0.1234, 0.01234, 0.00001, 0].map(percent), ["100.0 %", "12.3 %", "1.23 %", "< 0.01 %", "0 %"]);
+});
+
+test("maps on one grid are subtracted cell by cell", () => {
+  const a = Float32Array.of(1, 0, 0, 1), b = Float32Array.of(0, 1, 1, 0);
+  assert.equal(apart(a, a, 2, 1), 0);
+  assert.equal(apart(a, b, 2, 1), 1);
+  assert.deepEqual([...resample(a, 2, 2, 4, 4)], [1, 1, 0, 0, 1, 1, 0, 0, 0, 0, 1, 1, 0, 0, 1, 1]);
+});
+
+test("colours run from one end to the other", () => {
+  const colours = table([[0, 0, 0], [255, 255, 255]]);
+  assert.equal(colours[0]! >>> 0, 0xff000000);
+  assert.equal(colours[255]! >>> 0, 0xffffffff);
+});
+
+test("every text is there in both languages, with the same names", () => {
+  for (const [word, texts] of Object.entries(WORDS)) {
+    const names = texts.map((text) => [...text.matchAll(/\{(\w+)\}/g)].map((found) => found[1]).sort().join());
+    assert.equal(names[0], names[1], word);
+    assert.ok(say("zh", word as Word).length > 0);
+  }
+});

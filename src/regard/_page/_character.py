@@ -1,0 +1,132 @@
+"""What a head does, measured: shares of its weight that fall on keys of a kind, and a name by printed thresholds.
+
+The shares are of what the recording holds exactly: each query's largest weights, what every key receives, and the
+weight by distance. A share that rests on the largest weights alone is a lower bound.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+# The first that is reached names the head, in this order.
+RULES: tuple[tuple[str, str, float], ...] = (
+    # name, statistic, least value
+    ("first", "first", 0.5),
+    ("previous", "previous", 0.5),
+    ("next", "next", 0.5),
+    ("same", "same", 0.5),
+    ("induction", "induction", 0.3),
+    ("duplicate", "duplicate", 0.3),
+    ("local", "near", 0.8),
+    ("broad", "spread", 0.8),
+)
+LOCAL_KEYS = 32  # in fewer keys than this everything is near
+NEAR_BUCKETS = 4  # distances 0 … 7
+LEAST_REPEATS = 3  # queries whose token came before, for induction and duplicate to mean something
+STATISTICS = (
+    "entropy", "spread", "max_weight", "first", "previous", "next", "same", "near", "distance", "duplicate",
+    "induction",
+)  # fmt: skip
+
+
+def character(
+    *,
+    kind: str,
+    tokens: list[str],
+    positions: NDArray[Any],
+    permitted: NDArray[Any],
+    seeing: NDArray[Any],
+    top_keys: NDArray[Any] | None,
+    top_weights: NDArray[Any] | None,
+    entropy: NDArray[Any] | None,
+    max_weight: NDArray[Any] | None,
+    key_mass: NDArray[Any] | None,
+    distance: NDArray[Any] | None,
+) -> list[dict[str, Any]]:
+    """For each head, the statistics that could be measured (None elsewhere) and its label, empty where no rule fits.
+
+    ``permitted`` [head, query] is how many keys each query may see (0 where that is not known), ``seeing`` [head] how
+    many queries see any.
+    """
+    heads = permitted.shape[0]
+    found: dict[str, NDArray[Any]] = {}
+    if entropy is not None:
+        there = ~np.isnan(entropy)
+        counted = np.maximum(there.sum(-1), 1)
+        found["entropy"] = np.where(there, entropy, 0).sum(-1) / counted
+        most = np.where(there, np.log(np.maximum(permitted, 1)), 0).sum(-1)
+        found["spread"] = np.where(most > 0, np.where(there, entropy, 0).sum(-1) / np.maximum(most, 1e-30), np.nan)
+    if max_weight is not None:
+        found["max_weight"] = np.nansum(max_weight, -1) / np.maximum((~np.isnan(max_weight)).sum(-1), 1)
+    if key_mass is not None:
+        received = (key_mass > 0).argmax(-1)  # padding on the left receives nothing
+        first = np.take_along_axis(key_mass, received[:, None], -1)[:, 0]
+        found["first"] = first / np.maximum(key_mass.sum(-1), 1e-30)
+    if kind == "self":
+        if distance is not None:
+            share = distance / np.maximum(distance.sum(-1, keepdims=True), 1e-30)
+            buckets = np.arange(share.shape[-1])
+            middle = np.where(buckets == 0, 0.0, (2.0 ** (buckets - 1) + 2.0**buckets - 1) / 2)
+            found["distance"] = (share * middle).sum(-1)
+            found["near"] = share[:, :NEAR_BUCKETS].sum(-1)
+            found["same"] = share[:, 0]
+        if top_keys is not None and top_weights is not None:
+            for name, shift in (("previous", -1), ("next", 1)):
+                hit = top_keys == (positions + shift)[None, :, None]
+                found[name] = (top_weights * hit).sum((-1, -2)) / seeing
+            found |= _repeats(tokens, positions, top_keys, top_weights)
+    rows = []
+    for head in range(heads):
+        row: dict[str, Any] = {name: _number(found[name][head]) if name in found else None for name in STATISTICS}
+        rows.append({**row, "label": label(row, len(tokens))})
+    return rows
+
+
+def label(row: dict[str, Any], keys: int) -> str:
+    if keys < 2:
+        return ""
+    for name, statistic, least in RULES:
+        value = row[statistic]
+        if value is not None and value >= least and (name != "local" or keys >= LOCAL_KEYS):
+            return name
+    return ""
+
+
+def _number(value: Any) -> float | None:
+    number = float(value)
+    return number if math.isfinite(number) else None
+
+
+def _repeats(
+    tokens: list[str], positions: NDArray[Any], top_keys: NDArray[Any], top_weights: NDArray[Any]
+) -> dict[str, NDArray[Any]]:
+    """The mean weight that a query gives to earlier keys of its own token (duplicate), and to keys that come right
+    after one (induction), over the queries whose token came before."""
+    code: dict[str, int] = {}
+    ids = np.array([code.setdefault(token, len(code)) for token in tokens], np.int64)
+    inside = (positions >= 0) & (positions < len(ids))
+    own = np.where(inside, ids[np.clip(positions, 0, len(ids) - 1)], -1)
+    seen: set[int] = set()
+    came_before = np.zeros(len(ids), bool)
+    for at, token in enumerate(ids.tolist()):
+        came_before[at] = token in seen
+        seen.add(token)
+    counted = inside & came_before[np.clip(positions, 0, len(ids) - 1)]
+    total = int(counted.sum())
+    if total < LEAST_REPEATS:
+        return {}
+    is_key = top_keys >= 0
+    place = np.clip(top_keys, 0, len(ids) - 1)
+    earlier = is_key & (top_keys < positions[None, :, None]) & counted[None, :, None]
+    duplicate = earlier & (ids[place] == own[None, :, None])
+    after = earlier & (top_keys > 0) & (ids[np.maximum(place - 1, 0)] == own[None, :, None])
+    return {
+        "duplicate": (top_weights * duplicate).sum((-1, -2)) / total,
+        "induction": (top_weights * after).sum((-1, -2)) / total,
+    }

@@ -1,0 +1,59 @@
+"""One kernel for one kind of call: compiled when it first runs, and from then on launched with addresses alone.
+
+Working out a launch takes Python longer than a short kernel takes the device. What is the same for all calls of a kind
+(grid, numbers, compile-time arguments) is kept here; a call brings its tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from operator import or_
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# the compiler is told of every address that 16 divides: a launch with another one is compiled on its own
+_DIVIDES = 16
+
+
+class Launch:
+    """``launch(memory)`` is ``kernel[grid](*memory, *numbers, **constants)``, sooner from the second time on.
+
+    ``memory``: the kernel's leading arguments, tensors and descriptors; then come the numbers.
+    """
+
+    __slots__ = ("_constants", "_grid", "_kernel", "_numbers", "_ready")
+
+    def __init__(
+        self, kernel: Any, grid: Sequence[int], numbers: Sequence[float], constants: Mapping[str, Any]
+    ) -> None:
+        x, y, z = (*grid, 1, 1)[:3]
+        self._kernel, self._grid = kernel, (x, y, z)
+        self._numbers, self._constants = tuple(numbers), dict(constants)
+        self._ready: tuple[Any, ...] | None = None
+
+    def __call__(self, memory: Sequence[Any]) -> None:
+        given = [each.data_ptr() if isinstance(each, Tensor) else each for each in memory]
+        divides = reduce(or_, [each for each in given if type(each) is int], 0) % _DIVIDES == 0
+        ready = self._ready
+        if ready is not None and divides and not _watched():
+            run, function, metadata, rest, device = ready
+            stream = torch._C._cuda_getCurrentRawStream(device)
+            run(*self._grid, stream, function, metadata, None, None, None, *given, *rest)
+            return
+        made = self._kernel[self._grid](*memory, *self._numbers, **self._constants)
+        if made is None or not divides:
+            return  # the interpreter compiles nothing
+        left = self._kernel.arg_names[len(memory) + len(self._numbers) :]
+        rest = (*self._numbers, *(self._constants[name] for name in left))
+        device = torch.cuda.current_device()
+        self._ready = made.run, made.function, made.packed_metadata, rest, device
+
+
+def _watched() -> bool:
+    """Whether a profiler is to be told of each launch, which only Triton's own way of launching does."""
+    from triton import knobs
+
+    return bool(knobs.runtime.launch_enter_hook.calls or knobs.runtime.launch_exit_hook.calls)

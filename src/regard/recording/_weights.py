@@ -1,0 +1,96 @@
+"""Statistics of weights that are in memory, [batch, head, query, key]: the definitions of ``regard.statistics``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from regard import statistics
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from regard.statistics import Want
+
+# numbers of weights that are looked at together
+_NUMBERS = 1 << 22
+
+
+def statistics_of(weights: Tensor, want: Want, offset: int | Tensor) -> dict[str, Tensor]:
+    """Every wanted statistic. A row of nothing but zeros is empty: its statistics are missing."""
+    dtype = torch.float64 if weights.dtype == torch.float64 else torch.float32
+    batch, heads, rows, keys = weights.shape
+    counted = range(rows)[want.queries or slice(None)]
+    parts: dict[str, list[Tensor]] = {}
+    sums: dict[str, Tensor] = {}
+    step = max(1, _NUMBERS // max(1, batch * heads * keys))
+    for start in range(0, rows, step):
+        some = range(start, min(rows, start + step))
+        p = weights[:, :, some.start : some.stop].to(dtype)
+        if want.rows:
+            best = p.amax(-1)
+            empty = best == 0
+            entropy = (0.0 - torch.special.xlogy(p, p).sum(-1)).clamp_min(0.0)
+            parts.setdefault("entropy", []).append(entropy.masked_fill(empty, torch.nan))
+            parts.setdefault("max_weight", []).append(best.masked_fill(empty, torch.nan))
+        if want.top_k:
+            for name, part in zip(("top_weights", "top_keys"), _top(p, want.top_k), strict=True):
+                parts.setdefault(name, []).append(part)
+        if want.first:
+            parts.setdefault("first_mass", []).append(p[..., : want.first].sum(-1))
+        if want.distance:
+            _add(sums, "distance", _by_distance(p, some, offset))
+        inside = range(max(some.start, counted.start), min(some.stop, counted.stop))
+        if len(inside):
+            _add_columns(sums, p[:, :, inside.start - some.start : inside.stop - some.start], inside, counted, want)
+    found = {name: torch.cat(pieces, 2) for name, pieces in parts.items()} | sums
+    if want.weights is not None:
+        queries, columns = (range(size)[span] for span, size in zip(want.weights, (rows, keys), strict=True))
+        rectangle = weights[:, :, queries.start : queries.stop, columns.start : columns.stop]
+        found["weights"] = rectangle.to(dtype, copy=True)
+    if want.map is not None and "map" in found:
+        shape = found["map"].shape[2:]
+        sizes = [
+            torch.bincount(_cells(n, m, weights), minlength=m) for n, m in zip((len(counted), keys), shape, strict=True)
+        ]
+        found["map"] /= sizes[0][:, None] * sizes[1]
+    return found
+
+
+def _add(sums: dict[str, Tensor], name: str, more: Tensor) -> None:
+    sums[name] = sums[name] + more if name in sums else more
+
+
+def _add_columns(sums: dict[str, Tensor], p: Tensor, rows: range, counted: range, want: Want) -> None:
+    if want.key_mass:
+        _add(sums, "key_mass", p.sum(2))
+    if want.map is not None:
+        grid = min(want.map[0], len(counted)), min(want.map[1], p.shape[3])
+        by_key = p.new_zeros(*p.shape[:3], grid[1]).index_add_(3, _cells(p.shape[3], grid[1], p), p)
+        cells = _cells(len(counted), grid[0], p)[rows.start - counted.start : rows.stop - counted.start]
+        _add(sums, "map", p.new_zeros(*p.shape[:2], *grid).index_add_(2, cells, by_key))
+
+
+def _cells(size: int, count: int, like: Tensor) -> Tensor:
+    return statistics.cells(size, count, like.device)
+
+
+def _top(p: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Largest first, ties to the lower key; keys of weight 0 are no keys that were looked at."""
+    best, at = torch.sort(p, dim=-1, descending=True, stable=True)
+    best, at = best[..., :k], at[..., :k].masked_fill(best[..., :k] <= 0, -1)
+    if best.shape[-1] < k:
+        short = k - best.shape[-1]
+        best = torch.nn.functional.pad(best, (0, short))
+        at = torch.nn.functional.pad(at, (0, short), value=-1)
+    return best, at
+
+
+def _by_distance(p: Tensor, rows: range, offset: int | Tensor) -> Tensor:
+    i = torch.arange(rows.start, rows.stop, device=p.device)[:, None]
+    start = offset.to(p.device).view(-1, 1, 1, 1) if isinstance(offset, torch.Tensor) else offset
+    apart = (i + start - torch.arange(p.shape[3], device=p.device)).abs()
+    bucket = statistics.bucket_of(apart).long().expand(p.shape)
+    found = p.new_zeros(*p.shape[:2], statistics.BUCKETS, dtype=torch.float64)
+    return found.scatter_add_(2, bucket.flatten(2), p.flatten(2).double()).to(p.dtype)

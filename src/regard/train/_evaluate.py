@@ -1,0 +1,111 @@
+"""How good translations are: sacreBLEU with its signature, chrF, and whether one system beats another."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+_WORD = re.compile(r"\w+|[^\w\s]")
+
+
+class Scored(NamedTuple):
+    """One metric of one system."""
+
+    name: str
+    score: float
+    signature: str
+
+
+def bleu(hypotheses: Sequence[str], references: Sequence[str], *, lowercase: bool = False) -> float:
+    """Corpus BLEU as sacreBLEU computes it (13a tokens, exponential smoothing)."""
+    return float(_bleu(lowercase).corpus_score(list(hypotheses), [list(references)]).score)
+
+
+def scores(hypotheses: Sequence[str], references: Sequence[str]) -> list[Scored]:
+    """BLEU lower-cased and cased, and chrF, each with sacreBLEU's signature."""
+    check_lines(hypotheses, references)
+    found = []
+    for name, metric in (("BLEU, lower-cased", _bleu(True)), ("BLEU, cased", _bleu(False)), ("chrF2", _chrf())):
+        score = metric.corpus_score(list(hypotheses), [list(references)]).score
+        found.append(Scored(name, score, str(metric.get_signature())))
+    return found
+
+
+def check_lines(hypotheses: Sequence[str], references: Sequence[str]) -> None:
+    if len(hypotheses) != len(references):
+        raise ValueError(f"{len(hypotheses)} translations and {len(references)} references: expected one for each")
+    if not references:
+        raise ValueError("there are no sentences to evaluate")
+
+
+def _bleu(lowercase: bool) -> Any:
+    try:
+        from sacrebleu.metrics.bleu import BLEU
+    except ImportError:
+        raise ImportError("BLEU is computed by sacrebleu: pip install 'regard[train]'") from None
+    return BLEU(lowercase=lowercase, force=True)  # its advice about detokenising goes to stderr
+
+
+def _chrf() -> Any:
+    from sacrebleu.metrics.chrf import CHRF
+
+    return CHRF()
+
+
+def sentence_bleu(hypothesis: str, reference: str) -> float:
+    """Of one sentence, as close as n-grams say (add-one smoothed, lower-cased words and signs)."""
+    ours, theirs = _signs(hypothesis), _signs(reference)
+    if not ours or not theirs:
+        return 0.0
+    log = min(0.0, 1 - len(theirs) / len(ours))
+    for n in range(1, 5):
+        have, want = _grams(ours, n), _grams(theirs, n)
+        hits = sum(min(count, want[gram]) for gram, count in have.items())
+        extra = 1 if n > 1 else 0
+        if hits + extra == 0:
+            return 0.0
+        log += math.log((hits + extra) / (max(len(ours) - n + 1, 0) + extra)) / 4
+    return 100 * math.exp(log)
+
+
+def _signs(text: str) -> list[str]:
+    return _WORD.findall(text.lower())
+
+
+def _grams(words: list[str], n: int) -> Counter[tuple[str, ...]]:
+    return Counter(tuple(words[at : at + n]) for at in range(len(words) - n + 1))
+
+
+class Compared(NamedTuple):
+    """One metric of two systems on the same sentences, by paired bootstrap resampling (Koehn, 2004)."""
+
+    name: str
+    ours: float
+    theirs: float
+    interval: tuple[float, float]  # our score in 95 % of the resampled test sets
+    p_value: float  # how likely a difference this large is where the systems are equally good
+
+
+def compare(
+    ours: Sequence[str], theirs: Sequence[str], references: Sequence[str], *, samples: int = 1000
+) -> list[Compared]:
+    """Whether one system is better than another: sacreBLEU's paired bootstrap, BLEU lower-cased and cased, and chrF."""
+    check_lines(ours, references)
+    check_lines(theirs, references)
+    if samples < 1:
+        raise ValueError(f"samples must be at least 1, got {samples}")
+    metrics = {"BLEU, lower-cased": _bleu(True), "BLEU, cased": _bleu(False), "chrF2": _chrf()}
+    from sacrebleu.significance import PairedTest
+
+    systems = [("theirs", list(theirs)), ("ours", list(ours))]
+    test = PairedTest(systems, metrics, [list(references)], test_type="bs", n_samples=samples)
+    test_results: Any = test()[1]
+    found = []
+    for name in metrics:
+        base, own = test_results[name]
+        interval = own.mean - own.ci, own.mean + own.ci
+        found.append(Compared(name, float(own.score), float(base.score), interval, float(own.p_value)))
+    return found

@@ -1,0 +1,305 @@
+"""A training run: epochs, validation, checkpoints, and the exact way back into it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from regard import interop
+from regard._write import write_atomically
+from regard.train import _checkpoint
+from regard.train._average import Average
+from regard.train._batches import Batch, Corpus, Planned, plan_epoch
+from regard.train._loss import loss_of
+from regard.train._processes import Processes, whole
+from regard.train._schedule import learning_rate
+from regard.train._settings import Settings
+from regard.train._step import Stepper, logits_of
+from regard.train._tokens import STOP, Words
+
+LAST = "last.safetensors"
+METRICS = "metrics.jsonl"
+
+Report = Callable[[dict[str, Any]], None]
+Encode = Callable[[int], Corpus]  # the training corpus of an epoch: another one each time with BPE-dropout
+Score = Callable[[nn.Module], float]  # BLEU of a model on the validation text
+
+
+class Stopped(Exception):
+    """The run was asked to end (SIGTERM), and has saved itself."""
+
+
+class Trainer:
+    """Trains a model into a folder.
+
+        trainer = Trainer(model, settings, words, encode, valid, out, device)
+        trainer.resume()
+        trainer.run(report)
+
+    `encode(epoch)` gives the training corpus of an epoch; `score(model)`, where given, the validation BLEU.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        settings: Settings,
+        words: Words,
+        encode: Encode,
+        valid: Corpus,
+        out: Path,
+        device: torch.device,
+        *,
+        score: Score | None = None,
+        shard: bool = False,
+    ) -> None:
+        self.settings, self.words, self.out, self.device = settings, words, out, device
+        self.encode, self.valid, self.score = encode, valid.to(device), score
+        self.processes = Processes(device, shard=shard)
+        self.average = Average(model, settings)
+        self.model = model
+        self.running = self.processes.wrap(model)  # what steps run: the model, or its part in a group of processes
+        count = self.processes.count
+        self.stepper = Stepper(self.running, settings, device, graphs=settings.graphs, processes=count)
+        self.step = self.epoch = self.position = 0
+        self.best: dict[str, float] = {}
+        self.since_best = 0
+        self.seconds = 0.0
+        self.ended: str | None = None
+        self._asked_to_stop = False
+
+    # -- the way in and out of a run
+
+    def start(self) -> None:
+        """Write what a reader of the folder needs besides the weights."""
+        if self.processes.count > 1:
+            torch.manual_seed(self.settings.seed + 7919 * self.processes.rank)  # dropout of its own in each process
+        if not self.processes.first:
+            return
+        self.out.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.out / "settings.json", [self.settings.as_json().encode()])
+        write_atomically(self.out / "tokenizer.json", [self.words.as_json().encode()])
+
+    def save(self) -> None:
+        """Everything that an exact resume needs."""
+        tensors = {f"model.{name}": whole(each) for name, each in self.model.state_dict().items()}
+        tensors |= _checkpoint.optimizer_state(self.stepper.optimizer) | self.average.state()
+        for rank, random in enumerate(self.processes.gather(_checkpoint.random_state(self.device))):
+            tensors |= {f"{name}.{rank}": each for name, each in random.items()}
+        if not self.processes.first:
+            return
+        about = {
+            "step": self.step,
+            "epoch": self.epoch,
+            "position": self.position,
+            "best": self.best,
+            "since_best": self.since_best,
+            "seconds": self.seconds,
+            "ended": self.ended,
+        }
+        _checkpoint.write(self.out / LAST, tensors, about)
+
+    def resume(self) -> bool:
+        """Go on where the folder's checkpoint stands; False when there is none."""
+        path = self.out / LAST
+        if not path.is_file():
+            return False
+        tensors, about = _checkpoint.read(path)
+        weights = {name.removeprefix("model."): each for name, each in tensors.items() if name.startswith("model.")}
+        try:
+            _checkpoint.set_weights(self.model, weights)
+            self.average.load(tensors)
+        except (RuntimeError, KeyError) as error:
+            raise ValueError(f"{path} does not fit these settings: {str(error).splitlines()[0]}") from None
+        _checkpoint.set_optimizer_state(self.stepper.optimizer, tensors)
+        _checkpoint.set_random_state(tensors, self.device, self.processes.rank)
+        self.step, self.epoch, self.position = about["step"], about["epoch"], about["position"]
+        self.best, self.since_best = about["best"], about["since_best"]
+        self.seconds, self.ended = about["seconds"], about["ended"]
+        if self.processes.first:
+            _cut_metrics(self.out / METRICS, self.step)
+        return True
+
+    # -- the run
+
+    def run(self, report: Report = lambda event: None) -> None:
+        """Train until `steps`, `minutes` or `patience` are used up, then save.
+
+        Raises:
+            Stopped: after SIGTERM; everything is saved.
+        """
+        began, before = time.monotonic(), self.seconds
+        window_tokens, window_nll, window_since = 0, None, began
+        self.model.train()
+        with _on_sigterm(self._stop):
+            for batch, whole_batch in self._batches():
+                self.step += 1
+                tokens_of = whole_batch if self.processes.count > 1 else None
+                loss = self.stepper(batch, learning_rate(self.settings, self.step), tokens_of)
+                self.average.after_step(self.step)
+                self.position += 1
+                pair = torch.stack([loss.nll, loss.tokens.to(loss.nll.dtype)])
+                window_nll = pair.clone() if window_nll is None else window_nll + pair
+                window_tokens += batch.outputs.numel()
+                self.seconds = before + time.monotonic() - began
+                out_of_time = self.settings.minutes is not None and self.seconds > 60 * self.settings.minutes
+                stop = self._asked_to_stop
+                if self.processes.count > 1 and self.step % 10 == 0:  # all must stop at the same step
+                    stop, out_of_time = self.processes.any(stop), self.processes.any(out_of_time)
+                elif self.processes.count > 1:
+                    stop = out_of_time = False
+                ends = self.step >= self.settings.steps or out_of_time
+                if ends or self.step % self.settings.validate_every == 0:
+                    places = torch.tensor([float(window_tokens)], device=self.device, dtype=window_nll.dtype)
+                    nll, tokens, window_places = self.processes.total(torch.cat([window_nll, places])).tolist()
+                    if not math.isfinite(nll):
+                        raise ValueError(
+                            f"the loss is {nll} at step {self.step}: lower peak_lr, or raise warmup or clip"
+                        )
+                    now = time.monotonic()
+                    event = {
+                        "step": self.step,
+                        "epoch": self.epoch,
+                        "loss": nll / max(tokens, 1),
+                        "learning_rate": learning_rate(self.settings, self.step),
+                        "tokens_per_second": tokens / max(now - window_since, 1e-9),
+                        "padding": 1 - tokens / max(window_places, 1),
+                        **self._validate(last=ends),
+                        "seconds": self.seconds,
+                    }
+                    window_tokens, window_nll, window_since = 0, None, time.monotonic()
+                    if self.processes.first:
+                        _append(self.out / METRICS, event)
+                        report(event)
+                    if ends or (self.settings.patience and self.since_best >= self.settings.patience):
+                        self.ended = "steps" if self.step >= self.settings.steps else "time" if ends else "patience"
+                        self.save()
+                        return
+                elif self.step % 10 == 0 and self.processes.first:
+                    report({"step": self.step})
+                if stop or (self._asked_to_stop and self.processes.count == 1):
+                    self.save()
+                    raise Stopped
+                if self.step % self.settings.save_every == 0:
+                    self.save()
+
+    def _stop(self) -> None:
+        self._asked_to_stop = True
+
+    def _batches(self) -> Iterator[tuple[Batch, int]]:
+        """This process's part of each batch and the tokens of the whole one, from where the run stands on."""
+        if self.ended is not None and self.step >= self.settings.steps:
+            return
+        while True:
+            corpus = self.encode(self.epoch)
+            settings = self.settings
+            planned = plan_epoch(
+                corpus,
+                settings.batch_tokens,
+                seed=settings.seed,
+                epoch=self.epoch,
+                multiple=settings.round_lengths,
+            )
+            corpus = corpus.to(self.device)
+            parts = [each.part(self.processes.rank, self.processes.count) for each in planned]
+            rows = torch.tensor([row for part in parts for row in part], device=self.device, dtype=torch.int64)
+            begins = [0, *itertools.accumulate(map(len, parts))]
+            for at in range(self.position, len(planned)):
+                yield corpus.take(rows[begins[at] : begins[at + 1]], planned[at].widths), planned[at].tokens
+            self.epoch, self.position = self.epoch + 1, 0
+
+    # -- validation
+
+    def _validate(self, *, last: bool) -> dict[str, float]:
+        """The averaged weights' loss on the validation text, and now and then their BLEU; the best are kept."""
+        self.average.before_validation()
+        found: dict[str, float] = {}
+        if self.processes.first:
+            model = self.average.model
+            model.eval()
+            found["valid_loss"] = self.validation_loss(model)
+            due = self.step // self.settings.validate_every % self.settings.bleu_every == 0
+            if self.score is not None and (due or last):
+                found["valid_bleu"] = self.score(model)
+            self._keep_best(model, found)
+            self.model.train()
+        found, self.best, self.since_best = self.processes.agree((found, self.best, self.since_best))
+        return found
+
+    def _keep_best(self, model: nn.Module, found: dict[str, float]) -> None:
+        """By BLEU where it is measured, by loss where it never is."""
+        if self.score is not None:
+            if "valid_bleu" not in found:
+                return
+            better = found["valid_bleu"] > self.best.get("valid_bleu", -1.0)
+        else:
+            better = found["valid_loss"] < self.best.get("valid_loss", math.inf)
+        self.since_best = 0 if better else self.since_best + 1
+        if better:
+            self.best = {"step": self.step, **found}
+            interop.save(model, self.out, stop=[STOP])
+
+    @torch.inference_mode()
+    def validation_loss(self, model: nn.Module) -> float:
+        """Mean −log P of a validation token, in nats."""
+        total, tokens = 0.0, 0.0
+        for planned in self._valid_plan():
+            rows = torch.tensor(planned.rows, device=self.device)
+            batch = self.valid.take(rows, planned.widths)
+            dtype = self.stepper.dtype
+            with torch.autocast(self.device.type, dtype, dtype != torch.float32):
+                loss = loss_of(logits_of(model, batch), batch.outputs)
+            total += float(loss.nll)
+            tokens += float(loss.tokens)
+        return total / max(tokens, 1.0)
+
+    def _valid_plan(self) -> list[Planned]:
+        return plan_epoch(self.valid, self.settings.batch_tokens, seed=0, epoch=0)
+
+
+class _on_sigterm:
+    """While inside, SIGTERM asks the run to stop after its step. Only the main thread of a process can be told so."""
+
+    def __init__(self, stop: Callable[[], None]) -> None:
+        self.stop = stop
+        self.before: Any = None
+
+    def __enter__(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            self.before = signal.signal(signal.SIGTERM, lambda *_: self.stop())
+
+    def __exit__(self, *_: object) -> None:
+        if self.before is not None:
+            signal.signal(signal.SIGTERM, self.before)
+
+
+def _append(path: Path, event: dict[str, Any]) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(event) + "\n")
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The validations of a run, one per line; a last line that a kill cut off is left out."""
+    found = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            break
+    return found
+
+
+def _cut_metrics(path: Path, step: int) -> None:
+    """Drop what the run wrote after the checkpoint it goes on from: it will write that again."""
+    kept = [event for event in read_metrics(path) if event["step"] <= step]
+    if path.is_file():
+        write_atomically(path, [(json.dumps(event) + "\n").encode() for event in kept])

@@ -1,0 +1,159 @@
+"""One step of training: forward, backward, clip, update. On a CUDA device, replayed as a graph per shape of batch."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from regard.train._batches import Batch, Soft
+from regard.train._loss import Loss, loss_of
+from regard.train._settings import Settings
+
+# graphs that are kept; a batch of a further shape runs kernel by kernel
+MOST_GRAPHS = 160
+
+
+def logits_of(model: nn.Module, batch: Batch) -> Tensor:
+    """A `Transformer` reads a source as well; a `Decoder` only what came before."""
+    if batch.source is None:
+        return cast(Tensor, model(batch.inputs))
+    return cast(Tensor, model(batch.source, batch.inputs, source_lengths=batch.source_lengths))
+
+
+def precision_of(settings: Settings, device: torch.device) -> torch.dtype:
+    if settings.precision == "auto":
+        half = device.type == "cuda" and torch.cuda.is_bf16_supported()
+        return torch.bfloat16 if half else torch.float32
+    return torch.bfloat16 if settings.precision == "bfloat16" else torch.float32
+
+
+def optimizer_of(model: nn.Module, settings: Settings, device: torch.device) -> torch.optim.Optimizer:
+    """AdamW; only matrices decay."""
+    matrices = [each for each in model.parameters() if each.requires_grad and each.dim() > 1]
+    others = [each for each in model.parameters() if each.requires_grad and each.dim() <= 1]
+    groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    graphs = device.type == "cuda"
+    # a graph reads the learning rate from memory
+    rate: Any = torch.tensor(settings.peak_lr, device=device) if graphs else settings.peak_lr
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]],
+        lr=rate,
+        betas=(settings.beta1, settings.beta2),
+        eps=1e-9,
+        fused=device.type in ("cuda", "cpu"),
+        capturable=graphs,
+    )
+
+
+class Stepper:
+    """Runs steps of one model. The first batch of a shape runs kernel by kernel, the second is captured."""
+
+    def __init__(
+        self, model: nn.Module, settings: Settings, device: torch.device, *, graphs: bool, processes: int = 1
+    ) -> None:
+        self.model, self.settings, self.device, self.processes = model, settings, device, processes
+        self.optimizer = optimizer_of(model, settings, device)
+        self.parameters = [each for each in model.parameters() if each.requires_grad]
+        self.dtype = precision_of(settings, device)
+        self.graphs = graphs and device.type == "cuda" and processes == 1
+        self._seen: dict[tuple[int, ...], int] = {}
+        self._captured: dict[tuple[int, ...], tuple[Any, Batch, Loss]] = {}
+        self._pool: Any = None
+        self._side = torch.cuda.Stream(device) if self.graphs else None  # type: ignore[no-untyped-call]
+
+    def __call__(self, batch: Batch, rate: float, tokens: int | None = None) -> Loss:
+        """Update the weights. The result may be overwritten by the next step.
+
+        `tokens` are those of the whole batch where several processes have a part of it each.
+        """
+        for group in self.optimizer.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+        if not self.graphs:
+            return self._run(batch, tokens)
+        shape = batch.shape
+        if shape in self._captured:
+            return self._replay(shape, batch)
+        seen = self._seen[shape] = self._seen.get(shape, 0) + 1
+        if seen == 1 or len(self._captured) >= MOST_GRAPHS:
+            return self._aside(batch)
+        self._capture(shape, batch)
+        return self._replay(shape, batch)
+
+    def _run(self, batch: Batch, tokens: int | None = None) -> Loss:
+        settings = self.settings
+        self.optimizer.zero_grad(set_to_none=True)
+        twice = settings.r_drop > 0 and self.model.training
+        # weights are cast anew in each step: a cast that a graph remembers would go stale
+        with torch.autocast(self.device.type, self.dtype, self.dtype != torch.float32, cache_enabled=not self.graphs):
+            logits = logits_of(self.model, _doubled(batch) if twice else batch)
+            loss = loss_of(
+                logits,
+                batch.outputs,
+                smoothing=settings.smoothing,
+                r_drop=settings.r_drop,
+                soft=batch.soft,
+                distill=settings.distill,
+                tokens=tokens,
+            )
+        # processes take the mean of their gradients; with a mean over all tokens, the sum is meant
+        (loss.total * self.processes).backward()  # type: ignore[no-untyped-call]
+        if settings.clip:
+            nn.utils.clip_grad_norm_(self.parameters, settings.clip)
+        self.optimizer.step()
+        return Loss(loss.total.detach(), loss.nll, loss.tokens)
+
+    def _aside(self, batch: Batch) -> Loss:
+        """A first step of a shape: what it allocates and keeps must not belong to a graph."""
+        assert self._side is not None
+        here = torch.cuda.current_stream(self.device)
+        self._side.wait_stream(here)
+        with torch.cuda.stream(self._side):
+            loss = self._run(batch)
+        here.wait_stream(self._side)
+        return loss
+
+    def _capture(self, shape: tuple[int, ...], batch: Batch) -> None:
+        held = _copied(batch)
+        self.optimizer.zero_grad(set_to_none=True)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            loss = self._run(held)
+        self._pool = self._pool if self._pool is not None else graph.pool()
+        self._captured[shape] = graph, held, loss
+
+    def _replay(self, shape: tuple[int, ...], batch: Batch) -> Loss:
+        graph, held, loss = self._captured[shape]
+        _copy_into(held, batch)
+        graph.replay()
+        return loss
+
+
+def _doubled(batch: Batch) -> Batch:
+    def twice(x: Tensor) -> Tensor:
+        return torch.cat([x, x])
+
+    source = None if batch.source is None else twice(batch.source)
+    lengths = None if batch.source_lengths is None else twice(batch.source_lengths)
+    return Batch(source, lengths, twice(batch.inputs), twice(batch.outputs))
+
+
+def _tensors(batch: Batch) -> list[Tensor]:
+    parts = [batch.source, batch.source_lengths, batch.inputs, batch.outputs, *(batch.soft or ())]
+    return [each for each in parts if each is not None]
+
+
+def _copied(batch: Batch) -> Batch:
+    soft = None if batch.soft is None else Soft(*(each.clone() for each in batch.soft))
+    source = None if batch.source is None else batch.source.clone()
+    lengths = None if batch.source_lengths is None else batch.source_lengths.clone()
+    return Batch(source, lengths, batch.inputs.clone(), batch.outputs.clone(), soft)
+
+
+def _copy_into(held: Batch, batch: Batch) -> None:
+    for own, new in zip(_tensors(held), _tensors(batch), strict=True):
+        own.copy_(new)

@@ -1,0 +1,140 @@
+"""``regard.watch``: see the attention of any model while it runs."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from regard.recording import Recorded, Recording
+from regard.statistics import Want
+from regard.watching import _around
+from regard.watching._modules import paths
+from regard.watching._operators import Listening
+from regard.watching._watcher import Watcher
+
+
+@contextlib.contextmanager
+def watch(
+    model: nn.Module,
+    *,
+    layers: Sequence[int | str] | None = None,
+    heads: Sequence[int] | None = None,
+    want: Want | None = None,
+    keep_on_cpu: bool = True,
+    count_padding: bool = False,
+    memory_limit: int | None = 4 << 30,
+    heads_dim: int | Mapping[str, int] | None = None,
+    tokens: Sequence[str] | Sequence[Sequence[str]] | None = None,
+    tokenizer: Any = None,
+    on_call: Callable[[Recorded], None] | None = None,
+) -> Iterator[Recording]:
+    """Record the statistics of every attention call that the model makes inside the block.
+
+        with regard.watch(model) as recording:
+            model(**inputs)
+        print(recording.summary())
+
+    The model's code and outputs stay as they are: its operators run untouched, and attention is recognised among them.
+    Seen are torch's attention function and modules, Hugging Face models with any implementation, regard's own calls,
+    and attention that a model writes out: a softmax whose product with values follows, of whatever rank. A call that
+    cannot be observed is listed in ``recording.missed`` with the reason, and a warning says so at the end.
+
+    Args:
+        model: any module; only calls made while it runs are recorded, and only on this thread.
+        layers: numbers (in the order in which they attend) or module paths; all when None.
+        heads: which heads of each layer; all when None.
+        want: which statistics; ``regard.Want()`` when None.
+        keep_on_cpu: move statistics off the device; False leaves them there.
+        count_padding: whether queries that are padding count. By default their rows are missing (NaN) and in no sum:
+            those where the model's ``attention_mask`` is 0 or torch's ``key_padding_mask`` is True, and those that
+            ``masks.padding`` names in regard's own calls.
+        memory_limit: bytes of statistics after which further calls are listed as missed; None for no limit.
+        heads_dim: which axis of the weights holds the heads, for attention that a model writes out in a way that does
+            not show it (``recording.missed`` says so); an int, or one for each module path.
+        tokens: text of the positions, see ``Recording.tokens``.
+        tokenizer: gives the tokens of ``input_ids`` instead.
+        on_call: called with each recorded call, for progress.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    if want is not None and not isinstance(want, Want):
+        raise TypeError(f"want must be a regard.Want, such as Want(top_k=4), got {type(want).__name__}")
+    _check_numbers("layers", layers, names=paths(model))
+    _check_numbers("heads", heads)
+    recording = Recording(type(model).__name__)
+    with contextlib.ExitStack() as restore:
+        watcher = Watcher(
+            model,
+            recording,
+            layers=layers,
+            heads=heads,
+            want=Want() if want is None else want,
+            keep_on_cpu=keep_on_cpu,
+            count_padding=count_padding,
+            memory_limit=memory_limit,
+            heads_dim=heads_dim,
+            tokenizer=tokenizer,
+            on_call=on_call,
+        )
+        restore.callback(watcher.unhook)
+        restore.callback(_around.plain_calls(list(watcher.modules.values())))
+        _around.join(watcher)
+        restore.callback(_around.leave, watcher)
+        restore.enter_context(Listening(watcher))
+        yield recording
+    watcher.take_tokens()
+    if tokens is not None:
+        recording.tokens = tokens
+    _check_found(watcher, layers, heads)
+    _warn_of_gaps(watcher)
+
+
+def _check_numbers(name: str, given: Sequence[int | str] | None, names: Mapping[str, object] | None = None) -> None:
+    if given is None:
+        return
+    if isinstance(given, (str, int)) or not all(isinstance(n, (int, str) if names else int) for n in given):
+        kinds = "layer numbers or module paths" if names else "head numbers"
+        raise TypeError(f"{name} must be a list of {kinds}, got {given!r}")
+    for path in given:
+        if isinstance(path, str) and names is not None and path.partition(" #")[0].replace("(root)", "") not in names:
+            near = difflib.get_close_matches(path, names, 3, 0.4)
+            raise ValueError(
+                f"layers names {path!r}, and the model has no module of that path"
+                + (f"; the nearest are {', '.join(near)}" if near else "")
+            )
+
+
+def _check_found(watcher: Watcher, layers: Sequence[int | str] | None, heads: Sequence[int] | None) -> None:
+    """Numbers that were asked for and that no call had: known only now."""
+    count = len(watcher.recording.sites)
+    absent = [n for n in layers or () if isinstance(n, int) and not 0 <= n < count]
+    if absent and count:
+        raise ValueError(f"layers={absent} were asked for, and the layers that attend are 0 … {count - 1}")
+    most = watcher.most_heads
+    absent = [n for n in heads or () if not -most <= n < most]
+    if absent and most:
+        raise ValueError(f"heads={absent} were asked for, and the heads are 0 … {most - 1}")
+
+
+def _warn_of_gaps(watcher: Watcher) -> None:
+    recording = watcher.recording
+    if recording.missed:
+        whole = "saw no attention call that it could record" if not recording.calls else "missed some attention calls"
+        reasons = list(dict.fromkeys(reason for _, reason in recording.missed))
+        more = f", and {len(reasons) - 3} more reasons" if len(reasons) > 3 else ""
+        warnings.warn(
+            f"regard.watch {whole} in {recording.title}: {len(recording.missed)} have no statistics "
+            f"({'; '.join(reasons[:3])}{more}). recording.missed lists them",
+            stacklevel=4,
+        )
+    elif watcher.passes and not watcher.met:
+        warnings.warn(
+            f"regard.watch saw no attention call in {recording.title}: it may have none, or compute it in a way that "
+            "shows no softmax over keys (state spaces, convolutions, linear attention, a kernel of its own)",
+            stacklevel=4,
+        )

@@ -1,0 +1,100 @@
+"""Weights of any rank as [batch, head, query, key]: which axis is which, found from what the model did with them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.watching import _axes
+from regard.watching._axes import Piece
+from regard.watching._in_memory import InMemory
+from regard.watching._seen import Unseen
+from regard.watching._written import Weights
+
+# What modules call their number of heads.
+_COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads", "nhead", "num_head", "attention_heads")
+
+
+def laid_out(
+    known: Weights, rows: Sequence[Piece], heads: Sequence[Piece] | None, heads_dim: int | None, modules: Sequence[Any]
+) -> InMemory:
+    """``rows`` are the axes that the product kept apart from batch and keys; ``heads`` those that were laid next to the
+    values' dim, None when none were seen to be."""
+    if 0 in known.softmax.shape:
+        raise Unseen("it has no queries, keys or items")
+    if known.changed:
+        raise Unseen(f"its weights are {known.changed} between the softmax and the product with values")
+    shape, axis = known.softmax.shape, known.softmax.axis
+    found = _heads(known, heads, heads_dim, modules)
+    dims = [_axes.cut(dim, found) for dim in known.final_dims]
+    if any(dim is None for dim in dims):
+        raise Unseen(_unclear(shape))
+    pieces = [piece for dim in dims for piece in dim or ()]
+    of_heads = [piece for mark in found for piece in pieces if _axes.lies_in(piece, [mark])]
+    rest = [piece for piece in pieces if piece.axis != axis and piece not in of_heads]
+    of_rows = _queries(rest, rows, axis, len(shape))
+    batch = [piece for piece in rest if piece not in of_rows]
+    keys = [piece for piece in pieces if piece.axis == axis]
+    groups = (batch, of_heads, of_rows, keys)
+    weights = _rearranged(known.final, pieces, groups)
+    first = [piece for dim in _axes.of_shape(shape) for piece in _axes.cut(dim, found) or () if piece.axis != axis]
+    lse = _rearranged(known.softmax.lse, first, groups[:3])
+    weights = weights.masked_fill((lse == -torch.inf).unsqueeze(-1), 0.0)
+    return InMemory(weights, lse, written_out=not known.softmax.by_function)
+
+
+def _heads(
+    known: Weights, heads: Sequence[Piece] | None, heads_dim: int | None, modules: Sequence[Any]
+) -> tuple[Piece, ...]:
+    shape, axis = known.softmax.shape, known.softmax.axis
+    if heads_dim is not None:
+        if not -len(shape) <= heads_dim < len(shape) or heads_dim % len(shape) == axis:
+            raise Unseen(f"heads_dim={heads_dim} is no axis of heads in weights of shape {list(shape)}")
+        return _axes.whole(heads_dim % len(shape), shape[heads_dim])
+    count = _count(modules)
+    if heads and not (count == 1 and len(shape) <= 3):
+        return tuple(heads)
+    if axis == len(shape) - 1 and (len(shape) == 4 or (len(shape) > 4 and known.softmax.by_function)):
+        return _axes.whole(axis - 2, shape[axis - 2])  # [..., head, query, key], as torch's own function has it
+    if count == 1 or (len(shape) <= 3 and count is None):
+        return ()
+    candidates = [n for n, size in enumerate(shape) if n != axis and size == count]
+    if len(shape) > 3 and len(candidates) == 1:
+        return _axes.whole(candidates[0], shape[candidates[0]])
+    raise Unseen(_unclear(shape))
+
+
+def _count(modules: Sequence[Any]) -> int | None:
+    """The number of heads by the module that attends, or by one around it."""
+    for module in reversed(modules):
+        for name in _COUNTS:
+            count = getattr(module, name, None)
+            if isinstance(count, int) and not isinstance(count, bool):
+                return count
+    return None
+
+
+def _queries(rest: list[Piece], rows: Sequence[Piece], axis: int, rank: int) -> list[Piece]:
+    """Of what is neither heads nor keys, the axis of the queries: the others are batch."""
+    free = sorted({piece.axis for piece in rest if _axes.lies_in(piece, rows) or not rows})
+    if not free:
+        return []
+    if len(free) > 1 and axis != rank - 1:
+        raise Unseen("the order of its axes is not clear: pass watch(model, heads_dim=…) or use recording.add")
+    return [piece for piece in rest if piece.axis == free[-1]]
+
+
+def _rearranged(tensor: Tensor, pieces: list[Piece], groups: Sequence[Sequence[Piece]]) -> Tensor:
+    apart = tensor.reshape([piece.size for piece in pieces])
+    order = [pieces.index(piece) for group in groups for piece in group]
+    return apart.permute(order).reshape([_axes.size_of(group) for group in groups])
+
+
+def _unclear(shape: tuple[int, ...]) -> str:
+    return (
+        f"weights of shape {list(shape)}, of which the axis of the heads is not clear: pass "
+        "watch(model, heads_dim=…) or use recording.add"
+    )

@@ -1,0 +1,175 @@
+"""Which module is running: its path, its inputs, and whether its attention looks at itself or at something else."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+# Arguments by which modules are handed what cross attention looks at.
+_SOURCES = (
+    "key_value_states", "encoder_hidden_states", "cross_attention_states", "memory", "context", "encoder_output",
+    "encoder_outputs", "encoder_states", "image_features",
+)  # fmt: skip
+_OWN = ("query", "queries", "hidden_states", "x", "q", "target", "tgt")
+
+
+class Frame:
+    """A call of a module that is under way."""
+
+    __slots__ = ("args", "kwargs", "module", "path", "turn")
+
+    def __init__(self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.path, self.module, self.args, self.kwargs = path, module, args, kwargs
+        self.turn: int | None = None  # which of the module's calls in this pass it is, once it has attended
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return names_of(self.module)
+
+    def given(self) -> dict[str, Any]:
+        """The call's arguments by name."""
+        return {**dict(zip(self.names, self.args, strict=False)), **self.kwargs}
+
+
+def is_cross(stack: Sequence[Frame], queries: int, keys: int) -> bool:
+    """Whether the module that attends was handed another sequence to look at.
+
+    That module is the innermost one with weights of its own: one without any (a softmax, a function dressed as a
+    module) was handed queries and keys, and cannot tell."""
+    frame = next((frame for frame in reversed(stack) if _has_weights(frame.module)), stack[-1])
+    given = frame.given()
+    own = next((given[name] for name in _OWN if isinstance(given.get(name), Tensor)), None)
+    if own is None:
+        own = next((value for value in given.values() if isinstance(value, Tensor)), None)
+    for name in _SOURCES:
+        source = _tensor(given.get(name))
+        if source is not None and not _same(source, own) and source.dim() >= 2 and keys >= source.shape[-2]:
+            return True
+    key = given.get("key")
+    if isinstance(key, Tensor) and isinstance(own, Tensor) and not _same(key, own) and keys in key.shape[:-1]:
+        return True
+    if queries == keys or not isinstance(own, Tensor) or queries not in own.shape[:-1]:
+        return False
+    return any(
+        isinstance(other, Tensor) and other.is_floating_point() and other.dim() == own.dim() >= 3
+        and other.shape[-1] >= 2 and keys in other.shape[1:-1] and not _same(other, own)
+        and "mask" not in name and "bias" not in name and "pos" not in name
+        for name, other in given.items()
+    )  # fmt: skip
+
+
+def has_cache(stack: Sequence[Frame]) -> bool:
+    """Whether a module on the way was handed keys of earlier tokens."""
+    for frame in stack:
+        for name, value in frame.given().items():
+            if value is None or isinstance(value, (bool, int, str)) or "position" in name:
+                continue
+            if "past" in name or "cache" in name:
+                return True
+    return False
+
+
+def paths(model: nn.Module) -> dict[str, nn.Module]:
+    """Every module by its path, without the name that torch.compile puts in between."""
+    return {plain_path(name): module for name, module in model.named_modules()}
+
+
+def plain_path(name: str) -> str:
+    return ".".join(part for part in name.split(".") if part != "_orig_mod")
+
+
+def takes_no_hooks(module: nn.Module) -> bool:
+    """Whether a hook would change what runs (torch's encoder layer leaves its fused path), or cannot be made."""
+    return isinstance(module, (nn.TransformerEncoderLayer, torch.jit.ScriptModule))
+
+
+def running(modules: dict[int, tuple[str, nn.Module]]) -> list[tuple[FrameType, Frame]]:
+    """The modules whose code is under way, outermost first, from the interpreter's own stack: for calls of
+    ``module.forward`` itself, which runs no hooks."""
+    found: list[tuple[FrameType, Frame]] = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        owner = frame.f_locals.get("self") if "self" in frame.f_code.co_varnames[:1] else None
+        if isinstance(owner, nn.Module) and id(owner) in modules:
+            path, module = modules[id(owner)]
+            if not found or found[-1][1].module is not module:
+                given = {name: frame.f_locals[name] for name in names_of(module) if name in frame.f_locals}
+                found.append((frame, Frame(path, module, (), given)))
+        frame = frame.f_back
+    return found[::-1]
+
+
+def inside_transform() -> bool:
+    """Whether vmap, grad or another of torch.func's transforms is under way: tensors have hidden dims there."""
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return True
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename.endswith(_TRANSFORMS):
+            return True
+        frame = frame.f_back
+    return False
+
+
+_TRANSFORMS = ("_functorch/vmap.py", "_functorch/eager_transforms.py")
+
+
+def calls_itself(module: nn.Module) -> bool:
+    """Whether a call of the module runs inside another of its own."""
+    calls, frame = 0, inspect.currentframe()
+    while frame is not None:
+        calls += frame.f_code.co_name == "_call_impl" and frame.f_locals.get("self") is module
+        frame = frame.f_back
+    return calls > 1
+
+
+class Hook:
+    """A hook that stays behind when its module is copied or saved: there it becomes one that does nothing."""
+
+    def __init__(self, run: Callable[..., None]) -> None:
+        self.run = run
+
+    def __call__(self, *args: Any) -> None:
+        self.run(*args)
+
+    def __reduce__(self) -> Any:
+        return getattr, (contextlib.nullcontext(), "__exit__")
+
+
+def names_of(module: nn.Module) -> tuple[str, ...]:
+    """The names of what its forward takes; none for code that Python cannot read."""
+    return () if isinstance(module, torch.jit.ScriptModule) else _names(type(module).forward)
+
+
+@functools.lru_cache(maxsize=256)
+def _names(forward: Callable[..., Any]) -> tuple[str, ...]:
+    try:
+        return tuple(inspect.signature(forward).parameters)[1:]
+    except (TypeError, ValueError):
+        return ()
+
+
+def _tensor(given: Any) -> Tensor | None:
+    if isinstance(given, (tuple, list)) and given:
+        given = given[0]
+    return given if isinstance(given, Tensor) else None
+
+
+def _has_weights(module: nn.Module) -> bool:
+    return next(_parameters(module), None) is not None
+
+
+def _parameters(module: nn.Module) -> Iterator[Any]:
+    return module.parameters()
+
+
+def _same(a: Tensor, b: object) -> bool:
+    return isinstance(b, Tensor) and (a is b or (a.shape == b.shape and a.data_ptr() == b.data_ptr()))

@@ -1,0 +1,133 @@
+"""Where attention is met: at torch's operators, which every model comes down to, however it is written.
+
+A dispatch mode sees the operators that run on this thread, whoever calls them, and lets each run as it is: fused
+attention kernels, torch's fused encoder layer, a softmax and the product that follows. Nothing is replaced, so models
+that are not watched, on this thread or another, run as before.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils import _python_dispatch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from regard.watching import _fused
+from regard.watching._exponentials import EXPONENTIALS, SOFTMAXES
+from regard.watching._silence import silence, silent
+
+if TYPE_CHECKING:
+    from regard.watching._watcher import Watcher
+
+aten = torch.ops.aten
+_IN_PLACE = frozenset((aten.mul_, aten.div_, aten.masked_fill_, aten.add_, aten.sub_, aten.copy_))
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+
+
+class Listening(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Shows a watcher what runs on its thread."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, watcher: Watcher) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.watcher, self.tracker = watcher, watcher.tracker
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # to skip it, torch would load all of its compiler
+
+    # Pushed without the flags that torch sets for all threads at once: elsewhere models compile as ever.
+    def __enter__(self) -> Listening:
+        _python_dispatch._push_mode(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _python_dispatch._pop_mode()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if silent():
+            return func(*args, **kwargs)
+        packet = getattr(func, "overloadpacket", None)
+        if packet is None:
+            return self._higher_order(func, args, kwargs)
+        if not types and _is_composite(func) and not _has_nested(args):
+            # in inference mode, and below autograd, torch hands operators over before it takes them apart
+            with self:
+                return func._op_dk(_COMPOSITE, *args, **kwargs)
+        kernel = _fused.KERNELS.get(packet)
+        if kernel is not None:
+            out = func(*args, **kwargs)
+            self.watcher.see(lambda: kernel(_named(func, args, kwargs), out))
+            return out
+        if self.tracker and packet in _IN_PLACE:
+            self._safely(self.tracker.before, args)
+        out = func(*args, **kwargs)
+        if packet in EXPONENTIALS and (self.watcher.entered or (packet in SOFTMAXES and self.watcher.inside())):
+            if packet in SOFTMAXES and args[0].is_nested:
+                self.watcher.miss("nested tensors")
+            else:
+                self._safely(EXPONENTIALS[packet], self.tracker, args, kwargs, out)
+        if self.tracker:
+            self._safely(self.tracker.follow, func, args, kwargs, out)
+        if packet is aten.bernoulli_ or packet is aten.bernoulli:
+            self.tracker.note_noise(out)
+        elif _looks_like_attention(packet):
+            self.watcher.miss(f"torch.ops.{packet} is an attention kernel that is not known here")
+        return out
+
+    def _safely(self, look: Callable[..., None], *args: Any) -> None:
+        """Whatever goes wrong with looking is noted, and never reaches the model."""
+        try:
+            with silence(), torch.inference_mode(False), torch.no_grad():
+                look(*args)
+        except Exception as error:
+            self.watcher.miss(f"looking at it failed: {type(error).__name__}: {error}")
+
+    def _higher_order(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """FlexAttention's: what it runs on a CPU is made of operators; what it compiles shows nothing."""
+        name = str(getattr(func, "_name", func))
+        if name != "flex_attention":
+            return func(*args, **kwargs)
+        plain = func.py_kernels.get(torch._C.DispatchKey.CompositeExplicitAutograd)
+        if plain is None or any(isinstance(x, Tensor) and x.device.type != "cpu" for x in args):
+            out = func(*args, **kwargs)
+            self.watcher.miss("FlexAttention off the CPU shows no weights")
+            return out
+        with self:
+            return plain(*args, **kwargs)
+
+
+def _has_nested(args: tuple[Any, ...]) -> bool:
+    return any(
+        x.is_nested if isinstance(x, Tensor) else isinstance(x, (tuple, list)) and _has_nested(tuple(x)) for x in args
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_composite(func: Any) -> bool:
+    name = func.name()
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    return has(name, "CompositeImplicitAutograd") and not has(name, "CPU") and not has(name, "CUDA")
+
+
+@functools.lru_cache(maxsize=4096)
+def _looks_like_attention(packet: Any) -> bool:
+    name = str(packet).lower()
+    forward = "backward" not in name and "choice" not in name
+    return forward and any(word in name for word in ("flash_attn", "attention", "fmha", "flash_mla"))
+
+
+def _named(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """An operator's arguments by name, with its defaults."""
+    found = {given.name: given.default_value for given in func._schema.arguments}
+    found.update(zip(found, args, strict=False))
+    found.update(kwargs)
+    return found

@@ -1,0 +1,97 @@
+"""Which queries of a call are padding, by what the model was told: such queries say nothing about the text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from regard.masks import Mask
+from regard.watching._modules import Frame
+
+if TYPE_CHECKING:
+    from regard.watching._in_memory import InMemory
+    from regard.watching._seen import Seen
+
+# Arguments [batch, token] that say which tokens are real: Hugging Face's are true at tokens, torch's at padding.
+_REAL = ("attention_mask", "decoder_attention_mask")
+_OF_DECODER = ("decoder_attention_mask", "tgt_key_padding_mask")
+_OF_INPUT = ("attention_mask", "src_key_padding_mask")
+_OF_KEYS = ("key_padding_mask",)
+
+
+def real_queries(seen: Seen | InMemory, stack: Sequence[Frame], kind: str) -> Tensor | None:
+    """bool [batch, query], True at tokens; None where nothing says that any is padding."""
+    real = seen.real
+    if real is None:
+        real = _told(seen, stack, kind)
+    mask = getattr(seen, "mask", None)
+    if real is None and kind == "self" and mask is not None:
+        real = _by_rule(seen, mask)
+    return None if real is None or bool(real.all()) else real
+
+
+def _told(seen: Seen | InMemory, stack: Sequence[Frame], kind: str) -> Tensor | None:
+    """From the nearest module that was given one; a module that was handed no mask at all is not concerned by those
+    of the modules around it (the images of a model that reads text too)."""
+    for depth in range(len(stack) - 1, -1, -1):
+        frame = stack[depth]
+        if depth < len(stack) - 1 and not _handed_a_mask(stack[depth + 1]):
+            return None
+        real = _of_frame(frame, stack, seen, kind)
+        if real is not None:
+            return real
+    return None
+
+
+def _of_frame(frame: Frame, stack: Sequence[Frame], seen: Seen | InMemory, kind: str) -> Tensor | None:
+    given, names = frame.given(), frame.names
+    inside = stack[-1].path.removeprefix(frame.path).split(".")
+    # a whole encoder-decoder is given both; its other modules only their own
+    told_both = "decoder" in inside and any(name in names for name in _OF_DECODER)
+    own: tuple[str, ...] = _OF_DECODER if told_both else _OF_INPUT
+    if kind == "cross" and own is _OF_INPUT and "encoder_hidden_states" not in given:
+        own = ()  # the module's mask says which of the *keys* are padding
+    for name in (*own, *(_OF_KEYS if kind == "self" else ())):
+        real = _real(given.get(name), name in _REAL)
+        if real is not None and len(real) == seen.shape[0]:
+            if real.shape[1] == seen.queries:
+                return real
+            if kind == "self" and real.shape[1] == seen.keys > seen.queries:
+                return real[:, seen.keys - seen.queries :]
+    return None
+
+
+def _handed_a_mask(frame: Frame) -> bool:
+    """Whether a module was given anything that can hide tokens, under whatever name."""
+    return next(frame.module.parameters(), None) is None or any(
+        value is not None and not isinstance(value, (bool, int, float, str))
+        and any(word in name for word in ("mask", "bias", "padding", "lengths", "cu_seqlens"))
+        for name, value in frame.given().items()
+    )  # fmt: skip
+
+
+def _real(given: object, true_at_tokens: bool) -> Tensor | None:
+    if not isinstance(given, Tensor) or given.dim() not in (1, 2) or given.is_nested:
+        return None
+    given = given.detach() if given.dim() == 2 else given.detach()[None]
+    if true_at_tokens:
+        # an additive mask of two dims is no such argument
+        return given.bool() if bool(((given == 0) | (given == 1)).all()) else None
+    return ~given if given.dtype == torch.bool else given == 0
+
+
+def _by_rule(seen: Seen | InMemory, mask: Mask) -> Tensor | None:
+    """The same from what the mask of a call of regard's own calls padding: [batch, query]."""
+    hidden = mask.padding_keys(seen.keys, seen.device)
+    if hidden is None:
+        return None
+    offset = seen.keys - seen.queries if seen.offset is None else seen.offset
+    at = torch.arange(seen.queries, device=hidden.device) + (
+        offset.view(-1, 1) if isinstance(offset, Tensor) else offset
+    )
+    hidden = hidden.expand(seen.shape[0], -1)
+    inside = (at >= 0) & (at < seen.keys)
+    return ~(hidden.gather(1, at.clamp(0, seen.keys - 1).expand(len(hidden), -1)) & inside)

@@ -1,0 +1,194 @@
+"""Overview, head and comparison: opened, clicked, pointed at, zoomed; their pixels are those of the recorded maps."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tests.browser.recordings import WORDS, sentence
+
+from regard._page._character import RULES
+
+LONG = [f" w{at % 29}" for at in range(139)]
+
+
+def strongest(opened, selector: str) -> tuple[float, float]:
+    """Where the darkest pixel of a canvas is, as shares of its height and width."""
+    y, x = opened.page.eval_on_selector(
+        selector,
+        """canvas => {
+          const { width, height } = canvas, data = canvas.getContext('2d').getImageData(0, 0, width, height).data;
+          let best = 1e9, at = 0;
+          for (let i = 0; i < data.length; i += 4) {
+            const sum = data[i] + data[i + 1] + data[i + 2];
+            if (data[i + 3] === 255 && sum < best) { best = sum; at = i / 4; }
+          }
+          return [Math.floor(at / width) / height, (at % width) / width];
+        }""",
+    )
+    return y, x
+
+
+def test_the_overview_has_a_map_of_every_head_whose_darkest_cell_is_the_largest_weight(open_page) -> None:
+    recording = sentence()
+    opened = open_page(recording)
+    opened.view("overview")
+    assert opened.page.evaluate("document.querySelectorAll('.cell').length") == 12
+    for layer, head in [(0, 0), (1, 2), (2, 3)]:
+        weights = recording[layer, head].map.numpy()
+        y, x = strongest(opened, f'.cell[data-place="{layer},{head}"] canvas')
+        row, column = np.unravel_index(weights.argmax(), weights.shape)
+        assert (round(y * weights.shape[0]), round(x * weights.shape[1])) == (row, column)
+
+
+def test_heads_are_sorted_and_filtered_by_what_was_measured(open_page) -> None:
+    recording = sentence(LONG, causal=True)
+    opened = open_page(recording)
+    opened.view("overview")
+    opened.page.select_option(".overview select", "entropy")
+    opened.settle()
+    shown = opened.page.eval_on_selector_all(".cell .tag", "all => all.map(one => Number(one.textContent))")
+    assert shown == sorted(shown, reverse=True) and len(shown) == 12
+    expected = max(float(recording[layer, head].entropy.mean()) for layer in range(3) for head in range(4))
+    assert shown[0] == pytest.approx(expected, abs=0.006)
+    chips = opened.page.eval_on_selector_all(
+        ".overview .bar .chip .count", "all => all.map(one => Number(one.textContent))"
+    )
+    opened.page.click(".overview .bar .chips .chip:nth-child(2)")
+    opened.settle()
+    assert opened.page.evaluate("document.querySelectorAll('.cell').length") == chips[1]
+
+
+def test_the_thresholds_are_printed(open_page) -> None:
+    opened = open_page(sentence())
+    opened.view("overview")
+    opened.page.click("summary")
+    said = opened.page.inner_text(".rules")
+    assert said.count("\n") >= len(RULES)
+    for _, _, least in RULES:
+        assert f"{least:.0%}".replace("%", " %") in said
+
+
+def test_a_head_opens_from_the_overview_and_a_cell_says_query_key_and_weight(open_page) -> None:
+    recording = sentence()
+    opened = open_page(recording)
+    opened.view("overview")
+    opened.page.click('.cell[data-place="1,2"]')
+    opened.settle()
+    assert opened.page.inner_text(".head-view h2") == "Layer 1, head 2"
+    weights = recording[1, 2].map.numpy()
+    box = opened.page.locator(".map canvas").bounding_box()
+    frame = map_box(opened, len(WORDS), len(WORDS))
+    for row, column in [(0, 0), (7, 1), (len(WORDS) - 1, 3)]:
+        x = box["x"] + frame["left"] + (column + 0.5) / len(WORDS) * frame["width"]
+        y = box["y"] + frame["top"] + (row + 0.5) / len(WORDS) * frame["height"]
+        opened.page.mouse.move(x, y)
+        opened.settle()
+        said = opened.page.inner_text(".tip").split()
+        assert said[:2] == [WORDS[row], str(row)] and said[3:5] == [WORDS[column], str(column)]
+        assert float(said[-2]) / 100 == pytest.approx(float(weights[row, column]), abs=6e-4)
+    opened.page.mouse.click(x, y)
+    opened.view("text")
+    assert opened.page.get_attribute(".t.chosen", "data-at") == str(len(WORDS) - 1)
+
+
+def map_box(opened, queries: int, keys: int) -> dict[str, float]:
+    """Where the cells of a map lie on its canvas, as the page computes it."""
+    width, height = opened.page.eval_on_selector(".map", "one => [one.clientWidth, one.clientHeight]")
+    left, top, strip = (62, 56, 26) if width < 420 else (104, 84, 26)
+    scale = min((width - left - strip) / keys, (height - top - strip) / queries)
+    return {"left": left, "top": top, "width": keys * scale, "height": queries * scale}
+
+
+def test_zooming_shows_single_weights_of_a_long_text(open_page) -> None:
+    recording = sentence(LONG, causal=True)
+    opened = open_page(recording, layer=1, head=0)
+    opened.view("head")
+    before = opened.pixels(".map canvas")
+    for _ in range(5):
+        opened.page.click('.head-view .bar [aria-label="Zoom in"]')
+    opened.settle()
+    after = opened.pixels(".map canvas")
+    assert before != after
+    box = opened.page.locator(".map canvas").bounding_box()
+    opened.page.mouse.move(box["x"] + box["width"] * 0.3, box["y"] + box["height"] * 0.5)
+    opened.settle()
+    words = opened.page.inner_text(".tip").split()
+    query, key = int(words[1]), int(words[4])
+    assert words[0] == LONG[query].strip() and words[3] == LONG[key].strip()
+    opened.page.click('.head-view .bar [aria-label="Whole map"]')
+    opened.page.mouse.move(5, 5)
+    opened.settle()
+    assert opened.pixels(".map canvas")[:3] == before[:3]
+
+
+def test_a_cell_that_is_among_the_largest_is_exact_and_another_is_said_to_be_a_mean(open_page) -> None:
+    recording = sentence(LONG, causal=True)
+    opened = open_page(recording, layer=1, head=0)
+    opened.view("head")
+    opened.page.focus(".map canvas")
+    one = recording[1, 0]
+    target = int(one.top_keys[100, 0])
+    for _ in range(100):
+        opened.page.keyboard.press("ArrowDown")
+    for _ in range(target):
+        opened.page.keyboard.press("ArrowRight")
+    opened.settle()
+    said = opened.page.inner_text(".tip")
+    assert f"{LONG[100].strip()} 100" in said
+    assert float(said.split()[-2]) / 100 == pytest.approx(float(one.top_weights[100, 0]), abs=6e-4)
+    assert set(range(101)) - set(one.top_keys[100].tolist())
+    step = "ArrowLeft" if target else "ArrowRight"
+    while int(opened.page.inner_text(".tip .place >> nth=1")) in one.top_keys[100].tolist():
+        opened.page.keyboard.press(step)
+    assert "mean of" in opened.page.inner_text(".tip")
+
+
+def test_two_recordings_are_compared_and_the_head_that_changed_most_is_first(open_page) -> None:
+    before, after = sentence(title="before"), sentence(title="after")
+    changed = sentence(seed=5).calls[1]
+    for name, part in after.calls[1].parts.items():
+        part[:, 2] = changed.parts[name][:, 2]
+    opened = open_page(before, against=after, layer=1, head=2)
+    opened.view("compare")
+    assert "before" in opened.page.inner_text(".three section:nth-child(1) h2")
+    assert "after" in opened.page.inner_text(".three section:nth-child(2) h2")
+    first = opened.page.inner_text(".compare-view .looks li:first-child")
+    assert "Layer 1, head 2" in first
+    maps = before[1, 2].map.numpy() - after[1, 2].map.numpy()
+    expected = 50 * np.abs(maps).sum() / len(WORDS)
+    assert float(first.split()[-2]) == pytest.approx(expected, abs=0.06)
+    rest = opened.page.eval_on_selector_all(
+        ".compare-view .looks li", "all => all.map(one => Number(one.dataset.weight))"
+    )
+    assert rest[1:] == [0] * (len(rest) - 1)
+    blue = [c for c in opened.pixels(".three section:nth-child(3) canvas") if c[2] > c[0] + 60]
+    orange = [c for c in opened.pixels(".three section:nth-child(3) canvas") if c[0] > c[2] + 60]
+    assert blue and orange
+
+
+def test_equal_heads_have_no_difference(open_page) -> None:
+    opened = open_page(sentence(title="a"), against=sentence(title="b"), layer=0, head=1)
+    opened.view("compare")
+    colours = opened.pixels(".three section:nth-child(3) canvas")
+    assert not [c for c in colours if abs(c[2] - c[0]) > 60 and c[3] == 255]
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("size", [(1280, 800), (390, 844)], ids=["wide", "narrow"])
+def test_every_view_fits_its_window(open_page, size, dark) -> None:
+    opened = open_page(sentence(), size=size, dark=dark)
+    for view in ("text", "overview", "head", "compare", "walk"):
+        opened.view(view)
+        assert opened.page.evaluate("document.documentElement.scrollWidth") <= size[0]
+        ground = opened.page.eval_on_selector(".regard", "one => getComputedStyle(one).backgroundColor")
+        assert ground == ("rgb(20, 22, 27)" if dark else "rgb(255, 255, 255)")
+
+
+def test_the_page_speaks_chinese_and_its_theme_can_be_changed(open_page) -> None:
+    opened = open_page(sentence(), lang="zh")
+    assert opened.page.inner_text("[role=tab] >> nth=0") == "文本"
+    assert opened.page.get_attribute(".regard", "lang") == "zh-CN"
+    opened.page.click(".tools .chip:nth-child(1)")
+    assert opened.page.inner_text("[role=tab] >> nth=0") == "Text"
+    opened.page.click(".tools .chip:nth-child(2)")
+    assert opened.page.get_attribute(".regard", "data-theme") == "dark"

@@ -1,0 +1,77 @@
+"""The local page in a browser: it lists, opens, compares, looks and asks for exact detail."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+from tests.browser.conftest import Opened
+from tests.browser.recordings import sentence
+from tests.serve.small import Small
+
+from regard._serve import application
+from regard._serve._looks import Looks
+
+TEXT = " ".join(f"word{n}" for n in range(150))
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[tuple[str, Looks]]:
+    sentence(title="one").save(tmp_path / "one.regard")
+    sentence(seed=1, title="two").save(tmp_path / "two.regard")
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    host = f"127.0.0.1:{listener.getsockname()[1]}"
+    looks = Looks(tmp_path, Small())
+    config = uvicorn.Config(application(tmp_path, looks, frozenset({host})), log_level="error", lifespan="off")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    yield f"http://{host}/", looks
+    server.should_exit = True
+    thread.join(10)
+
+
+def test_the_local_page_lists_opens_compares_looks_and_asks_for_detail(browser: Any, served: tuple[str, Looks]) -> None:
+    address, looks = served
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    opened = Opened(context.new_page())
+    page = opened.page
+    page.goto(address)
+    page.wait_for_selector(".recordings")
+    assert sorted(page.eval_on_selector_all(".recordings bdi", "all => all.map(one => one.textContent)")) == [
+        "one.regard",
+        "two.regard",
+    ]
+    page.click('[data-name="one.regard"]')
+    page.wait_for_selector(".t")
+    assert page.inner_text("h1") == "one"
+    page.click("header > .chip")
+    page.wait_for_selector(".recordings")
+    page.click('[aria-label="compare one.regard"]')
+    page.wait_for_selector('[aria-pressed="true"]')
+    page.click('[aria-label="compare two.regard"]')
+    page.wait_for_selector(".three")
+    assert "two" in page.inner_text(".three section:nth-child(2) h2")
+    page.click("header > .chip")
+    page.fill("#text", TEXT)
+    page.click("#begin")
+    page.wait_for_selector(".t", timeout=30000)
+    assert page.eval_on_selector(".tokens", "one => one.textContent").split() == TEXT.split()
+    opened.pick("head1") if page.get_attribute('[data-pick="head1"]', "aria-pressed") != "true" else None
+    opened.view("head")
+    for _ in range(4):
+        page.click('[aria-label="Zoom in"]')
+    page.wait_for_selector(".map[data-exact=true]", timeout=30000)
+    assert all(url.startswith((address, "blob:")) for url in opened.asked)
+    assert opened.said == []
+    context.close()
+    assert looks.state()["state"] == "done"

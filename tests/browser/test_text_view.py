@@ -1,0 +1,266 @@
+"""The text of the page: what a click shows is what was recorded."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tests.browser.recordings import WORDS, generated, sentence, translation
+
+NASTY = [
+    "</title><script>alert(1)</script>",
+    '"><img src=x onerror=alert(1)>',
+    "</style><style>*{display:none}",
+    "<!--",
+    "]]>",
+    "javascript:alert(1)",
+    "\x00\x1b[31m",
+    "\udc80",
+    "\u202eevil\u2066",
+    "{{7*7}}${7*7}",
+    "x" * 10_000,
+    "العربية",
+    "中文",
+    "",
+    " ",
+    "##",
+    "&lt;",
+]
+
+
+def close(found: list[tuple[int, float]], keys: np.ndarray, weights: np.ndarray, within: float = 2e-5) -> None:
+    """The list shows these keys and weights; ties may stand in any order, and what rounds to nothing may be absent."""
+    keys, weights = keys[weights > 1e-4], weights[weights > 1e-4]
+    assert len(found) >= len(keys) > 0
+    np.testing.assert_allclose([weight for _, weight in found[: len(keys)]], weights, atol=within)
+    for (at, weight), key, expected in zip(found, keys, weights, strict=False):
+        assert at == key or abs(weight - expected) < within
+
+
+def test_the_sentence_stands_there_word_by_word(open_page) -> None:
+    opened = open_page(sentence())
+    assert opened.page.eval_on_selector_all(".t", "all => all.map(one => one.textContent)") == WORDS
+    assert opened.page.title() == "a model"
+
+
+@pytest.mark.parametrize(
+    "tokens", [WORDS, [f" w{at % 23}" for at in range(131)]], ids=["every weight", "largest weights"]
+)
+def test_a_click_shows_the_recorded_top_keys_and_weights_of_the_head(open_page, tokens) -> None:
+    recording = sentence(tokens)
+    opened = open_page(recording, layer=0, head=0)
+    for layer, head, at in [(0, 0, 3), (2, 1, 7), (1, 3, 11)]:
+        opened.pick(f"layer{layer}")
+        if opened.page.get_attribute(f'[data-pick="head{head}"]', "aria-pressed") != "true":
+            opened.pick(f"head{head}")
+        if opened.page.get_attribute(f'.t[data-at="{at}"]', "class") != "t chosen":
+            opened.word(at)
+        one = recording[layer, head]
+        close(opened.listed(), one.top_keys[at].numpy(), one.top_weights[at].numpy())
+        shown = opened.page.inner_text(".looks.out li:first-child .amount")
+        assert abs(float(shown.rstrip("% ")) / 100 - float(one.top_weights[at, 0])) < 6e-4
+
+
+def test_several_heads_and_the_mean_add_up(open_page) -> None:
+    recording = sentence()
+    opened = open_page(recording, layer=1)
+    opened.page.keyboard.press("Escape")
+    opened.pick("mean")
+    opened.word(5) if not opened.page.query_selector('.t.chosen[data-at="5"]') else None
+    weights = recording.calls[1].map[0].numpy()[:, 5]
+    mean = weights.mean(0)
+    close(opened.listed(), np.argsort(-mean)[:8], np.sort(mean)[::-1][:8])
+    opened.pick("several")
+    opened.pick("head1")
+    opened.pick("head3")
+    two = weights[[1, 3]].mean(0)
+    close(opened.listed(), np.argsort(-two)[:8], np.sort(two)[::-1][:8])
+    bars = opened.page.eval_on_selector_all(".looks.out li:first-child .bar-of i", "all => all.length")
+    assert bars == 2
+
+
+def test_who_looks_at_a_word(open_page) -> None:
+    recording = sentence()
+    opened = open_page(recording, layer=2, head=0)
+    opened.page.click(".text-view .bar .chip:nth-child(2)")
+    opened.word(9) if not opened.page.query_selector('.t.chosen[data-at="9"]') else None
+    column = recording[2, 0].map.numpy()[:, 9]
+    close(opened.listed("in"), np.argsort(-column)[:8], np.sort(column)[::-1][:8])
+
+
+def test_who_looks_at_a_word_in_a_long_text_is_found_among_the_largest_weights(open_page) -> None:
+    recording = sentence([f" w{at}" for at in range(131)], causal=True)
+    opened = open_page(recording, layer=1, head=2)
+    opened.page.click(".text-view .bar .chip:nth-child(3)")
+    opened.word(6) if not opened.page.query_selector('.t.chosen[data-at="6"]') else None
+    one = recording[1, 2]
+    queries, slots = np.nonzero(one.top_keys.numpy() == 6)
+    weights = one.top_weights.numpy()[queries, slots]
+    order = np.argsort(-weights)[:8]
+    close(opened.listed("in"), queries[order], weights[order])
+
+
+def test_pointing_previews_and_leaving_returns_to_what_was_clicked(open_page) -> None:
+    opened = open_page(sentence(), layer=0, head=0)
+    opened.page.keyboard.press("Escape")
+    opened.word(2) if not opened.page.query_selector('.t.chosen[data-at="2"]') else None
+    before = opened.listed()
+    opened.page.hover('.t[data-at="8"]')
+    opened.settle()
+    assert opened.listed() != before
+    assert opened.page.inner_text(".panel h2").split() == ["was", "8"]
+    opened.page.mouse.move(5, 5)
+    opened.settle()
+    assert opened.listed() == before
+
+
+def test_the_keyboard_walks_through_words_and_layers(open_page) -> None:
+    opened = open_page(sentence(), layer=0, head=0)
+    opened.page.focus(".scroller")
+    opened.page.keyboard.press("Escape")
+    for key, expected in [("ArrowRight", 0), ("ArrowRight", 1), ("ArrowRight", 2), ("ArrowLeft", 1)]:
+        opened.page.keyboard.press(key)
+        assert opened.page.get_attribute(".t.chosen", "data-at") == str(expected)
+    opened.page.keyboard.press("ArrowUp")
+    assert opened.page.get_attribute('[data-pick="layer1"]', "aria-pressed") == "true"
+    assert "looks at" in opened.page.inner_text("[aria-live]")
+    opened.page.keyboard.press("Escape")
+    assert opened.page.query_selector(".t.chosen") is None
+
+
+def test_lines_are_drawn_in_the_colour_of_the_head_and_go_with_the_selection(open_page) -> None:
+    opened = open_page(sentence(), layer=0, head=0)
+    opened.page.focus(".scroller")
+    opened.page.keyboard.press("Escape")
+    opened.settle()
+    assert [colour[:4] for colour in opened.pixels("canvas.lines")] == [[0, 0, 0, 0]]
+    opened.word(4)
+    strong = [colour for colour in opened.pixels("canvas.lines") if colour[3] > 120]
+    assert sum(colour[4] for colour in strong) > 100
+    for red, green, blue, _, _ in strong:  # the first head's blue, #0072b2
+        assert abs(red - 0) < 12 and abs(green - 114) < 12 and abs(blue - 178) < 12
+    strongest = opened.listed()[0][0]
+    shade = opened.page.eval_on_selector(f'.t[data-at="{strongest}"]', "one => getComputedStyle(one).backgroundColor")
+    assert shade not in ("rgba(0, 0, 0, 0)", "transparent")
+
+
+def test_cross_attention_shows_two_texts_with_lines_between_them(open_page) -> None:
+    source, target = (
+        ["Die", "Katze", "schläft", "auf", "der", "Matte"],
+        ["The", "cat", "sleeps", "on", "the", "mat", "today"],
+    )
+    recording = translation(source, target)
+    opened = open_page(recording)
+    opened.pick("layer2")
+    opened.pick("head1")
+    assert opened.page.eval_on_selector_all(".pane.query .t", "all => all.map(one => one.textContent)") == target
+    assert opened.page.eval_on_selector_all(".pane.key .t", "all => all.map(one => one.textContent)") == source
+    opened.word(1)
+    one = recording[2, 1]
+    close(opened.listed(), one.top_keys[1].numpy()[:6], one.top_weights[1].numpy()[:6])
+    assert sum(colour[4] for colour in opened.pixels("canvas.lines") if colour[3] > 60) > 100
+    opened.word(3, "key")
+    column = one.map.numpy()[:, 3]
+    close(opened.listed("in"), np.argsort(-column)[:5], np.sort(column)[::-1][:5])
+
+
+def test_generation_is_one_text_and_its_last_token_looks_at_all_before_it(open_page) -> None:
+    recording, weights = generated(5, WORDS[:9])
+    opened = open_page(recording, layer=1, head=2)
+    assert opened.page.eval_on_selector_all(".t", "all => all.map(one => one.textContent)") == WORDS[:9]
+    for at in (2, 6, 8):
+        if not opened.page.query_selector(f'.t.chosen[data-at="{at}"]'):
+            opened.word(at)
+        row = weights[1, 2, at]
+        close(opened.listed(), np.argsort(-row)[: min(8, at + 1)], np.sort(row)[::-1][: min(8, at + 1)])
+
+
+def test_the_item_of_a_batch_can_be_chosen(open_page) -> None:
+    recording = sentence(WORDS, batch=3)
+    recording.tokens = [WORDS, [word.upper() for word in WORDS], [word[::-1] for word in WORDS]]
+    opened = open_page(recording, layer=0, head=1)
+    opened.page.select_option('[data-pick="scene"]', "0,2")
+    opened.settle()
+    assert opened.page.inner_text('.t[data-at="1"]') == "tac"
+    if not opened.page.query_selector('.t.chosen[data-at="4"]'):
+        opened.word(4)
+    call = recording.calls[0]
+    close(opened.listed(), call.top_keys[2, 1, 4].numpy(), call.top_weights[2, 1, 4].numpy())
+
+
+def test_hostile_tokens_change_no_element_and_run_nothing(open_page) -> None:
+    tree = """root => [...root.querySelectorAll('*')]
+      .map(one => one.tagName + '.' + [...one.attributes].map(a => a.name).join()).join(' ')"""
+    plain = open_page(sentence(WORDS), layer=0, head=0)
+    nasty = open_page(sentence(NASTY), layer=0, head=0)
+    for opened in (plain, nasty):
+        opened.page.focus(".scroller")
+        opened.page.keyboard.press("Escape")
+        opened.word(4)
+    assert plain.page.eval_on_selector(".tokens", tree) == nasty.page.eval_on_selector(".tokens", tree)
+    names = set(nasty.page.evaluate("[...document.querySelectorAll('*')].map(one => one.tagName)"))
+    assert names.isdisjoint({"IMG", "IFRAME", "OBJECT", "A", "FORM"})
+    assert nasty.page.evaluate("document.querySelectorAll('script').length") == 2
+    shown = nasty.page.eval_on_selector_all(".t", "all => all.map(one => one.textContent)")
+    assert "script" in shown[0] and "\u202e" not in shown[8] and len(shown[10]) < 60
+    for view in ("overview", "head", "compare"):
+        nasty.view(view)
+    assert nasty.page.evaluate("document.querySelectorAll('script').length") == 2
+
+
+def test_a_long_text_has_elements_only_near_the_window_and_scrolls_to_any_token(open_page) -> None:
+    tokens = [f" w{at}" for at in range(1301)]
+    opened = open_page(sentence(tokens, layers=1, heads=2, causal=True), layer=0, head=0)
+    assert opened.page.evaluate("document.querySelectorAll('.t').length") < 1250
+    assert "w1299" in opened.page.inner_text(".tokens") or "w1299" in opened.page.eval_on_selector(
+        ".tokens", "one => one.textContent"
+    )
+    opened.page.eval_on_selector(".scroller", "one => { one.scrollTop = one.scrollHeight }")
+    opened.page.wait_for_selector('.t[data-at="1295"]')
+    opened.page.wait_for_timeout(300)  # what comes near the window gets its true height
+    assert opened.page.evaluate("document.querySelectorAll('.t').length") < 1250
+    opened.word(1295)
+    assert opened.page.inner_text(".panel h2").split() == ["w1295", "1295"]
+    opened.page.click(".looks.out li:first-child button")
+    opened.settle()
+    first = int(opened.page.get_attribute(".t.chosen", "data-at"))
+    box = opened.page.locator(".t.chosen").bounding_box()
+    assert first != 1295 and box is not None and 0 < box["y"] < 900
+
+
+def test_columns_join_the_text_with_itself(open_page) -> None:
+    opened = open_page(sentence(), layer=0, head=0)
+    opened.page.click(".text-view .bar .chips:nth-child(2) .chip:nth-child(2)")
+    opened.settle()
+    assert opened.page.evaluate("document.querySelectorAll('.pane.column').length") == 2
+    opened.page.focus(".pane.query .scroller")
+    opened.page.keyboard.press("Escape")
+    opened.word(3)
+    assert sum(colour[4] for colour in opened.pixels("canvas.lines") if colour[3] > 60) > 100
+
+
+def test_the_grid_says_where_every_head_looks(open_page) -> None:
+    recording = sentence()
+    opened = open_page(recording, layer=0, head=0)
+    opened.page.focus(".scroller")
+    opened.page.keyboard.press("Escape")
+    opened.word(7)
+    said = opened.page.eval_on_selector_all(".every-grid button", "all => all.map(one => one.textContent)")
+    expected = [WORDS[int(recording[layer, head].top_keys[7, 0])] for layer in range(3) for head in range(4)]
+    assert said == expected
+    opened.page.click(".every-grid button >> nth=6")
+    assert opened.page.get_attribute('[data-pick="layer1"]', "aria-pressed") == "true"
+    assert opened.page.get_attribute('[data-pick="head2"]', "aria-pressed") == "true"
+
+
+def test_a_right_to_left_text_runs_from_right_to_left(open_page) -> None:
+    opened = open_page(sentence(["القط", "جلس", "على", "الحصيرة", "لأنه", "كان", "متعبا"]), layer=0, head=0)
+    first, second = (opened.page.locator(f'.t[data-at="{at}"]').bounding_box() for at in (0, 1))
+    assert first is not None and second is not None and first["x"] > second["x"]
+    opened.page.focus(".scroller")
+    opened.page.keyboard.press("Escape")
+    opened.page.keyboard.press("ArrowLeft")
+    opened.page.keyboard.press("ArrowLeft")
+    assert (
+        opened.page.get_attribute(".t.chosen", "data-at") == "0"
+        or opened.page.get_attribute(".t.chosen", "data-at") == "1"
+    )

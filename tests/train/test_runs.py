@@ -1,0 +1,195 @@
+"""A run's checkpoints: exact resume, kills, a full disk, SIGTERM's flag, early stopping, averages."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import random
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.train.small import DATA, trainer
+
+from regard import interop
+from regard.train import LAST, Stopped, Translator, learn_from, read_metrics
+from regard.train._checkpoint import read
+from regard.train._loop import METRICS
+
+
+class Interrupted(Exception):
+    pass
+
+
+def same(a: Path, b: Path) -> None:
+    (one, about), (other, other_about) = read(a / LAST), read(b / LAST)
+    assert one.keys() == other.keys()
+    different = [name for name in one if not torch.equal(one[name], other[name])]
+    assert different == []
+    ignored = ("seconds",)
+    assert {k: v for k, v in about.items() if k not in ignored} == {
+        k: v for k, v in other_about.items() if k not in ignored
+    }
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"average": "last", "last": 2, "validate_every": 3},
+        {"average": "none", "r_drop": 0.5, "attention_dropout": 0.1},
+        {"bpe_dropout": 0.2},
+    ],
+)
+def test_a_resumed_run_is_bitwise_the_uninterrupted_one(tmp_path: Path, changes: dict[str, Any]) -> None:
+    trainer(tmp_path / "whole", **changes).run()
+
+    def interrupt(event: dict[str, Any]) -> None:
+        if cut.step >= 10:
+            raise Interrupted
+
+    cut = trainer(tmp_path / "cut", **changes)
+    with pytest.raises(Interrupted):
+        cut.run(interrupt)
+    torch.manual_seed(999)  # whatever the process did meanwhile
+    again = trainer(tmp_path / "cut", **changes)
+    assert again.resume() and again.step == 5
+    again.run()
+    same(tmp_path / "whole", tmp_path / "cut")
+    curves = [[{**each, "seconds": 0, "tokens_per_second": 0, "loss": 0, "padding": 0} for each in read_metrics(path)]
+              for path in (tmp_path / "whole" / METRICS, tmp_path / "cut" / METRICS)]  # fmt: skip
+    assert curves[0] == curves[1]
+
+
+def test_being_asked_to_stop_saves_and_says_so(tmp_path: Path) -> None:
+    trainer(tmp_path / "whole").run()
+    run = trainer(tmp_path / "cut")
+
+    def ask(event: dict[str, Any]) -> None:
+        if run.step == 7:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(Stopped):
+        run.run(ask)
+    assert signal.getsignal(signal.SIGTERM) is before
+    again = trainer(tmp_path / "cut")
+    assert again.resume() and again.step == 7
+    again.run()
+    same(tmp_path / "whole", tmp_path / "cut")
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_forty_kills_at_random_moments_lose_no_checkpoint(tmp_path: Path) -> None:
+    run = trainer(tmp_path)
+    run.save()
+    draw, seen = random.Random(1), set()
+    for _ in range(40):
+        child = os.fork()
+        if child == 0:
+            with contextlib.suppress(BaseException):
+                while True:
+                    run.step += 1
+                    run.save()
+            os._exit(1)
+        time.sleep(draw.uniform(0.0, 0.06))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        tensors, about = read(tmp_path / LAST)
+        assert len(tensors) > 10 and about["step"] >= 0
+        seen.add(about["step"])
+        run.step = about["step"]
+    assert len(seen) > 3  # the kills came while it was saving, not before
+
+
+def test_a_full_disk_leaves_the_checkpoint_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = trainer(tmp_path)
+    run.save()
+    before = (tmp_path / LAST).read_bytes()
+    run.step = 5
+
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        run.save()
+    monkeypatch.undo()
+    assert (tmp_path / LAST).read_bytes() == before
+    assert not [each for each in tmp_path.iterdir() if each.name.startswith(".")]  # nothing half-written stays
+    assert trainer(tmp_path).resume()
+
+
+@pytest.mark.parametrize("damage", ["cut", "other", "shape"])
+def test_a_damaged_checkpoint_is_named(tmp_path: Path, damage: str) -> None:
+    run = trainer(tmp_path)
+    run.save()
+    path = tmp_path / LAST
+    changes: dict[str, Any] = {}
+    if damage == "cut":
+        path.write_bytes(path.read_bytes()[:-50])
+    elif damage == "other":
+        interop.save(run.model, tmp_path / "other")
+        path.write_bytes((tmp_path / "other" / "model.safetensors").read_bytes())
+    else:
+        changes = {"ff_dim": 32}
+    with pytest.raises(ValueError, match="last.safetensors (cannot be read|does not fit these settings)"):
+        trainer(tmp_path, **changes).resume()
+
+
+def test_there_is_nothing_to_resume_in_an_empty_folder(tmp_path: Path) -> None:
+    assert trainer(tmp_path).resume() is False
+
+
+def test_patience_ends_a_run_that_no_longer_gains(tmp_path: Path) -> None:
+    run = trainer(tmp_path, steps=200, validate_every=2, patience=3, peak_lr=0.0, average="none")
+    run.run()
+    assert run.ended == "patience" and run.step == 8  # the first validation is the best
+
+
+def test_time_ends_a_run(tmp_path: Path) -> None:
+    run = trainer(tmp_path, steps=10_000, minutes=0.002)
+    run.run()
+    assert run.ended == "time" and run.step < 10_000 and (tmp_path / "config.json").is_file()
+
+
+def test_a_loss_that_is_not_a_number_ends_the_run_with_advice(tmp_path: Path) -> None:
+    run = trainer(tmp_path, validate_every=1)
+    with torch.no_grad():
+        next(run.model.parameters()).fill_(float("nan"))
+    with pytest.raises(ValueError, match="the loss is nan at step 1: lower peak_lr"):
+        run.run()
+
+
+def test_the_mean_of_the_last_weights_is_what_is_validated(tmp_path: Path) -> None:
+    run = trainer(tmp_path, average="last", last=2, steps=6, validate_every=2)
+    seen = []
+
+    def keep(event: dict[str, Any]) -> None:
+        if "loss" in event:
+            seen.append([each.detach().clone() for each in run.model.parameters()])
+
+    run.run(keep)
+    wanted = [torch.stack(pair).mean(0) for pair in zip(*seen[-2:], strict=True)]
+    for own, mean in zip(run.average.model.parameters(), wanted, strict=True):
+        assert torch.equal(own, mean)
+
+
+def test_a_student_learns_from_its_teachers(tmp_path: Path) -> None:
+    for name, seed in (("a", 1), ("b", 2)):
+        trainer(tmp_path / name, seed=seed, steps=4, validate_every=4).run()
+    teachers = Translator.load(tmp_path / "a", tmp_path / "b")
+    student = trainer(tmp_path / "c", steps=3, distill=0.5)
+    done: list[int] = []
+    learn_from(student, teachers, DATA.train, beams=2, progress=done.append)
+    assert done[-1] == len(DATA.train.source)
+    corpus = student.encode(0)
+    assert len(corpus.target.lengths) > len(DATA.train.source) and corpus.soft is not None
+    weights = corpus.soft.weights[corpus.target.flat != 2]  # nothing is said of the start token
+    assert (weights.sum(-1) <= 1 + 1e-5).all() and (weights.sum(-1) > 0).all()
+    student.run()
+    assert (tmp_path / "c" / "model.safetensors").is_file()

@@ -1,0 +1,114 @@
+"""Two and four processes (gloo) train one model as one process does, and a killed one ends the run resumably."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from tests.train.group import together
+from tests.train.small import DATA, SMALL
+
+from regard.train import LAST, read_metrics, translation_trainer
+from regard.train._checkpoint import read
+
+WORDS = (
+    "train --toy --device cpu --set vocab_size=120 --set embed_dim=16 --set num_layers=1 --set num_heads=2 "
+    "--set ff_dim=24 --set dropout=0 --set attention_dropout=0 --set batch_tokens=150 --set warmup=5 --set save_every=5"
+)
+
+
+def command(processes: int, words: str) -> list[str]:
+    launch = [sys.executable, "-m"]
+    if processes > 1:
+        launch += ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "-m"]
+    return [*launch, "regard", *shlex.split(words)]
+
+
+def learn(out: str, shard: bool) -> float:
+    """A short run without dropout, alone or as one of a group."""
+    settings = dataclasses.replace(SMALL, dropout=0.0, attention_dropout=0.0, steps=6, validate_every=3, r_drop=0.5)
+    run = translation_trainer(settings, DATA, out, with_bleu=False, shard=shard)
+    run.start()
+    run.run()
+    return run.best["valid_loss"]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("alone") / "run"
+    learn(str(out), False)
+    return out
+
+
+@pytest.mark.parametrize(("processes", "shard"), [(2, False), (4, True)])
+def test_processes_together_learn_what_one_learns(alone: Path, tmp_path: Path, processes: int, shard: bool) -> None:
+    out = tmp_path / "run"
+    assert len(set(together(processes, learn, str(out), shard))) == 1
+    curves = [read_metrics(path / "metrics.jsonl") for path in (alone, out)]
+    for one, several in zip(*curves, strict=True):
+        assert several["loss"] == pytest.approx(one["loss"], rel=1e-4)
+        assert several["valid_loss"] == pytest.approx(one["valid_loss"], rel=1e-4)
+    (wanted, about), (found, other) = read(alone / LAST), read(out / LAST)
+    assert other["step"] == about["step"] == 6
+    for name, weight in wanted.items():
+        if name.startswith(("model.", "average.", "optimizer.")):
+            torch.testing.assert_close(found[name], weight, rtol=1e-3, atol=1e-4)
+
+
+def go_on(out: str, shard: bool) -> int:
+    settings = dataclasses.replace(SMALL, steps=14)
+    run = translation_trainer(settings, DATA, out, with_bleu=False, shard=shard)
+    run.start()
+    assert run.resume()
+    at = run.step
+    run.run()
+    return at
+
+
+def test_a_group_goes_on_exactly_from_its_checkpoint(tmp_path: Path) -> None:
+    """With dropout, whose draws differ from process to process, and with weights in parts."""
+    shard = True
+    for name, steps in (("whole", 14), ("cut", 7)):
+        together(2, begin, str(tmp_path / name), steps, shard)
+    assert together(2, go_on, str(tmp_path / "cut"), shard) == [7, 7]
+    one, other = (read(tmp_path / name / LAST)[0] for name in ("whole", "cut"))
+    assert [name for name in one if not torch.equal(one[name], other[name])] == []
+
+
+def begin(out: str, steps: int, shard: bool) -> None:
+    settings = dataclasses.replace(SMALL, steps=steps)
+    run = translation_trainer(settings, DATA, out, with_bleu=False, shard=shard)
+    run.start()
+    run.run()
+
+
+def test_a_killed_process_ends_the_run_with_a_message_and_it_goes_on_alone(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    words = f"{WORDS} --out {out} --set validate_every=5 --steps"
+    settings = {**os.environ, "OMP_NUM_THREADS": "1"}
+    launcher = subprocess.Popen(
+        command(2, f"{words} 100000"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=settings
+    )
+    end = time.monotonic() + 90
+    while not (out / LAST).is_file() and launcher.poll() is None and time.monotonic() < end:
+        time.sleep(0.05)
+    workers = subprocess.run(["pgrep", "-P", str(launcher.pid)], capture_output=True, text=True, check=False).stdout
+    os.kill(int(workers.split()[-1]), signal.SIGKILL)
+    _, said = launcher.communicate(timeout=100)
+    assert launcher.returncode != 0
+    assert "another process of this run ended" in said or "saved, go on with --resume" in said
+    step = read(out / LAST)[1]["step"]
+    assert step >= 5
+    done = subprocess.run(command(1, f"{words} {step + 2} --resume"), env=settings, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert read(out / LAST)[1]["step"] == step + 2
+    assert json.loads((out / "settings.json").read_text())["embed_dim"] == 16

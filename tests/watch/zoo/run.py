@@ -1,0 +1,191 @@
+"""Every model type of Hugging Face that a small configuration builds, under `regard.watch`: what was seen.
+
+python -m tests.watch.zoo.run                  # all of them, with a table; some minutes
+python -m tests.watch.zoo.run bert swin mpt    # some
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import signal
+import sys
+import warnings
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+import transformers
+from tests.watch.zoo.feed import runnable
+from tests.watch.zoo.oracle import Rows, collected
+from tests.watch.zoo.small import small_config
+from transformers.models.auto import modeling_auto
+
+import regard
+
+SECONDS, PARAMETERS = 40, 6e7
+
+
+class Row(NamedTuple):
+    """What became of one class."""
+
+    model_type: str
+    name: str
+    problem: str = ""  # why it did not run at all, without a watch
+    calls: int = 0
+    missed: tuple[tuple[str, str], ...] = ()
+    unseen: tuple[str, ...] = ()  # softmaxes and attention calls that are in neither
+    inexact: tuple[str, ...] = ()  # recorded calls that no softmax of the model fits
+    bitwise: bool = False
+
+    @property
+    def has_attention(self) -> bool:
+        return bool(self.calls or self.missed)
+
+    @property
+    def whole(self) -> bool:
+        return not self.missed and not self.unseen
+
+
+class TooSlow(Exception):
+    pass
+
+
+@contextlib.contextmanager
+def time_limit(seconds: int) -> Iterator[None]:
+    def late(*_: Any) -> None:
+        raise TooSlow(f"more than {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def all_types() -> list[str]:
+    return list(modeling_auto.MODEL_MAPPING_NAMES)
+
+
+def built(model_type: str) -> Any:
+    """A small model of the type, with random weights."""
+    names = modeling_auto.MODEL_MAPPING_NAMES[model_type]
+    cls = getattr(transformers, names if isinstance(names, str) else names[0])
+    config = small_config(model_type)
+    with torch.device("meta"):
+        size = sum(p.numel() for p in cls(config).parameters())
+    if size > PARAMETERS:
+        raise ValueError(f"{size / 1e6:.0f} M parameters are no small model")
+    torch.manual_seed(0)
+    model = cls(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():  # many start at exactly 0, where all weights are alike
+            if not parameter.any():
+                parameter.normal_(std=0.05)
+    return model
+
+
+def looked_at(model_type: str, implementation: str | None = None) -> Row:
+    try:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            model = built(model_type)
+            if implementation is not None:
+                model.set_attn_implementation(implementation)
+            inputs = runnable(model)
+            name = type(model).__name__
+            torch.manual_seed(1)
+            expected = tensors_of(model(**inputs))
+            with collected() as rows:
+                torch.manual_seed(1)
+                again = tensors_of(model(**inputs))
+    except Exception as error:
+        text = (str(error).strip().splitlines() or [""])[0]
+        return Row(
+            model_type, str(modeling_auto.MODEL_MAPPING_NAMES[model_type]), f"{type(error).__name__}: {text[:110]}"
+        )
+    steady = same(expected, again)
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        torch.manual_seed(1)
+        with regard.watch(model, count_padding=True) as recording:
+            out = tensors_of(model(**inputs))
+    unseen, inexact = compared(rows, recording)
+    return Row(
+        model_type,
+        name,
+        "",
+        len(recording),
+        tuple(recording.missed),
+        unseen,
+        inexact,
+        same(out, expected) or not steady,
+    )
+
+
+def compared(rows: list[Rows], recording: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Softmaxes that no recorded call fits, and recorded calls that no softmax fits."""
+    left = list(rows)
+    inexact = []
+    for call in recording:
+        fit = next((row for row in left if row.fits(call.entropy)), None)
+        if fit is None:
+            inexact.append(f"{call.path} {list(call.entropy.shape)}")
+        else:
+            left.remove(fit)
+    listed = len(recording.missed)
+    unseen = [f"{row.what} {list(row.shape)}" for row in left if row.what == "attention" or len(row.shape) >= 3]
+    return tuple(unseen[listed:]), tuple(inexact)
+
+
+def tensors_of(out: Any) -> list[torch.Tensor]:
+    return [x for x in torch.utils._pytree.tree_leaves(_plain(out)) if isinstance(x, torch.Tensor)]
+
+
+def _plain(out: Any) -> Any:
+    return dict(out) if isinstance(out, dict) else out
+
+
+def same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
+    return len(a) == len(b) and all(
+        x.shape == y.shape and torch.equal(x.nan_to_num(), y.nan_to_num())
+        if x.is_floating_point()
+        else torch.equal(x, y)
+        for x, y in zip(a, b, strict=True)
+    )
+
+
+def main(types: list[str]) -> int:
+    transformers.utils.logging.set_verbosity(50)
+    torch.set_num_threads(1)
+    rows = []
+    for model_type in types or all_types():
+        try:
+            with time_limit(SECONDS):
+                row = looked_at(model_type)
+        except TooSlow as late:
+            row = Row(model_type, "", str(late))
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+        gc.collect()
+    summary(rows)
+    return 0
+
+
+def summary(rows: list[Row]) -> None:
+    ran = [row for row in rows if not row.problem]
+    attend = [row for row in ran if row.has_attention or row.unseen]
+    whole = [row for row in attend if row.whole]
+    print(f"{len(rows)} types; {len(ran)} built and ran; {len(attend)} have attention", file=sys.stderr)
+    print(f"seen whole: {len(whole)} of {len(attend)} ({len(whole) / max(1, len(attend)):.1%})", file=sys.stderr)
+    print(
+        f"not exact: {sum(bool(row.inexact) for row in ran)}; not bitwise: {sum(not row.bitwise for row in ran)}",
+        file=sys.stderr,
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
