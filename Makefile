@@ -20,10 +20,10 @@ export ONEDNN_MAX_CPU_ISA := AVX512_CORE_BF16
 # Many small tests: two processes of one thread each are faster than one process of two threads.
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n 2
 
-.PHONY: test lint page demo docs fuzz test-gpu test-models test-zoo bench-cpu translator dist clean help
+.PHONY: test lint page demo docs fuzz test-gpu test-kernels test-models test-zoo bench-cpu translator dist clean help
 
 help:
-	@echo "make test | demo | lint | page | docs | fuzz N=20000 | test-gpu | test-models | test-zoo | bench-cpu ARGS=--quick | translator DATA=folder | dist | clean"
+	@echo "make test | demo | lint | page | docs | fuzz N=20000 | test-gpu | test-kernels | test-models | test-zoo | bench-cpu ARGS=--quick | translator DATA=folder | dist | clean"
 
 test: lint
 	@$(PYTEST)
@@ -54,6 +54,10 @@ fuzz: $(READY)
 
 test-gpu: $(READY)
 	@$(PY) -m pytest -m gpu
+
+# Compiles every GPU kernel for every kind of device, and holds its shared memory against theirs; needs no GPU.
+test-kernels: $(READY)
+	@$(PYTEST) -m kernels tests/kernels/test_fits.py
 
 # Models that come inside packages: a Llama of 135M parameters and Whisper tiny, with half a minute of speech; some minutes.
 test-models: $(READY)
