@@ -28,14 +28,12 @@ from regard.watching._modules import (
     takes_no_hooks,
 )
 from regard.watching._padding import real_queries
-from regard.watching._seen import Seen, Unseen
+from regard.watching._seen import Seen, Unseen, check_same
 from regard.watching._silence import silence, silent
 from regard.watching._written import Tracker, Weights
 
 if TYPE_CHECKING:
     from types import FrameType
-
-_NOTHING = Want.none()
 
 
 class Pending:
@@ -393,21 +391,3 @@ def _short(error: Exception) -> str:
 
 def _in_backward() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)
-
-
-def check_same(seen: Seen, out: Any, heads: list[int] | None) -> None:
-    """A model's own function may do more than its arguments say (ALiBi inside, say). Then its output is another one,
-    and the statistics would be wrong."""
-    found = seen.observe(_NOTHING)
-    theirs = (out[0] if isinstance(out, tuple) else out).detach()  # [batch, token, head, dim]
-    ours = found.out.transpose(1, 2)
-    if theirs.dim() == 3:
-        theirs = theirs.unflatten(-1, (-1, ours.shape[-1]))
-    if theirs.shape[2] != ours.shape[2] and heads is not None:
-        theirs = theirs[:, :, heads]
-    if theirs.shape != ours.shape:
-        raise Unseen(f"its attention function gave {list(theirs.shape)} where {list(ours.shape)} was expected")
-    apart = (theirs - ours).abs().masked_fill((found.lse == -torch.inf).transpose(1, 2).unsqueeze(-1), 0.0)
-    allowed = (1e-4 if ours.dtype in (torch.float32, torch.float64) else 3e-2) * (seen.value.abs().amax() + 1e-6)
-    if not bool((apart <= allowed).all()):
-        raise Unseen("its attention function does more than its arguments say")
