@@ -89,11 +89,6 @@ def can_attend(cache: Cache, keywords: dict[str, Any]) -> bool:
     return not (isinstance(keywords["mask"], Mask) and keywords["mask"].marks_padding)
 
 
-def attend(cache: Any, tensors: Heads, keywords: dict[str, Any], **more: Any) -> Tensor:
-    out: Tensor = cache.attend(*tensors, mask=keywords["mask"], bias=keywords["bias"], **more)
-    return out
-
-
 def update(
     cache: Cache, tensors: Heads, keywords: dict[str, Any]
 ) -> tuple[tuple[Tensor, Tensor, Tensor], dict[str, Any]]:
