@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,8 @@ def to_onnx(
         import onnxscript  # noqa: F401  # torch's exporter needs it, and says so only after the work
     except ImportError:
         raise ImportError("to_onnx needs torch's exporter: pip install onnx onnxscript") from None
-    with torch.no_grad():
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's exporter warns about itself
         program = torch.export.export(model, inputs, keywords, dynamic_shapes=dynamic_shapes)
         wanted = _sizes(program)
         program = program.run_decompositions(decompositions())
