@@ -93,6 +93,22 @@ def _rebuild(
     return chosen, *_guard.unread(chosen, call)
 
 
+def plain(
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, sinks: Tensor | None, offset: Tensor | None,
+    seed: Tensor | None, mask: list[Tensor], code: str, start: int, scale: float, softcap: float | None, dropout: float,
+    backend: str, grad: bool, bias_grad: bool, bias_rule: str,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The op in operations of torch's, for graphs that go where the op does not exist."""
+    rule = masks.rebuild(code, tuple(mask)) if code else None
+    table = TableBias(rebuild(bias_rule), bias) if bias_rule and bias is not None else bias
+    place = start if offset is None else offset
+    call = prepare(query, key, value, rule, table, scale, softcap, sinks, dropout, place, mode="compile")
+    call, lost = _guard.unread(ALL["eager"], call.replace(seed=seed))
+    found = _guard.with_nan(ALL["eager"].run(call, named=True), lost)
+    lse = query.new_zeros(query.shape[:3], dtype=accumulation(query.dtype)) if found.lse is None else found.lse
+    return found.out.to(call.spec.dtype), lse
+
+
 @torch.library.custom_op("regard::attention", mutates_args=(), schema=f"({_TENSORS}, {_NUMBERS}) -> (Tensor, Tensor)")
 def _forward(*arguments: Any) -> tuple[Tensor, Tensor]:
     backend, call, lost = _rebuild(*arguments)

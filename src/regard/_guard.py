@@ -244,7 +244,7 @@ def _permitted(call: Call, rows: range) -> Tensor:
     return seen
 
 
-def _sees(call: Call, bad: Tensor, at_once: int = 256) -> Tensor:
+def _sees(call: Call, bad: Tensor, at_once: int | torch.SymInt = 256) -> Tensor:
     """Rows that may see a bad key, [B, H, L]; ``bad`` is [B, H, S]."""
     spec = call.spec
     found = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 import torch.autograd.forward_ad as forward_ad
@@ -76,8 +76,21 @@ def attention(
         from regard._compiled import attention as compiled
 
         return compiled(query, key, value, mask, bias, scale, softcap, sinks, dropout, query_offset, backend)
+    if _tracing_state() is not None:
+        _refuse_tracing()
     given = (query, key, value, mask, bias, scale, softcap, sinks, dropout, query_offset)
     return _guard.run(*_prepared(given, backend)).out
+
+
+# torch.jit.trace, which torch has deprecated: lengths are tensors in it, and a plan is made for numbers
+_tracing_state = torch._C._get_tracing_state
+
+
+def _refuse_tracing() -> NoReturn:
+    raise RuntimeError(
+        "torch.jit.trace cannot record regard's calls, because a plan is made for the lengths of a call; use "
+        "torch.export.export or torch.compile, or regard.interop.to_onnx for an ONNX file"
+    )
 
 
 def _prepared(given: tuple[Any, ...], backend: str) -> tuple[Program, Call]:
