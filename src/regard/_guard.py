@@ -78,7 +78,7 @@ def unread(backend: Backend, call: Call) -> tuple[Call, Tensor | None]:
     if (call.mask is None and call.bias is None) or call.spec.pairs == 0:
         return call, None
     if backend.name not in ("eager", "blockwise"):
-        return _neutralised(call), None
+        return (call if backend.leaves_out_padding(call.spec) else _neutralised(call)), None
     group = call.spec.heads // call.spec.kv_heads
     bad_query = ~torch.isfinite(call.query.detach()).all(-1)
     bad_key = ~(torch.isfinite(call.key.detach()).all(-1) & torch.isfinite(call.value.detach()).all(-1))

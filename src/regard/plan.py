@@ -11,9 +11,12 @@ from regard import backends
 from regard._display import mimebundle
 from regard._errors import Refused
 from regard.backends import _cuda
+from regard.backends._one_call import VECTOR
 from regard.masks._rebuild import of_intervals
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from regard.backends import Backend
     from regard.backends._base import Program
     from regard.spec import Call, CallSpec
@@ -24,9 +27,6 @@ _LIMIT = 4096
 # head from which a kernel that has to be compiled first is worth it.
 FEW_PAIRS = {"cpu": 8_000, "cuda": 1_000_000}
 COMPILED_PAIRS = 1 << 20
-# queries from which FlashAttention 2 with a window or documents is slower than our kernel on Hopper, for which it was
-# not made: 1.4 times at 16 384
-LONG = 16_384
 
 
 class Rule(NamedTuple):
@@ -41,27 +41,21 @@ class Rule(NamedTuple):
 RULES: tuple[Rule, ...] = (
     Rule(
         "triton",
-        lambda spec: spec.device == "cuda" and _is_long_band(spec),
-        "windows and documents of long calls: FlashAttention 2 was not made for this device",
-        "benchmarks/observe_gpu.py",
+        lambda spec: spec.device == "cuda" and _cuda.is_banded(spec) and _cuda.is_hopper(),
+        "windows and documents: FlashAttention 2 was not made for this device",
+        "benchmarks/gpu.py --only sparse",
     ),
     Rule(
         "sdpa",
         lambda spec: True,
         "torch's fused kernels are the fastest wherever they can run the call",
-        "benchmarks/cpu.py, benchmarks/backends_gpu.py",
-    ),
-    Rule(
-        "eager",
-        lambda spec: spec.pairs <= FEW_PAIRS.get(spec.device, FEW_PAIRS["cuda"]),
-        "few pairs: computing all of them at once is the fastest",
-        "benchmarks/cpu.py --only crossover",
+        "benchmarks/cpu.py, benchmarks/gpu.py",
     ),
     Rule(
         "triton",
         lambda spec: spec.device == "cuda" and not _is_read_by_pair(spec),
-        "our kernel is the fastest that takes this mask and these modifiers",
-        "benchmarks/backends_gpu.py",
+        "our kernels are the fastest that take this mask and these modifiers",
+        "benchmarks/gpu.py",
     ),
     Rule(
         "flex",
@@ -72,8 +66,14 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "triton",
         lambda spec: spec.device == "cuda",
-        "our kernel needs no compilation for each mask",
-        "benchmarks/backends_gpu.py",
+        "our kernels need no compilation for each mask",
+        "benchmarks/gpu.py",
+    ),
+    Rule(
+        "eager",
+        lambda spec: spec.pairs <= FEW_PAIRS.get(spec.device, FEW_PAIRS["cuda"]),
+        "few pairs: computing all of them at once is the fastest",
+        "benchmarks/cpu.py --only crossover",
     ),
     Rule(
         "blockwise",
@@ -83,10 +83,6 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule("eager", lambda spec: True, "plain operations: the only ones that torch can see through", "no other can"),
 )
-
-
-def _is_long_band(spec: CallSpec) -> bool:
-    return spec.queries >= LONG and _cuda.is_banded(spec) and _cuda.is_hopper()
 
 
 def _is_read_by_pair(spec: CallSpec) -> bool:
@@ -196,6 +192,15 @@ def kind_of(spec: CallSpec) -> tuple[Any, ...]:
         few, spec.head_dim, spec.value_dim, spec.dtype, spec.mask is None, described, spec.scale > 0,
         spec.softcap is None, spec.sinks, spec.dropout > 0, spec.grad, spec.unit_stride, spec.mode,
     )  # fmt: skip
+
+
+def size_kind(query: Tensor, key: Tensor, grad: bool) -> Any:
+    """What of the numbers of queries and keys decides how an unmasked call runs; all of them where gradients may be
+    asked for, which small calls leave to torch, and on other devices, whose kernels have limits."""
+    if grad or not query.is_cpu:
+        return query.shape, key.shape
+    pairs = query.shape[0] * query.shape[1] * query.shape[2] * key.shape[2]
+    return (pairs > 0) + (pairs > FEW_PAIRS["cpu"]) + 3 * (key.shape[2] > VECTOR)
 
 
 def recall(memory: dict[Any, Any], key: Any, make: Callable[[], Any]) -> Any:

@@ -12,7 +12,9 @@ from torch import Tensor
 
 import regard
 from regard import bias, masks
+from regard._arguments import prepare
 from regard._hash import uniform
+from regard._triton import attend
 
 SIZES = {"B": 2, "H": 4, "G": 2, "L": 37, "S": 71}
 NAMES = ("query", "key", "value", "bias", "sinks")
@@ -162,3 +164,28 @@ def test_the_draw_of_dropout_is_that_of_the_other_backends() -> None:
         torch.manual_seed(3)
         outs.append(regard.attention(*given.values(), mask=masks.causal(), dropout=0.4, backend=backend))
     assert (outs[0] - outs[1]).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("poison", [torch.nan, torch.inf, 1e38])
+def test_padding_may_hold_anything(side: str, poison: float) -> None:
+    """The kernels read zeros there: nothing has to be cleaned before."""
+    given = tensors(2, 4, 2, 70, 70, D=16, E=16)
+    lengths = torch.tensor([23, 64], device=DEVICE)
+    mask = masks.padding(lengths, side=side)
+    hidden = mask.hidden_keys(70, DEVICE)
+    assert hidden is not None
+    bad = {name: tensor.clone() for name, tensor in given.items()}
+    for name in ("key", "value"):
+        bad[name] = bad[name].masked_fill(hidden[:, None, :, None], poison)
+    found = []
+    for each in (given, bad):
+        call = prepare(*each.values(), mask, None, None, None, None, 0.0, None)
+        done = attend.attend(call, rows=False)
+        torch.manual_seed(1)
+        grad_out = torch.randn(done.out.shape, device=DEVICE)
+        found.append(
+            (done.out, done.lse, *attend.gradients(call, grad_out, done.out, done.lse, (True,) * 3 + (False,)))
+        )
+    for clean, same in zip(*found, strict=True):
+        assert clean is None or torch.equal(clean, same)

@@ -21,6 +21,7 @@ from regard._triton.tiles import (
     dropped,
     key_tiles,
     load_block,
+    load_keys,
     load_lse,
     locate_band,
     locate_bias,
@@ -102,6 +103,7 @@ def keys_backward(
     H: tl.constexpr, GROUP: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr, VALUE: tl.constexpr, DV: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, PREDICATE: tl.constexpr, SLOTS: tl.constexpr, SOFTCAP: tl.constexpr,
     BIASED: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr, DIRECT: tl.constexpr,
+    PADDED: tl.constexpr,
 ):  # fmt: skip
     """DK [B, Hkv, S, HEAD], DV_ [B, Hkv, S, VALUE]. ``scale``, ``cap``: powers of two included; ``factor``: the
     derivative of a logit by its product, without the softcap. Tiles lie as [keys, rows]."""
@@ -112,8 +114,6 @@ def keys_backward(
     j0 = block * BN
     at = j0 + tl.arange(0, BN)
     cols = at[:, None]
-    k = load_block(K, b, kv, j0, (k_stride_b, k_stride_h, k_stride_s), S, BN, HEAD, D, False, True)
-    v = load_block(V, b, kv, j0, (v_stride_b, v_stride_h, v_stride_s), S, BN, VALUE, DV, False, True)
     dk = tl.zeros([BN, D], tl.float32)
     dv = tl.zeros([BN, DV], tl.float32)
     keys = seed_keys(SEED, DROPOUT)
@@ -122,7 +122,10 @@ def keys_backward(
         pairs = locate_band(PAIRS, PAIRS_HI, b, S, pairs_b, pairs_h, pairs_q, pairs_k)
         walk = row_tiles(pairs, j0, L, S, BM, BN)
     else:
+        pairs = locate_pairs(PAIRS, PAIRS_HI, b, kv, j0 * 0, pairs_b, pairs_h, pairs_q, pairs_k, PREDICATE)
         walk = (j0, j0, j0, j0)
+    k = load_keys(K, b, kv, j0, (k_stride_b, k_stride_h, k_stride_s), pairs, S, BN, HEAD, D, False, True, PADDED)
+    v = load_keys(V, b, kv, j0, (v_stride_b, v_stride_h, v_stride_s), pairs, S, BN, VALUE, DV, False, True, PADDED)
     for kind in tl.static_range(2):
         start, stop = span_of(tables, walk, kind, PREDICATE)
         # all heads that share these keys, one after the other
@@ -165,6 +168,7 @@ def queries_backward(
     H: tl.constexpr, GROUP: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr, VALUE: tl.constexpr, DV: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, PREDICATE: tl.constexpr, SLOTS: tl.constexpr, SOFTCAP: tl.constexpr,
     BIASED: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr, DIRECT: tl.constexpr,
+    PADDED: tl.constexpr,
 ):  # fmt: skip
     """DQ [B, H, L, HEAD]; the rest as in ``keys_backward``. Tiles lie as [rows, keys]."""
     block = tl.num_programs(0) - 1 - tl.program_id(0)  # with a causal mask the longest come first
@@ -194,10 +198,14 @@ def queries_backward(
         for step in range(start, stop):
             j0 = tile_at(tables, walk, step, kind, PREDICATE) * BN
             cols = (j0 + tl.arange(0, BN))[None, :]
-            k = load_block(K, b, h // GROUP, j0, (k_stride_b, k_stride_h, k_stride_s), S, BN, HEAD, D, False, kind == 1)
-            v = load_block(
-                V, b, h // GROUP, j0, (v_stride_b, v_stride_h, v_stride_s), S, BN, VALUE, DV, False, kind == 1
-            )
+            k = load_keys(
+                K, b, h // GROUP, j0, (k_stride_b, k_stride_h, k_stride_s), pairs, S,
+                BN, HEAD, D, False, kind == 1, PADDED,
+            )  # fmt: skip
+            v = load_keys(
+                V, b, h // GROUP, j0, (v_stride_b, v_stride_h, v_stride_s), pairs, S,
+                BN, VALUE, DV, False, kind == 1, PADDED,
+            )  # fmt: skip
             s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
             dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)
             _, ds, _ = _weights_and_slopes(
@@ -219,7 +227,7 @@ def bias_backward(
     H: tl.constexpr, GROUP: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr, VALUE: tl.constexpr, DV: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, PREDICATE: tl.constexpr, SLOTS: tl.constexpr, SOFTCAP: tl.constexpr,
     BIASED: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr, ALONG: tl.constexpr,
-    ONE_ROW: tl.constexpr, ONE_KEY: tl.constexpr, DIRECT: tl.constexpr,
+    ONE_ROW: tl.constexpr, ONE_KEY: tl.constexpr, DIRECT: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
     """The gradient of the logits, summed over what shares a number of the bias; each program owns a tile of sums.
 
@@ -266,10 +274,14 @@ def bias_backward(
         else:
             pairs = locate_pairs(PAIRS, PAIRS_HI, b, h, i0 * 0, pairs_b, pairs_h, pairs_q, pairs_k, PREDICATE)
         q = load_block(Q, b, h, i0, (q_stride_b, q_stride_h, q_stride_l), L, BM, HEAD, D, False, True)
-        k = load_block(K, b, h // GROUP, j0, (k_stride_b, k_stride_h, k_stride_s), S, BN, HEAD, D, False, True)
+        k = load_keys(
+            K, b, h // GROUP, j0, (k_stride_b, k_stride_h, k_stride_s), pairs, S, BN, HEAD, D, False, True, PADDED
+        )
         s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         do = load_block(DO, b, h, i0, (do_stride_b, do_stride_h, do_stride_l), L, BM, VALUE, DV, False, True)
-        v = load_block(V, b, h // GROUP, j0, (v_stride_b, v_stride_h, v_stride_s), S, BN, VALUE, DV, False, True)
+        v = load_keys(
+            V, b, h // GROUP, j0, (v_stride_b, v_stride_h, v_stride_s), pairs, S, BN, VALUE, DV, False, True, PADDED
+        )
         dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)
         lse, delta = _load_rows(LSE, DELTA, first, rows, L, True)
         _, _, ds = _weights_and_slopes(

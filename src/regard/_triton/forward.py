@@ -25,6 +25,7 @@ from regard._triton.tiles import (
     key_tiles,
     load_bias,
     load_block,
+    load_keys,
     locate_band,
     locate_bias,
     locate_pairs,
@@ -122,7 +123,7 @@ def _over_tiles(
     GROUP: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr, VALUE: tl.constexpr, DV: tl.constexpr,
     COPIED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PREDICATE: tl.constexpr, SLOTS: tl.constexpr,
     SOFTCAP: tl.constexpr, BIASED: tl.constexpr, RISING: tl.constexpr, ROWS: tl.constexpr, DROPOUT: tl.constexpr,
-    PRECISION: tl.constexpr, DIRECT: tl.constexpr,
+    PRECISION: tl.constexpr, DIRECT: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
     """(m, total, e, acc) of the rows, see the module; ``m``: where it begins. ``factor``: powers of two of a unit.
     ``draw``: of dropout, (keys of the seed, number of each row's first pair, threshold)."""
@@ -136,7 +137,7 @@ def _over_tiles(
         for step in range(start, stop):
             j0 = tile_at(tables, walk, step, kind, PREDICATE) * BN
             cols = (j0 + tl.arange(0, BN))[None, :]
-            k = load_block(K, b, h // GROUP, j0, k_strides, S, BN, HEAD, D, COPIED, kind == 1)
+            k = load_keys(K, b, h // GROUP, j0, k_strides, pairs, S, BN, HEAD, D, COPIED, kind == 1, PADDED)
             s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
             if not RISING and not SOFTCAP:
                 s = s * scales[0]
@@ -160,7 +161,7 @@ def _over_tiles(
             acc = acc * kept[:, None]
             if DROPOUT:
                 p = tl.where(dropped(draw[0], draw[1], cols, draw[2]), 0.0, p)
-            v = load_block(V, b, h // GROUP, j0, v_strides, S, BN, VALUE, DV, COPIED, kind == 1)
+            v = load_keys(V, b, h // GROUP, j0, v_strides, pairs, S, BN, VALUE, DV, COPIED, kind == 1, PADDED)
             acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)
             m = top
     return m, total, e, acc
@@ -179,7 +180,7 @@ def attend(
     VALUE: tl.constexpr, DV: tl.constexpr, COPIED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     PREDICATE: tl.constexpr, SLOTS: tl.constexpr, SOFTCAP: tl.constexpr, BIASED: tl.constexpr, SINK: tl.constexpr,
     RISING: tl.constexpr, ROWS: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
-    DIRECT: tl.constexpr,
+    DIRECT: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
     """OUT: [B, H, L, VALUE]; LSE, ENTROPY, LARGEST: [B, H, L]. RISING: a logit is the product times a positive scale,
     so that the products themselves are compared. ``scale``, ``cap``: see ``natural_scales``. ``pairs_b`` … ``pairs_k``:
@@ -213,7 +214,7 @@ def attend(
     m, total, e, acc = _over_tiles(
         q, K, V, m, factor, rows, bias, pairs, tables, walk, k_strides, v_strides, (b, h), (L, S), (scale, cap), draw,
         GROUP, HEAD, D, VALUE, DV, COPIED, BM, BN, PREDICATE, SLOTS, SOFTCAP, BIASED, RISING, ROWS, DROPOUT, PRECISION,
-        DIRECT,
+        DIRECT, PADDED,
     )  # fmt: skip
     row = bh.to(tl.int64) * L + at
     results = (OUT, LSE, ENTROPY, LARGEST, row)
@@ -227,6 +228,6 @@ def attend(
         m, total, e, acc = _over_tiles(
             q, K, V, m, factor, rows, bias, pairs, tables, walk, k_strides, v_strides, (b, h), (L, S), (scale, cap),
             draw, GROUP, HEAD, D, VALUE, DV, COPIED, BM, BN, PREDICATE, SLOTS, SOFTCAP, BIASED, RISING, ROWS, DROPOUT,
-            PRECISION, DIRECT,
+            PRECISION, DIRECT, PADDED,
         )  # fmt: skip
         _store_rows(results, m, total, e, acc, factor, unit, SINKS + h, (at < L) & huge, share, VALUE, DV, SINK, ROWS)

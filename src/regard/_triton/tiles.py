@@ -58,6 +58,29 @@ def load_block(
 
 
 @triton.jit
+def load_keys(
+    X, b, h, start, strides, pairs, count,
+    SIZE: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr, COPIED: tl.constexpr, CHECK: tl.constexpr,
+    PADDED: tl.constexpr,
+):  # fmt: skip
+    """As ``load_block``, of keys or values. PADDED, where a tile may hold padding: zeros in its place, as what lies
+    there may be anything, and 0·NaN is NaN. ``pairs``: of a BAND."""
+    if PADDED and CHECK:
+        at = start + tl.arange(0, SIZE)
+        d = tl.arange(0, D)
+        real = ((at >= pairs[2]) & (at < pairs[3]))[:, None]
+        if COPIED:
+            found = tl.where(real, tl.reshape(X.load([b, h, start, 0]), [SIZE, D]), 0.0)
+        else:
+            base = X + b.to(tl.int64) * strides[0] + h.to(tl.int64) * strides[1]
+            where = base + at.to(tl.int64)[:, None] * strides[2] + d[None, :]
+            found = tl.load(where, mask=real & (d < HEAD)[None, :], other=0.0)
+    else:
+        found = load_block(X, b, h, start, strides, count, SIZE, HEAD, D, COPIED, CHECK)
+    return found
+
+
+@triton.jit
 def load_lse(LSE, rows, L):
     """Rows that are empty or beyond the end get a value that makes every weight 0."""
     lse = tl.load(LSE + rows, mask=rows < L, other=float("-inf"))

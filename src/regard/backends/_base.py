@@ -33,6 +33,10 @@ class Backend(ABC):
         """Whether it evaluates a bias that is a rule; a backend that does not say so is given tensors only."""
         return False
 
+    def leaves_out_padding(self, spec: CallSpec) -> bool:
+        """Whether its kernels read zeros in place of keys that a whole item hides, whatever lies there."""
+        return False
+
     def mask_bytes(self, call: Call) -> int:
         """Bytes alive at the peak for what the backend makes of the call's mask; it may look at the mask's contents."""
         return 0
@@ -65,7 +69,7 @@ class Program:
 
     def peak_bytes(self, call: Call, kept_pairs: int) -> int:
         """Bytes alive at the peak of a forward pass beyond the inputs: output included."""
-        return self.backend.workspace(self.spec, kept_pairs) + self.backend.mask_bytes(call)
+        return self.backend.workspace(call.spec, kept_pairs) + self.backend.mask_bytes(call)
 
 
 # the square of a larger number overflows in float32

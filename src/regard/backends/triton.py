@@ -45,6 +45,10 @@ class Triton(FusedBackend):
     def takes_rules(self, spec: CallSpec) -> bool:
         return True
 
+    def leaves_out_padding(self, spec: CallSpec) -> bool:
+        # a band, whose flags say so; padding joined to anything else is tested pair by pair
+        return spec.bias is None and spec.flags is not None and spec.flags[-1] is None
+
     def mask_bytes(self, call: Call) -> int:
         from regard._triton.attend import mask_bytes
 
