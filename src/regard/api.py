@@ -208,8 +208,7 @@ def explain(
         raise TypeError(f"attention has no argument {', '.join(linear)}; explain linear attention with kind='linear'")
     check_want(want)
     call = prepare(query, key, value, mask, bias, scale, softcap, sinks, dropout, query_offset)
-    choice = choose(call.spec, backend)
-    return make_plan(call, choice, choice.backend.program(call, named=choice.named), want)
+    return make_plan(call, choose(call.spec, backend), None, want)
 
 
 def _explain_linear(
@@ -224,8 +223,9 @@ def _explain_linear(
     return explain_linear(*tensors, **given)
 
 
-def make_plan(call: Call, choice: Choice, program: Program, want: Want | None = None) -> Plan:
-    """The plan of a call; with ``want``, its cost includes the observation after the forward pass."""
+def make_plan(call: Call, choice: Choice, program: Program | None, want: Want | None = None) -> Plan:
+    """The plan of a call; with ``want``, its cost includes the observation after the forward pass. A program that is
+    not there yet is made when the cost is asked for, unless its table would be too large to be made for that alone."""
     spec, mask, offset = call.spec, call.mask, call.offset
 
     def cost() -> Cost:
@@ -240,7 +240,11 @@ def make_plan(call: Call, choice: Choice, program: Program, want: Want | None = 
             moved += spec.bias.dtype.itemsize * torch.Size(spec.bias.shape).numel()
         flops = 2 * kept * (spec.head_dim + spec.value_dim)
         table = None if mask is None else mask.unlisted_bytes(spec.queries, spec.keys, offset, spec.batch)
-        peak = program.peak_bytes(call, kept) if table is None else choice.backend.workspace(spec, kept) + table
+        if table is None:
+            steps = choice.backend.program(call, named=choice.named) if program is None else program
+            peak = steps.peak_bytes(call, kept)
+        else:
+            peak = choice.backend.workspace(spec, kept) + table
         if want is not None and want.asks:
             flops += 2 * kept * spec.head_dim
             peak += _observing_bytes(call, want)

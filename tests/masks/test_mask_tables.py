@@ -317,3 +317,9 @@ def test_blocks_within_intervals_are_those_of_the_whole_mask():
                     full = table.full[starts[q] : starts[q + 1]]
                     for k, whole in zip(sorted(listed), full, strict=True):
                         assert not whole or dense[b, :, 4 * q : 4 * q + 4, 5 * k : 5 * k + 5].all()
+
+
+@pytest.mark.parametrize("mask", [masks.random_blocks(3, 64), sparse.fixed(MILLIONS, stride=100)], ids=repr)
+def test_a_plan_of_ten_million_tokens_makes_no_table(mask):
+    far = torch.empty(1, 1, 1, 64).expand(1, 1, MILLIONS, 64)
+    assert regard.explain(far, far, far, mask=mask).cost.peak_bytes > 2**30
