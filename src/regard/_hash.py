@@ -13,8 +13,8 @@ __all__ = ["mix", "mix_number", "uniform"]
 
 _WORD = 0xFFFFFFFF
 # Multipliers of a two-round xorshift-multiply finaliser with low avalanche bias; both are below 2**31.
-_FIRST = 0x21F0AAAD
-_SECOND = 0x735A2D97
+FIRST = 0x21F0AAAD
+SECOND = 0x735A2D97
 # Separates the words of a seed, so that swapping two of them, or a word of zero, still changes the result.
 _STEP = 0x3C6EF372
 
@@ -27,10 +27,10 @@ def mix(x: Tensor) -> Tensor:
     """
     x = x & _WORD  # a tensor of our own, so the rest may happen in place
     x ^= x >> 16
-    x *= _FIRST
+    x *= FIRST
     x &= _WORD
     x ^= x >> 15
-    x *= _SECOND
+    x *= SECOND
     x &= _WORD
     x ^= x >> 15
     return x
@@ -40,13 +40,13 @@ def mix_number(x: int) -> int:
     """:func:`mix` of one Python integer."""
     x &= _WORD
     x ^= x >> 16
-    x = (x * _FIRST) & _WORD
+    x = (x * FIRST) & _WORD
     x ^= x >> 15
-    x = (x * _SECOND) & _WORD
+    x = (x * SECOND) & _WORD
     return x ^ (x >> 15)
 
 
-def _keys(seed: Tensor | int) -> tuple[Tensor | int, Tensor | int]:
+def keys(seed: Tensor | int) -> tuple[Tensor | int, Tensor | int]:
     """Two 32-bit keys from a 64-bit seed."""
     if isinstance(seed, Tensor):
         low = mix(seed.to(torch.int64) + _STEP)
@@ -61,7 +61,7 @@ def uniform(seed: Tensor | int, index: Tensor) -> Tensor:
     >>> bool((uniform(7, torch.arange(1000)) < 1).all())
     True
     """
-    low, high = _keys(seed)
+    low, high = keys(seed)
     word = mix((index & _WORD) ^ low)
     word = mix(word + (index >> 32) + high)
     return (word >> 8).to(torch.float32) * 2.0**-24

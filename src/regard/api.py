@@ -16,17 +16,19 @@ from regard._errors import Refused
 from regard._observing import observe_rows, observing_bytes
 from regard.backends._base import accumulation, reads_values
 from regard.masks import Mask
+from regard.masks._flags import Fused
 from regard.observation import Observation
-from regard.plan import Choice, Cost, Plan, choose, program_of, programs, recall
-from regard.spec import Call
+from regard.plan import Choice, Cost, Plan, choose, program_of, programs, recall, size_kind
+from regard.spec import Call, CallSpec
 from regard.statistics import Want
 
 if TYPE_CHECKING:
     from regard.backends._base import Program
     from regard.bias import Bias
-    from regard.spec import CallSpec
 
-new_call = tuple.__new__  # a named tuple without the Python function that makes one
+_make: Any = tuple.__new__  # a named tuple without the Python function that makes one
+_KEYS, _OFFSET = CallSpec._fields.index("keys"), CallSpec._fields.index("offset")
+_NO_LIMITS = Fused()
 _transforms = torch._C._functorch.peek_interpreter_stack
 _autocasts = torch._C._is_any_autocast_enabled
 _REAL, _WHOLE = (type(None), float), (type(None), int)
@@ -79,25 +81,39 @@ def attention(
 
 
 def _prepared(given: tuple[Any, ...], backend: str) -> tuple[Program, Call]:
-    """A call, and what runs it: both remembered for calls that are described alike, so that only the first of them is
+    """A call, and what runs it: remembered for calls that are described alike, so that only the first of them is
     checked, planned and prepared."""
     query, key, value, mask, bias, scale, softcap, sinks, dropout, query_offset = given
-    known = None
-    if bias is None and sinks is None and type(query) is type(key) is type(value) is Tensor and _is_plain():
-        known = _described(query, key, value, scale, softcap, dropout, query_offset, backend)
-    if known is None or (mask is not None and not isinstance(mask, Mask)):
+    if not (
+        bias is None
+        and sinks is None
+        and type(query) is type(key) is type(value) is Tensor
+        and (mask is None or isinstance(mask, Mask))
+        and _is_plain()
+        and (known := _described(query, key, value, scale, softcap, dropout, query_offset, backend)) is not None
+    ):
         call = prepare(*given)
         if call.spec.dropout:
             call = call.replace(seed=draw_seed(query))
         return program_of(call, backend), call
-    if mask is None:
-        program = recall(programs, known, lambda: program_of(prepare(*given), backend))
+    rows, keys, grad, rest = known
+    if mask is not None and mask.is_open and query.dim() == 4:
+        mask = mask.sized(query.shape[0], query.shape[1])
+    offset = keys - rows if query_offset is None else query_offset
+    if rows == 1 and mask is not None and mask.fused(1, keys, offset) == _NO_LIMITS:
+        mask, given = None, (query, key, value, None, *given[4:])  # a last query sees everything
+    if mask is not None:
+        program = mask.remember((keys, offset, rest), 0, lambda: program_of(prepare(*given), backend))
+        spec = program.spec
     else:
-        program = mask.remember(known, 0, lambda: program_of(prepare(*given), backend))
-    spec = program.spec
-    offset = spec.keys - spec.queries if query_offset is None else query_offset
+        # nothing depends on the number of keys but for what ``sizes`` says: a text is decoded by one program
+        sizes = size_kind(query, key, grad)
+        program = recall(programs, (sizes, rest), lambda: program_of(prepare(*given), backend))
+        spec = program.spec
+        if spec.keys != keys or spec.offset != offset:
+            spec = _make(CallSpec, (*spec[:_KEYS], keys, *spec[_KEYS + 1 : _OFFSET], offset, *spec[_OFFSET + 1 :]))
     seed = draw_seed(query) if dropout else None
-    return program, new_call(Call, (spec, query, key, value, mask, None, None, offset, seed, False))
+    return program, _make(Call, (spec, query, key, value, mask, None, None, offset, seed, False))
 
 
 def _described(
@@ -110,23 +126,32 @@ def _described(
     query_offset: int | Tensor | None,
     backend: str,
 ) -> tuple[Any, ...] | None:
-    """All that checks, plan and program depend on, next to the mask; None where it cannot be written down shortly."""
+    """All that checks, plan and program depend on, next to the mask: first the numbers of queries and keys, and
+    whether there may be gradients, then the rest. None where it cannot be written down shortly, or is not right."""
     if query.is_nested or key.is_nested or value.is_nested:
         return None
     if type(query_offset) not in _WHOLE or type(scale) not in _REAL or type(softcap) not in _REAL:
         return None
     if type(dropout) is not float or type(backend) is not str:
         return None
-    q, k, v = query.shape, key.shape, value.shape
+    if query.dim() != 4 or key.dim() != 4 or value.dim() != 4:
+        return None
+    batch, heads, rows, dim = query.shape
+    key_batch, key_heads, keys, key_dim = key.shape
+    value_batch, value_heads, values, value_dim = value.shape
+    if keys != values:
+        return None
+    grad = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
     # a dim of size 1 may have any stride
     strides = None
-    if not (query.is_contiguous() and key.is_contiguous() and value.is_contiguous()) or 1 in (q[-1:] + v[-1:]):
-        strides = query.stride()[-1:] + key.stride()[-1:] + value.stride()[-1:]
-    return (
-        q, k, v, query.dtype, key.dtype, value.dtype, query.device, key.device, value.device, strides,
-        torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad),
-        scale, softcap, dropout, query_offset, backend,
+    if not (query.is_contiguous() and key.is_contiguous() and value.is_contiguous()) or dim == 1 or value_dim == 1:
+        strides = (query.stride(3), key.stride(3), value.stride(3))
+    rest = (
+        rows, batch, heads, dim, key_batch, key_heads, key_dim, value_batch, value_heads, value_dim,
+        query.dtype, key.dtype, value.dtype, query.device, key.device, value.device, strides, grad,
+        scale, softcap, dropout, backend,
     )  # fmt: skip
+    return rows, keys, grad, rest
 
 
 def _is_plain() -> bool:

@@ -11,9 +11,12 @@ from regard import backends
 from regard._display import mimebundle
 from regard._errors import Refused
 from regard.backends import _cuda
+from regard.backends._one_call import VECTOR
 from regard.masks._rebuild import of_intervals
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from regard.backends import Backend
     from regard.backends._base import Program
     from regard.spec import Call, CallSpec
@@ -189,6 +192,15 @@ def kind_of(spec: CallSpec) -> tuple[Any, ...]:
         few, spec.head_dim, spec.value_dim, spec.dtype, spec.mask is None, described, spec.scale > 0,
         spec.softcap is None, spec.sinks, spec.dropout > 0, spec.grad, spec.unit_stride, spec.mode,
     )  # fmt: skip
+
+
+def size_kind(query: Tensor, key: Tensor, grad: bool) -> Any:
+    """What of the numbers of queries and keys decides how an unmasked call runs; all of them where gradients may be
+    asked for, which small calls leave to torch, and on other devices, whose kernels have limits."""
+    if grad or not query.is_cpu:
+        return query.shape, key.shape
+    pairs = query.shape[0] * query.shape[1] * query.shape[2] * key.shape[2]
+    return (pairs > 0) + (pairs > FEW_PAIRS["cpu"]) + 3 * (key.shape[2] > VECTOR)
 
 
 def recall(memory: dict[Any, Any], key: Any, make: Callable[[], Any]) -> Any:

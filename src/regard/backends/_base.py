@@ -69,7 +69,7 @@ class Program:
 
     def peak_bytes(self, call: Call, kept_pairs: int) -> int:
         """Bytes alive at the peak of a forward pass beyond the inputs: output included."""
-        return self.backend.workspace(self.spec, kept_pairs) + self.backend.mask_bytes(call)
+        return self.backend.workspace(call.spec, kept_pairs) + self.backend.mask_bytes(call)
 
 
 # the square of a larger number overflows in float32

@@ -28,15 +28,23 @@ def bias_over(call: Call, rows: range, cols: range, items: slice = ALL, heads: s
     return bias[_index(bias, rows, cols, items, heads)]
 
 
-def add_bias_gradient(call: Call, grad_bias: Tensor, grad_tile: Tensor, rows: range, cols: range, items: slice) -> None:
-    """Add what a tile's logits [items, H, rows, columns] give to the gradient of the bias, or of the rule's table."""
+def add_bias_gradient(
+    call: Call, grad_bias: Tensor, grad_tile: Tensor, rows: range, cols: range, items: slice, heads: slice
+) -> None:
+    """Add what a tile's logits [items, heads, rows, columns] give to the gradient of the bias, or of a rule's table."""
     assert call.spec.bias is not None
-    if call.spec.bias.rule is None:
-        index = _index(grad_bias, rows, cols, items, ALL)
-        grad_bias[index] += grad_tile.sum_to_size(grad_bias[index].shape)
+    rule = call.spec.bias.rule
+    if rule is None:
+        index = _index(grad_bias, rows, cols, items, heads)
+        into = grad_bias[index]
+        if into.shape == (1, *grad_tile.shape[1:]):
+            for one in grad_tile:  # without their sum as a tensor of its own
+                into[0].add_(one)
+            return
+        into += grad_tile.sum_to_size(into.shape)
         return
     offset = call.offset[items] if isinstance(call.offset, Tensor) else call.offset
-    call.spec.bias.rule.add_gradient(grad_bias, grad_tile, rows, cols, offset)
+    rule.add_gradient(rule.of_heads(grad_bias, heads), grad_tile, rows, cols, offset)
 
 
 def _index(bias: Tensor, rows: range, cols: range, items: slice, heads: slice) -> tuple[slice, slice, slice, slice]:

@@ -27,6 +27,8 @@ FEW = 1 << 15
 VECTOR = 64
 
 _count_nonzero = torch.count_nonzero
+_norm = torch.linalg.vector_norm
+_make: Callable[..., Result] = tuple.__new__  # without the Python function of a named tuple
 
 
 class OneKernelCall(Program):
@@ -54,7 +56,7 @@ class OneKernelCall(Program):
         )
         if self._may_hide_nan and _count_nonzero(lse).item() != lse.numel():
             out, lse = show_nan(call, call.query, call.key, out, lse)
-        return Result(out, lse, None, math.isfinite(out.sum().item()) if self.guarded else None)
+        return _make(Result, (out, lse, None, math.isfinite(out.sum().item()) if self.guarded else None))
 
     def _add(self, call: Call) -> None:
         """Make the mask; what has rows that see nothing goes the general way, which knows about them."""
@@ -76,7 +78,12 @@ class OneKernelCall(Program):
             out, lse = show_nan(call, call.query, call.key, out, lse)
         assert out.grad_fn is not None
         out.grad_fn.register_hook(_Again(self, call))
-        return Result(out, lse)
+        finite = None
+        if self.guarded:
+            # a bad key that is hidden shows only in gradients
+            size = _norm(call.key.detach()) + _norm(call.value.detach())
+            finite = lse.sum().item() < math.inf and math.isfinite(size.item())
+        return _make(Result, (out, lse, None, finite))
 
 
 class _Again:

@@ -6,6 +6,8 @@ every s-th key is s small masks whose rows and keys are s apart: none of them ne
 
 from __future__ import annotations
 
+import functools
+import operator
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -196,27 +198,25 @@ def _periodic_steps(mask: Mask, spec: CallSpec, offset: int) -> list[Step | Piec
 
 def _periodic(mask: Mask) -> tuple[int, Mask | None] | None:
     """(s, rest) where a mask keeps pairs with (i - j) mod s = 0 that the rest keeps."""
-    if mask.period is not None:
-        return mask.period, None
-    if mask.kind == "and":
-        for one, other in (mask.parts, mask.parts[::-1]):
-            found = _periodic(one)
-            if found is not None:
-                return found[0], other if found[1] is None else found[1] & other
+    parts = mask.conjuncts
+    for at, part in enumerate(parts):
+        if part.period is not None:
+            rest = parts[:at] + parts[at + 1 :]
+            return part.period, functools.reduce(operator.and_, rest) if rest else None
     return None
 
 
 def _union(mask: Mask) -> tuple[Mask, Mask] | None:
     """A mask as one without a period, and one with it."""
-    if mask.kind == "or":
-        for one, other in (mask.parts, mask.parts[::-1]):
-            if _periodic(other) is not None and _periodic(one) is None:
-                return one, other
-    if mask.kind == "and":
-        for one, other in (mask.parts, mask.parts[::-1]):
-            found = _union(one)
-            if found is not None:
-                return found[0] & other, found[1] & other
+    parts = mask.conjuncts
+    for at, part in enumerate(parts):
+        plain = [one for one in part.disjuncts if _periodic(one) is None]
+        periodic = [one for one in part.disjuncts if _periodic(one) is not None]
+        if plain and len(periodic) == 1:
+            rest = parts[:at] + parts[at + 1 :]
+            sides = functools.reduce(operator.or_, plain), periodic[0]
+            first, second = (functools.reduce(operator.and_, [side, *rest]) for side in sides)
+            return first, second
     return None
 
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from regard._hash import uniform
 from regard.backends import _bias
 from regard.backends._base import Backend, accumulation, no_autocast
+from regard.backends._dropout import dropout_factor
 from regard.spec import Result
 
 if TYPE_CHECKING:
@@ -117,16 +117,6 @@ def softmax_with_sinks(logits: Tensor, permitted: Tensor | None, sinks: Tensor |
     lse = (top + torch.log(total)).masked_fill(empty, -torch.inf)
     # filled once more: it keeps a NaN row, and gradients that overflow on hidden values, away from what is hidden
     return (unnormalised / total).masked_fill(logits == -torch.inf, 0.0), lse.squeeze(-1)
-
-
-def dropout_factor(seed: Tensor, spec: CallSpec, rows: range, cols: range, like: Tensor) -> Tensor:
-    """0 where a weight is dropped, 1/(1-p) where it is kept, [B, H, l, s]; the draw depends on the element alone."""
-    device = like.device
-    lead = torch.arange(spec.batch * spec.heads, device=device).view(spec.batch, spec.heads, 1, 1) * spec.queries
-    i = torch.arange(rows.start, rows.stop, device=device).view(-1, 1)
-    j = torch.arange(cols.start, cols.stop, device=device)
-    kept = uniform(seed, (lead + i) * spec.keys + j) >= spec.dropout
-    return kept.to(like.dtype) * (0.0 if spec.dropout == 1 else 1.0 / (1.0 - spec.dropout))
 
 
 def _by_value(weights: Tensor, value: Tensor, spec: CallSpec) -> Tensor:

@@ -17,6 +17,8 @@ from regard.cache._lengths import Fresh, Lengths, check_count, counts_of, first_
 from regard.cache._storage import Parts
 from regard.masks import Mask
 
+_autocasts = torch._C._is_any_autocast_enabled
+
 Updated = tuple[Tensor, Tensor, "int | Tensor"]
 Preview = tuple[Tensor, Tensor, "int | Tensor", "Mask | None", int]
 
@@ -36,6 +38,7 @@ class TokenCache(ABC):
         if not isinstance(int8, bool):
             raise TypeError(f"int8 must be True or False, got {int8!r}")
         self.int8 = int8
+        self._reads_views = not int8
         self._made: Made | None = None
         self._held = Lengths((), torch.device("cpu"))  # tokens that can be attended to
         self._view = self._held  # likewise, as `update` last gave them
@@ -120,8 +123,8 @@ class TokenCache(ABC):
         `mask` and `bias` speak about positions of the item's own tokens, as in `regard.attention`. Where the cache
         holds keys only, the values are their first `value_dim` numbers.
         """
-        given = (query, key, value, mask, bias, scale, softcap, sinks, value_dim, backend)
-        return self._attend(_all_of(key), *given)
+        fresh = Fresh(key.shape[2]) if type(key) is Tensor and key.dim() == 4 else _all_of(key)
+        return self._attend(fresh, query, key, value, mask, bias, scale, softcap, sinks, value_dim, backend)
 
     @abstractmethod
     def truncate(self, length: int | Sequence[int]) -> None:
@@ -140,6 +143,12 @@ class TokenCache(ABC):
         """Write `number` wherever no token is held. It cannot reach any result: tests put NaN there."""
 
     # What a kind of cache defines.
+
+    _forgets = False  # whether storing tokens drops others, so that a call that fails afterwards could not be undone
+
+    @abstractmethod
+    def _go_back(self, made: Made | None, held: Lengths, padded: bool) -> None:
+        """As before a call whose tokens were stored, and which then failed."""
 
     @abstractmethod
     def _check_room(self, made: Made, added: Sequence[int]) -> None:
@@ -161,12 +170,15 @@ class TokenCache(ABC):
     def _read(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Keys and values of view slots start … stop − 1; views of the memory where that is possible."""
 
-    @property
-    def _reads_views(self) -> bool:
-        return not self.int8
-
     def _check(
-        self, fresh: Fresh, query: Tensor, key: Tensor, value: Tensor | None, mask: Mask | None, bias: Any
+        self,
+        fresh: Fresh,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor | None,
+        mask: Mask | None,
+        bias: Any,
+        rehearsed: bool = True,
     ) -> None:
         self._check_new(fresh, key, value)
         padded = isinstance(mask, Mask) and mask.marks_padding
@@ -182,11 +194,12 @@ class TokenCache(ABC):
                 "mask has no masks.padding(…, side='left'), but earlier calls with this cache had: their padding is in "
                 "it, and would be seen. Pass it in every call, or use cache=cache.padded(lengths, side='left') instead"
             )
-        # a rule without tensors fits every call; anything else is tried on keys of the right size that take no memory
-        usual = mask is None or (isinstance(mask, Mask) and not mask.tensors)
-        if bias is not None or not usual or not fits(query, key):
-            keys, values, offset, _, _ = self._preview(fresh, key, value)
-            api.explain(query, keys, values, mask=mask, bias=bias, query_offset=offset)
+        if rehearsed:
+            # a rule without tensors fits every call; anything else is tried on keys of the right size without memory
+            usual = mask is None or (isinstance(mask, Mask) and not mask.tensors)
+            if bias is not None or not usual or not fits(query, key):
+                keys, values, offset, _, _ = self._preview(fresh, key, value)
+                api.explain(query, keys, values, mask=mask, bias=bias, query_offset=offset)
         self._will_be_padded = padded
 
     def _preview(self, fresh: Fresh, key: Tensor, value: Tensor | None) -> Preview:
@@ -211,6 +224,8 @@ class TokenCache(ABC):
         return self._reads_views and not half and fresh.counts is None and self._held.same is not None
 
     def _check_new(self, fresh: Fresh, key: Tensor, value: Tensor | None) -> None:
+        if fresh.counts is None and self._made is not None and self._made.fits(key, value, len(self._held.counts)):
+            return
         for name, given in (("key", key), ("value", value)):
             if given is not None:
                 check_heads(name, given)
@@ -236,11 +251,15 @@ class TokenCache(ABC):
     def _store(self, fresh: Fresh, key: Tensor, value: Tensor | None) -> Lengths:
         """Everything of `update` but checks and reading back: where the first new token stands in each item."""
         batch = key.shape[0]
-        added = fresh.of(batch)
+        added = (fresh.tokens,) * batch if fresh.counts is None else fresh.counts
         made = Made(key, value) if self._made is None else self._made
         self._check_room(made, added)
         # what is stored carries no gradients
-        parts = _storage.encode(key, self.int8), None if value is None else _storage.encode(value, self.int8)
+        parts: tuple[Parts, Parts | None]
+        if self.int8:
+            parts = _storage.encode(key), None if value is None else _storage.encode(value)
+        else:
+            parts = (key.detach(),), None if value is None else (value.detach(),)
         if self._made is None:
             self._allocate(made, batch)
             self._held = self._view = Lengths((0,) * batch, key.device)
@@ -254,14 +273,15 @@ class TokenCache(ABC):
     def _update(self, fresh: Fresh, key: Tensor, value: Tensor | None, recorded: bool) -> Updated:
         """`recorded`: gradients will be asked of what is made of the result, which later calls must then not change."""
         start = self._store(fresh, key, value)
-        keys, values = self._read(0, self._view.longest)
+        view = self._view
+        keys, values = self._read(0, view.longest if view.same is None else view.same)
         if torch.is_grad_enabled() and (key.requires_grad or (value is not None and value.requires_grad)):
             keys = self._with_gradient(fresh, keys, key, start)
             values = keys if value is None else self._with_gradient(fresh, values, value, start)
         elif recorded and self._reads_views:
             keys = keys.clone()
             values = keys if value is None else values.clone()
-        return keys, values, first_row(fresh, start)
+        return keys, values, first_row(fresh, start) if start.same is None or fresh.counts is not None else start.same
 
     def _with_gradient(self, fresh: Fresh, whole: Tensor, new: Tensor, start: Lengths) -> Tensor:
         """A copy of what was read in which the new tokens carry their gradients."""
@@ -287,17 +307,44 @@ class TokenCache(ABC):
         value_dim: int | None,
         backend: str,
     ) -> Tensor:
-        self._check(fresh, query, key, value, mask, bias)
-        how: dict[str, Any] = {"scale": scale, "softcap": softcap, "sinks": sinks, "backend": backend}
-        recorded = _wants_gradients(query, key, value, bias, sinks)
+        recorded = torch.is_grad_enabled() and _wants_gradients(query, key, value, bias, sinks)
         at_once = recorded or self._one_call(fresh, key) or torch.compiler.is_compiling()
-        # the rest has been checked
-        if backend != "auto" or any(given is not None for given in (scale, softcap, sinks, value_dim)):
+        # one call refuses what it is given, and then the tokens go again. A cache that forgets cannot go back, one in
+        # pieces has to be checked as a whole, and under autocast what is stored is not what was given.
+        rehearsed = self._forgets or not at_once or (not torch.compiler.is_compiling() and _autocasts())
+        self._check(fresh, query, key, value, mask, bias, rehearsed)
+        how: dict[str, Any] = {"scale": scale, "softcap": softcap, "sinks": sinks, "backend": backend}
+        if value_dim is not None:
+            self._check_value_dim(value_dim, key if value is None else value)
+        usual = backend == "auto" and scale is None and softcap is None and sinks is None
+        if rehearsed and not usual:
+            # the rest has been checked
             self._try(fresh, query, key, value, value_dim, at_once, {"mask": mask, "bias": bias, **how})
+        before = self._made, self._held, self._padded_by_mask
+        try:
+            return self._write_and_attend(fresh, query, key, value, value_dim, recorded, at_once, mask, bias, how)
+        except BaseException:
+            if not self._forgets:
+                self._go_back(*before)
+            raise
+
+    def _write_and_attend(
+        self,
+        fresh: Fresh,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor | None,
+        value_dim: int | None,
+        recorded: bool,
+        at_once: bool,
+        mask: Mask | None,
+        bias: Any,
+        how: dict[str, Any],
+    ) -> Tensor:
         if at_once:
             keys, values, offset = self._update(fresh, key, value, recorded)
             values = values if value_dim is None else values[..., :value_dim]
-            joined = both(mask, self.filled)
+            joined = mask if self._view.same is not None else both(mask, self.filled)
             return api.attention(query, keys, values, mask=joined, bias=bias, query_offset=offset, **how)
         start = self._store(fresh, key, value)
 
@@ -307,6 +354,11 @@ class TokenCache(ABC):
 
         offset = first_row(fresh, start)
         return _pieces.attend(query, read, self._view, offset, mask=mask, bias=bias, newest=fresh.one, **how)
+
+    def _check_value_dim(self, value_dim: int, given: Tensor) -> None:
+        check_count("value_dim", value_dim, 0)
+        if value_dim > given.shape[3]:
+            raise ValueError(f"value_dim must be at most {given.shape[3]}, the width of what is held, got {value_dim}")
 
     def _try(
         self,
@@ -318,12 +370,8 @@ class TokenCache(ABC):
         at_once: bool,
         how: dict[str, Any],
     ) -> None:
-        """Raise what `attend` would raise once the tokens are stored: the same call, on keys that take no memory."""
-        if value_dim is not None:
-            check_count("value_dim", value_dim, 0)
-            dim = (key if value is None else value).shape[3]
-            if value_dim > dim:
-                raise ValueError(f"value_dim must be at most {dim}, the width of what is held, got {value_dim}")
+        """Raise what `attend` would raise once the tokens are stored: the same call, on keys that take no memory. For a
+        cache that forgets tokens when it stores new ones: it cannot go back."""
         if torch.compiler.is_compiling():
             return  # a call that fails while it is traced has not run
         keys, values, offset, filled, _ = self._preview(fresh, key, value)

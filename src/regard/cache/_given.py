@@ -16,6 +16,23 @@ class Made:
         self.value_dim = None if value is None else value.shape[3]
         self.dtype, self.device = key.dtype, key.device
 
+    def fits(self, key: object, value: object, batch: int) -> bool:
+        """Whether it is plain that new tokens are as the first were."""
+        if type(key) is not Tensor or key.dim() != 4 or key.dtype != self.dtype or key.device != self.device:
+            return False
+        if value is None or self.value_dim is None:
+            return value is None and self.value_dim is None and self._sizes(key) == (batch, self.heads, self.key_dim)
+        if type(value) is not Tensor or value.dim() != 4 or value.dtype != self.dtype or value.device != self.device:
+            return False
+        items, heads, tokens, dim = key.shape
+        return (items, heads, dim) == (batch, self.heads, self.key_dim) and value.shape == (
+            items, heads, tokens, self.value_dim
+        )  # fmt: skip
+
+    @staticmethod
+    def _sizes(given: Tensor) -> tuple[int, int, int]:
+        return given.shape[0], given.shape[1], given.shape[3]
+
     def check(self, key: Tensor, value: Tensor | None) -> None:
         if (value is None) != (self.value_dim is None):
             what = "keys and values" if self.value_dim is not None else "one tensor a token, without values"

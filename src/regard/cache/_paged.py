@@ -106,6 +106,7 @@ class PagedCache(TokenCache):
             raise TypeError(f"pool must be a regard.cache.BlockPool, got {type(pool).__name__}")
         super().__init__(pool.int8)
         self.pool = pool
+        self._reads_views = False  # blocks are gathered
         self._blocks: list[list[int]] = []
         self._table: Tensor | None = None  # [batch, blocks of the pool]: the same, where memory is read
 
@@ -207,6 +208,13 @@ class PagedCache(TokenCache):
         self._padded_by_mask = False
         self._draw_table()
 
+    def _go_back(self, made: Made | None, held: Lengths, padded: bool) -> None:
+        if made is None:
+            self.free()
+        else:
+            self.truncate(held.counts)
+        self._padded_by_mask = padded
+
     def _check_room(self, made: Made, added: Sequence[int]) -> None:
         like = self.pool._made
         if like is not None and (like.heads, like.key_dim, like.value_dim, like.dtype, like.device) != (
@@ -301,10 +309,6 @@ class PagedCache(TokenCache):
                     gathered = gathered.masked_fill_(hidden[:, :, None, None], 0.0)
                 found.append(gathered.transpose(1, 2))
         return found[0], found[-1]
-
-    @property
-    def _reads_views(self) -> bool:
-        return False
 
     def __repr__(self) -> str:
         return f"PagedCache({self.pool!r}): {self.lengths}"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from regard.cache import _storage
+from regard.cache import _files, _storage
 from regard.cache._base import CacheFull, TokenCache, Updated
 from regard.cache._given import Made
 from regard.cache._lengths import Fresh, Lengths, check_count, counts_of, places_of
@@ -57,6 +58,17 @@ class _Slots(TokenCache):
             other._change(torch.clone)
         return other
 
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
+        """Move what is held to a device, to a dtype, or both, in place; gives the cache itself."""
+        if isinstance(device, torch.dtype):  # to(torch.bfloat16), as a tensor takes it
+            device, dtype = None, device
+        _files.move(self, device, dtype)
+        return self
+
+    def save(self, path: str | Path) -> None:
+        """Write what is held to a safetensors file, complete or not at all; `regard.cache.load` reads it."""
+        _files.save(self, Path(path))
+
     def fill_unused(self, number: float) -> None:
         for part in self._key + self._value:
             for item, used in enumerate(self._held.counts):
@@ -72,6 +84,12 @@ class _Slots(TokenCache):
     def _make_room(self, added: Sequence[int]) -> None:
         """It was made at the first call."""
 
+    def _go_back(self, made: Made | None, held: Lengths, padded: bool) -> None:
+        self._made, self._held, self._view, self._padded_by_mask = made, held, held, padded
+        if made is None:
+            self._key = self._value = ()
+        self._shown = (self._key, self._value)
+
     def _change(self, change: Any) -> None:
         self._key, self._value = _storage.apply(change, self._key), _storage.apply(change, self._value)
         self._shown = (self._key, self._value)
@@ -79,12 +97,20 @@ class _Slots(TokenCache):
     def _write(self, fresh: Fresh, key: Parts, value: Parts | None) -> Lengths:
         start = self._held
         write(self._key + self._value, key + (value or ()), fresh, start)
-        self._held = self._view = start.plus(fresh.tokens if fresh.counts is None else fresh.counts)
+        if fresh.counts is None and start.same is not None:
+            held = Lengths((start.same + fresh.tokens,) * len(start.counts), start.device)
+        else:
+            held = start.plus(fresh.tokens if fresh.counts is None else fresh.counts)
+        self._held = self._view = held
         self._shown = (self._key, self._value)
         return start
 
     def _read(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         assert self._made is not None
+        keys, values = self._shown
+        if self._reads_views:
+            key = keys[0].narrow(2, start, stop - start)
+            return key, values[0].narrow(2, start, stop - start) if values else key
         dtype = self._made.dtype
         found = [
             _storage.decode(tuple([part.narrow(2, start, stop - start) for part in parts]), dtype)
@@ -121,8 +147,7 @@ class KVCache(_Slots):
 
     def _check_room(self, made: Made, added: Sequence[int]) -> None:
         held = self._held.counts if self._made is not None else (0,) * len(added)
-        wanted = _most(held, added)
-        if wanted > self.capacity:
+        if max(held, default=0) + max(added, default=0) > self.capacity and _most(held, added) > self.capacity:
             raise CacheFull(
                 f"the cache has room for {self.capacity} tokens an item, holds {self._held.longest}, and was given "
                 f"{max(added)} more; make a larger one, truncate it, or use a RollingCache"
@@ -156,6 +181,8 @@ class RollingCache(_Slots):
     Keys come as [sinks, newest …], up to twice the window: the mask hides what is older. Distances within the newest
     are what they were; a sink stands nearer than it was, and still outside the window.
     """
+
+    _forgets = True
 
     def __init__(self, window: int, *, sinks: int = 0, int8: bool = False) -> None:
         check_count("window", window, 0)
@@ -194,9 +221,18 @@ class RollingCache(_Slots):
         super().reorder(index)
         self._gone = gone.pick(counts_of("index", index))
 
-    def _check(self, fresh: Fresh, query: Tensor, key: Tensor, value: Any, mask: Mask | None, bias: Any) -> None:
+    def _check(
+        self,
+        fresh: Fresh,
+        query: Tensor,
+        key: Tensor,
+        value: Any,
+        mask: Mask | None,
+        bias: Any,
+        rehearsed: bool = True,
+    ) -> None:
         check_rolling(mask, bias, self.window, self.sinks)
-        super()._check(fresh, query, key, value, mask, bias)
+        super()._check(fresh, query, key, value, mask, bias, rehearsed)
 
     def _allocate(self, made: Made, batch: int) -> None:
         super()._allocate(made, batch)

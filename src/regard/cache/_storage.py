@@ -29,11 +29,9 @@ def allocate(lead: tuple[int, ...], dim: int, dtype: torch.dtype, device: torch.
         return codes, torch.zeros(*lead, -(-dim // GROUP), dtype=torch.float32, device=device)
 
 
-def encode(numbers: Tensor, int8: bool) -> Parts:
-    """What is stored for [..., dim]. In a group that holds NaN or an infinity every number becomes NaN."""
+def encode(numbers: Tensor) -> Parts:
+    """What is stored for [..., dim] in one byte a number. In a group that holds NaN or an infinity all become NaN."""
     numbers = numbers.detach()
-    if not int8:
-        return (numbers,)
     dim = numbers.shape[-1]
     grouped = F.pad(numbers.float(), (0, -dim % GROUP))
     grouped = grouped.view(*numbers.shape[:-1], -1, GROUP)

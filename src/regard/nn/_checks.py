@@ -88,7 +88,8 @@ def check_cache(cache: Any, with_positions: bool) -> None:
     # dict and set have an update too, which means something else
     able = callable(getattr(cache, "update", None)) and not isinstance(cache, (dict, set))
     missing = [] if able else ["update(key, value)"]
-    if with_positions and not hasattr(cache, "position"):
+    # a property is not worked out, only looked for
+    if with_positions and not hasattr(type(cache), "position") and not hasattr(cache, "position"):
         missing.append("position")
     if missing:
         raise TypeError(f"cache must follow regard.nn.Cache; {type(cache).__name__} has no {' and no '.join(missing)}")

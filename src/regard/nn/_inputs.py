@@ -40,6 +40,8 @@ def arrange(query: Tensor, key: Tensor | None, value: Tensor | None, mask: Mask 
     if key is None:
         if value is not None:
             raise ValueError("value was given without key; give both, or key alone to use it as value too")
+        if type(query) is Tensor and query.dim() == 3 and not query.is_nested:
+            return Inputs(query, query, query, mask)
         key = query
     if value is None:
         value = key

@@ -157,8 +157,9 @@ class LatentAttention(nn.Module):
         if cache is not None and _is_in_use(cache) and _cached.can_attend(cache, call.keywords):
             w_uk, w_uv = self.up_projections
             given = (_latent.absorb(*call.query, w_uk), call.latent, None)
-            more = {"value_dim": self.kv_lora_rank, "scale": self.scale}
-            heads = _latent.raise_values(_cached.attend(cache, given, call.keywords, **more), w_uv)
+            mask, bias = call.keywords["mask"], call.keywords["bias"]
+            heads = cache.attend(*given, mask=mask, bias=bias, value_dim=self.kv_lora_rank, scale=self.scale)
+            heads = _latent.raise_values(heads, w_uv)
             return self._finish(heads, call)
         call, tensors, keywords, absorbed = self._arranged(call, cache)
         heads = api.attention(*tensors, **keywords)
@@ -291,6 +292,7 @@ class LatentAttention(nn.Module):
                     "cache must be one of regard.cache that holds one tensor a token, such as LatentCache(capacity); "
                     f"got {type(cache).__name__}"
                 )
+            _cached.claim(cache, self)
         elif inputs.ragged is None:
             _checks.check_batch(*inputs[:3])
         if inputs.query_offset is not None:

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from regard import api
 from regard.masks import Mask
 from regard.nn import _checks, _inputs
-from regard.nn._cached import attend, can_attend, check_call, explain, pads_of, update, without_rows
+from regard.nn._cached import can_attend, check_call, claim, explain, pads_of, update, without_rows
 from regard.nn._inputs import Inputs
 from regard.nn._layouts import convert_projections
 from regard.nn._protocols import Cache, Positions
@@ -180,7 +180,10 @@ class MultiHeadAttention(nn.Module):
         if cache is None:
             return self._finish(api.attention(*call.tensors, **call.keywords), call)
         if can_attend(cache, call.keywords):
-            return self._finish(attend(cache, call.tensors, call.keywords, **call.how), call)
+            found: Any = cache
+            keywords = call.keywords
+            out = found.attend(*call.tensors, mask=keywords["mask"], bias=keywords["bias"], **call.how)
+            return self._finish(out, call)
         call = self._through(cache, call)
         return self._finish(api.attention(*call.tensors, **call.keywords), call)
 
@@ -239,20 +242,27 @@ class MultiHeadAttention(nn.Module):
     ) -> _Call:
         how = self._how(how)
         itself = key is None or key is query
-        inputs = _inputs.arrange(query, key, value, mask, may_pack=bias is None and self.positions is None)
-        self._check(inputs, cache)
-        pads = _inputs.padding(mask, inputs.key.shape[1], inputs.key.device) if cache is None else pads_of(cache, query)
-        inputs = _inputs.without_padding(inputs, pads, itself)
-        kv_heads = self.num_kv_heads
-        q, k, v = self._project(inputs.query, inputs.key, inputs.value)
-        q, k, v = (_inputs.split_heads(x, n) for x, n in ((q, self.num_heads), (k, kv_heads), (v, kv_heads)))
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        if self.positions is not None:
+        positions = self.positions
+        inputs = _inputs.arrange(query, key, value, mask, may_pack=bias is None and positions is None)
+        self._check(inputs, cache, positions)
+        keys = inputs.key
+        pads = _inputs.padding(mask, keys.shape[1], keys.device) if cache is None else pads_of(cache, query)
+        if pads is not None:
+            inputs = _inputs.without_padding(inputs, pads, itself)
+        try:
+            q, k, v = self._project(inputs)
+        except RuntimeError:
+            _checks.check_dtypes(self, *inputs[:3])  # says it better, where dtypes are the reason
+            raise
+        q = _inputs.split_heads(q, self.num_heads)
+        k, v = _inputs.split_heads(k, self.num_kv_heads), _inputs.split_heads(v, self.num_kv_heads)
+        if (q_norm := self.q_norm) is not None and (k_norm := self.k_norm) is not None:
+            q, k = q_norm(q), k_norm(k)
+        if positions is not None:
             here = inputs.query_offset if cache is None else cache.position
-            q, k = self.positions(q, k, query_offset=k.shape[2] - q.shape[2] if here is None else here)
+            q, k = positions(q, k, query_offset=k.shape[2] - q.shape[2] if here is None else here)
         keywords = {
-            "mask": inputs.mask if cache is None or not itself else without_rows(inputs.mask, pads),
+            "mask": inputs.mask if pads is None or cache is None or not itself else without_rows(inputs.mask, pads),
             "bias": bias,
             "dropout": self.dropout if self.training else 0.0,
             "query_offset": inputs.query_offset,
@@ -287,7 +297,8 @@ class MultiHeadAttention(nn.Module):
             out = out.masked_fill(call.pads.unsqueeze(-1), 0.0)
         return out if call.inputs.ragged is None else _inputs.to_nested(out, call.inputs.ragged)
 
-    def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _project(self, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
+        query, key, value = inputs[:3]
         if not self.packed:
             return self.q_proj(query), self.k_proj(key), self.v_proj(value)
         widths = list(self.projection_widths)
@@ -300,14 +311,15 @@ class MultiHeadAttention(nn.Module):
         q, k, v = (F.linear(x, w, b) for x, w, b in zip((query, key, value), weights, biases, strict=True))
         return q, k, v
 
-    def _check(self, inputs: Inputs, cache: Cache | None) -> None:
+    def _check(self, inputs: Inputs, cache: Cache | None, positions: object) -> None:
         if cache is not None:
             if inputs.ragged is not None:
                 raise ValueError("cache takes padded [batch, token, dim] input; got nested tensors")
-            _checks.check_cache(cache, with_positions=self.positions is not None)
+            _checks.check_cache(cache, with_positions=positions is not None)
+            claim(cache, self)
         elif inputs.ragged is None:
             _checks.check_batch(*inputs[:3])
-        if self.positions is not None and inputs.query_offset is not None:
+        if positions is not None and inputs.query_offset is not None:
             raise ValueError(
                 "positions cannot be placed on nested query and key of different lengths; attend item by item"
             )
@@ -315,7 +327,6 @@ class MultiHeadAttention(nn.Module):
         for name, x, (width_name, width) in zip(("query", "key", "value"), inputs[:3], widths, strict=True):
             if x.shape[-1] != width:
                 raise ValueError(f"{name} has width {x.shape[-1]}; the module was built with {width_name}={width}")
-        _checks.check_dtypes(self, *inputs[:3])
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any, **keywords: Any) -> None:
         convert_projections(state_dict, prefix, packed=self.packed, widths=self.projection_widths)

@@ -20,6 +20,8 @@ _tracing = torch._C._get_tracing_state
 
 # tables of so many numbers are kept for the next layer; larger ones are nothing beside the products of their call
 _KEPT = 1 << 16
+# positions that tables for one token are made for
+_AHEAD = 64
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False) -> Tensor:
@@ -81,7 +83,9 @@ class _Last(NamedTuple):
     """The tables that were made last, and what for."""
 
     frequencies: Tensor
-    asked: tuple[Any, ...]
+    start: Any  # where they begin: a number, or one for each item
+    tokens: int
+    made: tuple[Any, ...]  # what else they depend on
     tables: Tables
 
 
@@ -166,7 +170,9 @@ class Rotary(nn.Module):
         and the last key level with the last query."""
         _checks.tensor("query", query, "[batch, head, token, dim]")
         _checks.tensor("key", key, "[batch, head, token, dim]")
-        offset = _checks.start("query_offset", query_offset, query.shape[0])
+        offset = query_offset
+        if type(offset) is not int:
+            offset = _checks.start("query_offset", query_offset, query.shape[0])
         queries, keys = query.shape[2], key.shape[2]
         if queries < keys:
             offset = offset + queries - keys
@@ -194,32 +200,41 @@ class Rotary(nn.Module):
         return turned
 
     def _last_tables(self, asked: tuple[Any, ...], start: int | Tensor, tokens: int, like: Tensor) -> Tables:
-        """Wide tables. The layers of a model ask for the same ones, one after another, so that the last are kept."""
+        """Wide tables. The layers of a model ask for the same ones, one after another, so that the last are kept; and
+        for a token at a time, when a text is decoded, so that some positions ahead are in them."""
+        first, made = asked[0], asked[1:]
         last = self._last  # once: another thread may put its own there
-        if last is not None and last.frequencies is self.frequencies and last.asked == asked:
-            return last.tables
+        if last is not None and last.made == made and last.frequencies is self.frequencies:
+            if last.start == first and last.tokens == tokens:
+                return last.tables
+            if type(first) is int and type(last.start) is int:
+                skipped = first - last.start
+                if 0 <= skipped <= last.tokens - tokens:
+                    return last.tables[0].narrow(0, skipped, tokens), last.tables[1].narrow(0, skipped, tokens)
+        wider = _AHEAD if tokens == 1 and type(first) is int else tokens
         with torch.inference_mode(False):  # they may be kept from there to a call outside of it
-            tables = _widened(*self._tables_from(start, tokens, like), self.interleaved)
+            tables = _widened(*self._tables_from(start, wider, like), self.interleaved)
         if plain(tables[0]) and tables[0].numel() <= _KEPT:
-            self._last = _Last(self.frequencies, asked, tables)
-        return tables
+            self._last = _Last(self.frequencies, first, wider, made, tables)
+        return tables if wider == tokens else (tables[0].narrow(0, 0, tokens), tables[1].narrow(0, 0, tokens))
 
     def _asked(self, start: int | Tensor, tokens: int, tensors: list[Tensor]) -> tuple[Any, ...] | None:
-        """What tables depend on, besides the frequencies; None where that cannot be read for nothing (on a GPU), or
-        where they would mean nothing in the next call (of a transform, of a trace), or depend on what only a subclass
-        knows; and where gradients are wanted, which would keep wide tables, twice as large, until the backward pass."""
+        """Where tables begin, and what else they depend on besides the frequencies. None where that cannot be read for
+        nothing (on a GPU), or where they would mean nothing in the next call (of a transform, of a trace), or depend on
+        what only a subclass knows; and where gradients are wanted, which would keep wide tables, twice as large, until
+        the backward pass."""
         turning = self.frequencies
         if _is_traced() or not plain(tensors[0]) or type(self).tables is not Rotary.tables:
             return None
-        if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        if torch.is_grad_enabled() and any([x.requires_grad for x in tensors]):
             return None
         if turning.requires_grad or turning.is_inference() or (self.scaling is not None and self.scaling.by_length):
             return None
         if isinstance(start, Tensor) and not plain(start):
             return None
-        first = start.tolist() if isinstance(start, Tensor) else start
+        first = start.reshape(-1).tolist() if isinstance(start, Tensor) else start
         double = tensors[0].dtype == torch.float64
-        return first, tokens, double, turning.data_ptr(), turning._version, self.magnitude, self.interleaved
+        return first, double, turning.data_ptr(), turning._version, self.magnitude, self.interleaved
 
     def _tables_from(self, start: int | Tensor, tokens: int, like: Tensor) -> Tables:
         """Tables of consecutive positions: `[tokens, pairs]`, or `[batch, 1, tokens, pairs]`."""

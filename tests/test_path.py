@@ -1,0 +1,99 @@
+"""The way from a call to the kernel stays short: Python calls, files and choices, counted."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+from regard import masks, plan
+from regard._arguments import prepare
+from regard.cache import KVCache
+from regard.nn import MultiHeadAttention
+from regard.positions import Rotary
+
+# In a process of its own: here, annotations are checked by functions around each function.
+COUNT = """
+import json, sys, torch, regard
+from regard import masks
+from regard.cache import KVCache
+from regard.nn import MultiHeadAttention
+from regard.positions import Rotary
+
+def files_of(work):
+    found = []
+    def note(frame, event, _):
+        if event == "call":
+            found.append(frame.f_code.co_filename)
+    for _ in range(3):
+        work()
+    sys.setprofile(note)
+    work()
+    sys.setprofile(None)
+    return found[1:]
+
+counted = {}
+for name, mask in {
+    "causal": masks.causal(),
+    "padding": masks.padding([20, 32]),
+    "band": masks.causal() & masks.window(left=4),
+    "documents": masks.documents(lengths=[16, 16]),
+}.items():
+    for grad in (False, True):
+        inputs = [torch.randn(2, 4, 32, 16).requires_grad_(grad) for _ in range(3)]
+        found = files_of(lambda: regard.attention(*inputs, mask=mask))
+        counted[f"{name} {grad}"] = len(found), len(set(found))
+with torch.no_grad():
+    module, cache = MultiHeadAttention(64, 8, num_kv_heads=2, positions=Rotary(8)).eval(), KVCache(100)
+    module(torch.randn(1, 10, 64), mask=masks.causal(), cache=cache)
+    token, causal = torch.randn(1, 1, 64), masks.causal()
+    found = files_of(lambda: module(token, mask=causal, cache=cache))
+    counted["token"] = len(found), len([file for file in found if "/regard/" in file])
+print(json.dumps(counted))
+"""
+
+
+@pytest.fixture(scope="module")
+def counted() -> dict[str, Any]:
+    done = subprocess.run([sys.executable, "-c", COUNT], capture_output=True, text=True, check=True)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("mask", ["causal", "padding", "band", "documents"])
+def test_a_repeated_masked_call_is_short(counted: dict[str, Any], mask: str, grad: bool) -> None:
+    calls, files = counted[f"{mask} {grad}"]
+    assert calls <= 25
+    assert files <= (10 if grad else 8)  # two of them are torch's, for the hook that second derivatives need
+
+
+def test_a_decoded_token_of_a_layer_is_short(counted: dict[str, Any]) -> None:
+    calls, ours = counted["token"]
+    assert ours <= 70
+    assert calls <= 100  # torch's own modules and their attributes are a third
+
+
+@torch.no_grad()
+def test_twenty_decoded_tokens_are_one_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, cache = MultiHeadAttention(64, 8, num_kv_heads=2, positions=Rotary(8)).eval(), KVCache(100)
+    module(torch.randn(1, 64, 64), mask=masks.causal(), cache=cache)
+    monkeypatch.setattr(plan, "_chosen", {})
+    monkeypatch.setattr("regard.api.programs", {})
+    chosen: list[Any] = []
+    choose = plan._choose
+    monkeypatch.setattr(plan, "_choose", lambda *given: (chosen.append(given), choose(*given))[1])
+    for _ in range(20):
+        module(torch.randn(1, 1, 64), mask=masks.causal(), cache=cache)
+    assert len(chosen) == 1
+
+
+def test_a_call_cannot_be_written_to() -> None:
+    query = torch.randn(1, 2, 3, 4)
+    call = prepare(query, query, query, masks.causal(), None, None, None, None, 0.0, None)
+    with pytest.raises(AttributeError):
+        call.seed = torch.zeros(())  # type: ignore[misc]
