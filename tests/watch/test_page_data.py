@@ -211,3 +211,24 @@ def test_a_page_opens_where_it_is_asked_to_and_refuses_what_is_not_there() -> No
         recording.to_html(layer=1, head=9)
     with pytest.raises(ValueError, match="lang is 'fr'; expected one of en, zh"):
         recording.to_html(lang="fr")
+
+
+def test_show_opens_the_page_in_a_browser_outside_a_notebook(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", lambda address: opened.append(address) or True)
+    monkeypatch.setattr("tempfile.mkdtemp", lambda prefix: str(tmp_path))
+    sentence().show(layer=1, head=2)
+    assert opened == [(tmp_path / "page.html").as_uri()]
+    assert header((tmp_path / "page.html").read_text(encoding="utf-8"))["open"] == {"layer": 1, "head": 2}
+
+
+def test_show_displays_the_page_in_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+    import types
+
+    IPython = pytest.importorskip("IPython")
+    shown: list[Any] = []
+    monkeypatch.setattr(IPython, "get_ipython", lambda: types.SimpleNamespace(kernel=object()))
+    monkeypatch.setattr("IPython.display.display", shown.append)
+    recording = sentence()
+    recording.show()
+    assert shown == [recording.to_html()]

@@ -16,7 +16,7 @@ from PIL import Image
 from playwright.sync_api import sync_playwright
 
 import regard
-from regard._cli.look import _load
+from regard._cli.loading import load
 
 HERE = Path(__file__).parent
 TEXT = "The cat sat on the mat because it was tired."
@@ -38,7 +38,8 @@ VIEWS: dict[str, tuple[str, tuple[int, int], bool, list[str]]] = {
 
 
 def recorded(text: str) -> regard.Recording:
-    model, tokenizer = _load("minilm")
+    loaded = load("minilm")
+    model, tokenizer = loaded.model, loaded.tokenizer
     ids = tokenizer(text, return_tensors="pt")["input_ids"]
     with torch.inference_mode(), regard.watch(model, tokenizer=tokenizer) as recording:
         model(input_ids=ids)
@@ -62,7 +63,9 @@ def take(browser: Any, file: Path, name: str) -> None:
     page.wait_for_timeout(400)
     taken = Path(tempfile.mkdtemp()) / "shot.png"
     page.screenshot(path=taken)
-    Image.open(taken).convert("RGB").save(HERE / f"{name}.png", optimize=True)
+    # a palette loses nothing that can be seen, and the manual stays small
+    colours = Image.open(taken).convert("RGB").quantize(256, kmeans=1, dither=Image.Dither.NONE)
+    colours.save(HERE / f"{name}.png", optimize=True)
     context.close()
 
 

@@ -127,8 +127,9 @@ export class CompareView {
     const change = (name: Stat) => {
       const [one, other] = [ra[name], rb[name]];
       if (one === null || other === null) return "–";
-      const by = one - other;
-      return `${by > 0 ? "+" : by < 0 ? "−" : ""}${name === "entropy" || name === "distance" ? Math.abs(by).toFixed(2) : `${(Math.abs(by) * 100).toFixed(1)} %`}`;
+      const by = one - other, plain = name === "entropy" || name === "distance";
+      const size = plain ? Math.abs(by).toFixed(2) : (Math.abs(by) * 100).toFixed(1);
+      return `${Number(size) === 0 ? "" : by > 0 ? "+" : "−"}${size}${plain ? "" : " %"}`;
     };
     return el("table", { class: "stats" }, el("thead", {}, el("tr", {}, el("td", {}), el("th", { scope: "col" }, "A"), el("th", { scope: "col" }, "B"), el("th", { scope: "col" }, "A − B"))),
       el("tbody", {}, el("tr", {}, el("td", {}), el("td", {}, labelText(store, ra.label)), el("td", {}, labelText(store, rb.label)), el("td", {})),

@@ -69,7 +69,10 @@ export class PicturePane implements Words {
   private draw(): void {
     const { picture, image } = this;
     if (!image.naturalWidth) return;
-    const room = Math.min(this.scroller.clientWidth - 40, 560), wide = Math.max(120, room), high = (wide * image.naturalHeight) / image.naturalWidth;
+    // as large as the window allows, and never so tall that a part of it is out of sight
+    const tall = Math.max(220, this.scroller.clientHeight - (this.specials.length ? 72 : 36));
+    const wide = Math.max(120, Math.min(this.scroller.clientWidth - 40, 720, (tall * image.naturalWidth) / image.naturalHeight));
+    const high = (wide * image.naturalHeight) / image.naturalWidth;
     const context = sharp(this.canvas, wide, high);
     if (!context) return;
     context.imageSmoothingEnabled = true;

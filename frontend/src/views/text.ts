@@ -61,7 +61,7 @@ export class TextView {
     this.panes = isPicture ? [new PicturePane(layer.keyText, picture, store.say("patches"), act)] : [new Pane("query", layer.isCross ? layer.queryText : layer.keyText, store.state.columns, store.say("text_label"), act)];
     if (two) this.panes.push(new Pane("key", layer.keyText, store.state.columns, store.say("source_label"), act));
     const long = Math.max(layer.queryText.length, layer.keyText.length) > 60 || isPicture;
-    this.stage.className = `stage${two ? " two" : ""}${store.state.columns ? " columns" : ""}${long || store.state.columns ? " tall" : ""}`;
+    this.stage.className = `stage${two ? " two" : ""}${store.state.columns ? " columns" : ""}${long || store.state.columns ? " tall" : ""}${isPicture ? " pictured" : ""}`;
     fill(this.stage, ...this.panes.map((pane) => pane.element), this.lines);
     const { chosen } = store.state;
     if (chosen) this.pane(chosen.side).scrollTo(chosen.at);
