@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from regard.backends._schedule import Run, Step, from_intervals, steps_of
+from regard.masks._periods import periodic_part, with_period_apart
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -159,13 +160,13 @@ def _build(call: Call, mask: Mask, offset: int) -> list[Step | Pieces]:
 def _periodic_steps(mask: Mask, spec: CallSpec, offset: int) -> list[Step | Pieces] | None:
     """The steps of a mask with a period: of its classes, and of what it is joined to by ``|``."""
     plain: Mask | None = None
-    periodic = _periodic(mask)
+    periodic = periodic_part(mask)
     if periodic is None:
-        joined = _union(mask)
+        joined = with_period_apart(mask)
         if joined is None:
             return None
         plain, other = joined
-        periodic = _periodic(other & ~plain)
+        periodic = periodic_part(other & ~plain)
     if periodic is None or periodic[0] > min(MOST_CLASSES, spec.queries):
         return None
     period, rest = periodic
@@ -192,32 +193,6 @@ def _periodic_steps(mask: Mask, spec: CallSpec, offset: int) -> list[Step | Piec
             for step in from_intervals(item, *(np.maximum(ends, 0) for ends in below)):
                 placed.append(_Placed(step._replace(again=step.again or plain is not None), row, key, period))
     return list(_grouped(placed, spec))
-
-
-def _periodic(mask: Mask) -> tuple[int, Mask | None] | None:
-    """(s, rest) where a mask keeps pairs with (i - j) mod s = 0 that the rest keeps."""
-    if mask.period is not None:
-        return mask.period, None
-    if mask.kind == "and":
-        for one, other in (mask.parts, mask.parts[::-1]):
-            found = _periodic(one)
-            if found is not None:
-                return found[0], other if found[1] is None else found[1] & other
-    return None
-
-
-def _union(mask: Mask) -> tuple[Mask, Mask] | None:
-    """A mask as one without a period, and one with it."""
-    if mask.kind == "or":
-        for one, other in (mask.parts, mask.parts[::-1]):
-            if _periodic(other) is not None and _periodic(one) is None:
-                return one, other
-    if mask.kind == "and":
-        for one, other in (mask.parts, mask.parts[::-1]):
-            found = _union(one)
-            if found is not None:
-                return found[0] & other, found[1] & other
-    return None
 
 
 class _Placed(NamedTuple):
