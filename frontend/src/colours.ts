@@ -1,7 +1,7 @@
 // Colours that stay apart for colour-blind readers: order is by lightness, and kinds also have names and numbers.
 
-const LIGHT = ["#0072b2", "#d55e00", "#008f68", "#b5488a", "#9a6b00", "#2a8fc9", "#6a3d9a", "#8b4513", "#3f5f66", "#5f7a00", "#c2185b", "#55617a"];
-const DARK = ["#4aa8e0", "#f28a3c", "#2fc297", "#e08fc0", "#e0ad3a", "#8ad0f7", "#b595e6", "#d29a6b", "#9fc0c6", "#b3cf4f", "#f0719f", "#a9b6cc"];
+const LIGHT = ["#0072b2", "#d55e00", "#008f68", "#b5488a", "#9a6b00", "#2a8fc9", "#6a3d9a", "#8b4513", "#3f5f66", "#5f7a00", "#c2185b", "#4f46c8"];
+const DARK = ["#4aa8e0", "#f28a3c", "#2fc297", "#e08fc0", "#e0ad3a", "#8ad0f7", "#b595e6", "#d29a6b", "#9fc0c6", "#b3cf4f", "#f0719f", "#a5a0ff"];
 
 const HEAT_LIGHT: Rgb[] = [[250, 251, 252], [203, 232, 234], [118, 193, 201], [35, 137, 158], [9, 84, 112], [5, 40, 66]];
 const HEAT_DARK: Rgb[] = [[24, 27, 33], [17, 60, 74], [16, 109, 128], [40, 164, 178], [130, 217, 214], [244, 255, 246]];

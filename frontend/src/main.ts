@@ -10,6 +10,7 @@ import { HeadView } from "./views/head";
 import { Overview } from "./views/overview";
 import { TextView } from "./views/text";
 import { CompareView } from "./views/compare";
+import { CostView } from "./views/cost";
 import { WalkView } from "./views/walk";
 import type { Detail } from "./state";
 import { home as serverHome } from "./serve";
@@ -59,7 +60,7 @@ function run(store: Store, page: HTMLElement, back?: () => void): void {
   const views: Partial<Record<View, Shown>> = {};
   const make: Record<string, () => Shown> = {
     text: () => new TextView(store), overview: () => new Overview(store), head: () => new HeadView(store), compare: () => new CompareView(store),
-    walk: () => new WalkView(store, spoken(store)),
+    walk: () => new WalkView(store, spoken(store)), cost: () => new CostView(store),
   };
   const header = el("header", {}), tabs = el("div", { class: "tabs", role: "tablist" }), main = el("main", {});
   const picks = pickers(store);
@@ -122,6 +123,14 @@ function run(store: Store, page: HTMLElement, back?: () => void): void {
   prepare(store);
 }
 
+/** The walk or the cost by itself, where there is no recording. */
+function alone(page: HTMLElement, name: "walk" | "cost", language: State["language"]): HTMLElement {
+  const isDark = page.dataset.theme === "dark", teller = { state: { language }, colours: palette(page, isDark) };
+  const view = name === "walk" ? new WalkView(teller, "The cat sat on the mat.") : new CostView(teller);
+  queueMicrotask(() => view.update(new Set()));
+  return view.element;
+}
+
 /** The text as one would say it: what a walk begins with. */
 function spoken(store: Store): string {
   const tokens = store.layer.keyText, piece = pieces(tokens);
@@ -146,7 +155,10 @@ function render({ model, el: cell }: { model: { get(name: string): unknown }; el
   const shadow = cell.attachShadow({ mode: "open" }), place = el("div", {});
   shadow.append(place);
   const given = model.get("data") as DataView;
-  mount(place, new Uint8Array(given.buffer, given.byteOffset, given.byteLength), "cell").catch((error: Error) => { place.textContent = String(error.message); });
+  // the notebook's own theme, where it says which: JupyterLab and VS Code do
+  const { body } = document, isDark = body.dataset.jpThemeLight === "false" || body.classList.contains("vscode-dark");
+  const theme = isDark ? "dark" : body.dataset.jpThemeLight || body.classList.contains("vscode-light") ? "light" : "auto";
+  mount(place, new Uint8Array(given.buffer, given.byteOffset, given.byteLength), "cell", { theme }).catch((error: Error) => { place.textContent = String(error.message); });
 }
 
 export default { render };
@@ -154,7 +166,7 @@ export default { render };
 const server = typeof document === "undefined" ? null : document.getElementById("regard-server");
 if (server) {
   dress(server);
-  serverHome(server, (packed, around) => mount(server, packed, "file", around));
+  serverHome(server, (packed, around) => mount(server, packed, "file", around), (page, name, language) => alone(page, name, language));
 }
 
 // In a file of its own the data stand next to this script.

@@ -2,9 +2,9 @@ import type { Data, Layer } from "./data";
 
 const WORD = /^[\s▁Ġ]?\p{L}{2,}$/u;
 
-/** A place to begin that shows something: the clearest look of one word at another that is not next to it. */
+/** A place to begin that shows something: the clearest look of one word at another that is some way off. */
 export function clearest(layers: Layer[]): { layer: number; head: number; at: number } | null {
-  let best: { layer: number; head: number; at: number } | null = null, most = 0.15;
+  let best: { layer: number; head: number; at: number } | null = null, most = 0.1;
   layers.forEach((layer, index) => {
     if (layer.header.kind !== "self" || layer.queries > 4096) return;
     for (let head = 0; head < layer.heads.length; head++) {
@@ -14,10 +14,11 @@ export function clearest(layers: Layer[]): { layer: number; head: number; at: nu
         const own = layer.queryToken(query);
         if (!WORD.test(own)) continue;
         layer.top(head)?.row(query, (key, weight) => {
-          if (weight <= most || Math.abs(query + layer.header.first - key) < 2) return;
+          const far = Math.abs(query + layer.header.first - key), score = weight * Math.min(1, far / 5);
+          if (score <= most || far < 2) return;
           const other = layer.keyToken(key);
           if (WORD.test(other) && other.trim() !== own.trim()) {
-            most = weight;
+            most = score;
             best = { layer: index, head, at: query + layer.header.first };
           }
         });

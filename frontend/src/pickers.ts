@@ -1,6 +1,8 @@
 import { el, fill } from "./dom";
 import { headColour } from "./colours";
+import type { Layer } from "./data";
 import type { Store } from "./state";
+import type { Word } from "./words";
 
 /** Rows of buttons for the text, the layer and the heads; shared by the views that show one layer. */
 export function pickers(store: Store): { element: HTMLElement; update: () => void } {
@@ -35,13 +37,20 @@ function scenes(store: Store): HTMLElement | null {
   return el("div", { class: "picker" }, el("span", { class: "name" }, store.say("choose_item")), select);
 }
 
+/** What a group of layers is called where a model has several: by their kind, and where the path says so, their place. */
+function kindOf(layer: Layer): Word {
+  if (layer.isCross) return "kind_cross";
+  const parts = layer.header.path.split(".");
+  return parts.includes("encoder") ? "kind_encoder" : parts.includes("decoder") ? "kind_decoder" : "kind_self";
+}
+
 function layers(store: Store): HTMLElement {
   const all = store.scene.layers;
   const mixed = new Set(all.map((layer) => `${layer.header.kind}${layer.header.query_text}`)).size > 1;
   let before = "";
   const buttons = all.flatMap((layer, at) => {
     const group = mixed ? `${layer.header.kind}${layer.header.query_text}` : "";
-    const title = group !== before ? [el("span", { class: "group" }, store.say(layer.isCross ? "kind_cross" : "kind_self"))] : [];
+    const title = group !== before ? [el("span", { class: "group" }, store.say(kindOf(layer)))] : [];
     before = group;
     return [...title, el("button", {
       type: "button", class: "chip", "data-pick": `layer${at}`, "aria-pressed": String(at === store.state.layer),

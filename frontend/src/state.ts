@@ -21,6 +21,9 @@ export interface State {
 export interface Rectangle { row: number; rows: number; column: number; columns: number }
 export type Detail = (layer: number, head: number, place: Rectangle) => Promise<Float32Array | null>;
 
+/** All that the views without a recording need. */
+export interface Teller { state: { language: Language }; colours: Palette }
+
 /** What is chosen in one view is chosen in all: they share this, and are told of every change. */
 export class Store {
   private readonly listeners = new Set<(changed: Set<keyof State>) => void>();

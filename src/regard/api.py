@@ -97,6 +97,8 @@ def _prepared(given: tuple[Any, ...], backend: str) -> tuple[Program, Call]:
             call = call.replace(seed=draw_seed(query))
         return program_of(call, backend), call
     rows, keys, grad, rest = known
+    if mask is not None and mask.is_open and query.dim() == 4:
+        mask = mask.sized(query.shape[0], query.shape[1])
     offset = keys - rows if query_offset is None else query_offset
     if rows == 1 and mask is not None and mask.fused(1, keys, offset) == _NO_LIMITS:
         mask, given = None, (query, key, value, None, *given[4:])  # a last query sees everything

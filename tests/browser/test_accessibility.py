@@ -30,7 +30,7 @@ def violations(opened, axe: str) -> list[str]:
 @pytest.mark.parametrize(("lang", "dark"), [("en", False), ("zh", True)], ids=["light", "dark"])
 def test_no_view_has_a_violation(open_page, axe, lang, dark) -> None:
     opened = open_page(sentence(), against=sentence(seed=3, title="another"), lang=lang, dark=dark)
-    for view in ("text", "overview", "head", "compare", "walk"):
+    for view in ("text", "overview", "head", "compare", "walk", "cost"):
         opened.view(view)
         assert violations(opened, axe) == [], view
 

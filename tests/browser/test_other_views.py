@@ -177,7 +177,7 @@ def test_equal_heads_have_no_difference(open_page) -> None:
 @pytest.mark.parametrize("size", [(1280, 800), (390, 844)], ids=["wide", "narrow"])
 def test_every_view_fits_its_window(open_page, size, dark) -> None:
     opened = open_page(sentence(), size=size, dark=dark)
-    for view in ("text", "overview", "head", "compare", "walk"):
+    for view in ("text", "overview", "head", "compare", "walk", "cost"):
         opened.view(view)
         assert opened.page.evaluate("document.documentElement.scrollWidth") <= size[0]
         ground = opened.page.eval_on_selector(".regard", "one => getComputedStyle(one).backgroundColor")

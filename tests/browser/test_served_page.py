@@ -51,6 +51,11 @@ def test_the_local_page_lists_opens_compares_looks_and_asks_for_detail(browser: 
         "one.regard",
         "two.regard",
     ]
+    for view, step in (("walk", '[data-step="normed"]'), ("cost", "[data-cost=cache]")):
+        page.click(f"[data-learn={view}]")
+        page.wait_for_selector(step)
+        page.click("header > .chip")
+        page.wait_for_selector(".recordings")
     page.click('[data-name="one.regard"]')
     page.wait_for_selector(".t")
     assert page.inner_text("h1") == "one"

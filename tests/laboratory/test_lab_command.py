@@ -39,7 +39,7 @@ def test_the_list_lines_up_in_chinese_and_as_json_names_the_topics():
     assert len({_text.width(line) for line in lines}) == 1
     rows = json.loads(run("--json").stdout)
     assert [row["name"] for row in rows] == lab.names()
-    assert rows[10] == {"name": "X1", "topic": "growing-width", "title": lab.words("X1")["title"][0]}
+    assert rows[14] == {"name": "X1", "topic": "growing-width", "title": lab.words("X1")["title"][0]}
 
 
 def test_one_experiment_prints_its_numbers_what_to_look_at_and_what_a_note_gets_wrong():
@@ -47,7 +47,9 @@ def test_one_experiment_prints_its_numbers_what_to_look_at_and_what_a_note_gets_
     assert "0.92" in printed and "3.68" in printed
     assert "What to look at" in printed and "Wrong" in printed and "Right" in printed and "Why" in printed
     printed = run("variance").stdout
-    assert "63.867000579833984" in printed and "0.997921884059906" in printed
+    assert "63.867 " in printed and "0.997922 " in printed and "63.8670" not in printed
+    numbers = json.loads(run("variance", "--json").stdout)["numbers"]
+    assert (numbers["raw"], numbers["scaled"]) == (63.867000579833984, 0.997921884059906)
     assert "Wrong" not in printed
 
 

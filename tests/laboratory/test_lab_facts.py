@@ -128,3 +128,53 @@ def test_a_mask_that_sees_nothing_is_shown_as_zeros_not_as_a_number():
 
     query, key, value = (torch.randn(1, 1, 5, 3) for _ in range(3))
     assert rows(look(query, key, value, mask=empty).weights) == ((0.0,) * 5,) * 5
+
+
+def test_m20_softmax_gives_shares_with_a_slope_where_scores_and_argmax_do_not():
+    found = lab.why_softmax()
+    close(found.weights["softmax"], [0.00111, 0.99870, 0.00018], 5)
+    assert found.weights["raw"] == found.scores == (2.3, 9.1, 0.5) and found.weights["argmax"] == (0, 1, 0)
+    assert sum(found.weights["softmax"]) == pytest.approx(1, abs=1e-15)
+    np.testing.assert_allclose(found.lowered["softmax"], found.weights["softmax"], rtol=1e-12)
+    assert min(found.lowered["raw"]) < 0 and found.slopes["argmax"] == (0, 0, 0) and found.slopes["raw"] == (0, 1, 0)
+    p = np.array(found.weights["softmax"])
+    np.testing.assert_allclose(found.slopes["softmax"], p[1] * (np.eye(3)[1] - p), atol=1e-15)
+
+
+@pytest.mark.parametrize(("width", "heads"), [(64, 8), (30, 3)])
+def test_m21_the_output_is_the_sum_of_what_heads_add(width, heads):
+    found = lab.sum_over_heads(tokens=7, width=width, heads=heads, seed=3)
+    assert found.difference < 1e-14 and found.without < 1e-14
+    assert len(found.sizes) == heads and max(found.sizes) < found.whole * 2
+
+
+def test_e11_has_the_shapes_of_one_head_and_of_eight_and_a_row_that_sums_to_one():
+    found = lab.numpy_heads()
+    assert found.one["weights"] == (1, 10, 10) and found.many["weights"] == (8, 10, 10)
+    assert found.one["query_heads"] == (1, 10, 64) and found.many["query_heads"] == (8, 10, 8)
+    assert found.one["output"] == found.many["output"] == (10, 64)
+    for row in (found.first_row, found.first_row_of_one):
+        assert len(row) == 10 and sum(row) == pytest.approx(1, abs=1e-14)
+    draw = np.random.default_rng(0)
+    x = draw.standard_normal((10, 64))
+    q, k = (draw.standard_normal((64, 64)) / 8 for _ in range(2))
+    scores = (x @ q)[0] @ (x @ k).T / 8
+    np.testing.assert_allclose(found.first_row_of_one, np.exp(scores) / np.exp(scores).sum(), atol=1e-14)
+
+
+def test_e14_states_what_each_step_changed():
+    found = lab.line_of_work(tokens=1000)
+    assert found.pairs == 1000**2 and found.first_sees == {"causal": 1, "everything": 1000}
+    assert found.window_pairs == 256 * 1000 - sum(range(256))
+    assert found.linear_state == 64 * 65 and found.cache == 2 * 1000 * 64
+    assert found.bytes_["eager"] > 4 * 1000**2 > 4 * found.bytes_["fused"]
+    assert found.kept == {"heads": 32768, "latent": 576}
+
+
+def test_x5_computes_every_statement_again():
+    found = lab.mistakes()
+    close(found.softmax, [0.00111, 0.99870, 0.00018], 5)
+    assert found.deviation == pytest.approx(512**0.5, rel=0.02) and found.outside == pytest.approx(0.33, abs=0.02)
+    assert found.single == 1 and found.grown == 4 and found.head_shape == (512, 64)
+    assert found.causal == ((1, 0, 0, 0), (1, 1, 0, 0), (1, 1, 1, 0), (1, 1, 1, 1))
+    assert found.shared == 0 and found.bent < 1e-5 and found.angles[0] > 0.5

@@ -33,10 +33,10 @@ def command(processes: int, words: str) -> list[str]:
     return [*launch, "regard", *shlex.split(words)]
 
 
-def learn(out: str, shard: bool) -> float:
+def learn(out: str, how: str) -> float:
     """A short run without dropout, alone or as one of a group."""
     settings = dataclasses.replace(SMALL, dropout=0.0, attention_dropout=0.0, steps=6, validate_every=3, r_drop=0.5)
-    run = translation_trainer(settings, DATA, out, with_bleu=False, shard=shard)
+    run = translation_trainer(settings, DATA, out, with_bleu=False, how=how)
     run.start()
     run.run()
     return run.best["valid_loss"]
@@ -45,14 +45,14 @@ def learn(out: str, shard: bool) -> float:
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("alone") / "run"
-    learn(str(out), False)
+    learn(str(out), "copies")
     return out
 
 
-@pytest.mark.parametrize(("processes", "shard"), [(2, False), (4, True)])
-def test_processes_together_learn_what_one_learns(alone: Path, tmp_path: Path, processes: int, shard: bool) -> None:
+@pytest.mark.parametrize(("processes", "how"), [(2, "copies"), (4, "shards"), (2, "heads")])
+def test_processes_together_learn_what_one_learns(alone: Path, tmp_path: Path, processes: int, how: str) -> None:
     out = tmp_path / "run"
-    assert len(set(together(processes, learn, str(out), shard))) == 1
+    assert len(set(together(processes, learn, str(out), how))) == 1
     curves = [read_metrics(path / "metrics.jsonl") for path in (alone, out)]
     for one, several in zip(*curves, strict=True):
         assert several["loss"] == pytest.approx(one["loss"], rel=1e-4)
@@ -64,9 +64,9 @@ def test_processes_together_learn_what_one_learns(alone: Path, tmp_path: Path, p
             torch.testing.assert_close(found[name], weight, rtol=1e-3, atol=1e-4)
 
 
-def go_on(out: str, shard: bool) -> int:
+def go_on(out: str, how: str) -> int:
     settings = dataclasses.replace(SMALL, steps=14)
-    run = translation_trainer(settings, DATA, out, with_bleu=False, shard=shard)
+    run = translation_trainer(settings, DATA, out, with_bleu=False, how=how)
     run.start()
     assert run.resume()
     at = run.step
@@ -76,17 +76,17 @@ def go_on(out: str, shard: bool) -> int:
 
 def test_a_group_goes_on_exactly_from_its_checkpoint(tmp_path: Path) -> None:
     """With dropout, whose draws differ from process to process, and with weights in parts."""
-    shard = True
+    how = "shards"
     for name, steps in (("whole", 14), ("cut", 7)):
-        together(2, begin, str(tmp_path / name), steps, shard)
-    assert together(2, go_on, str(tmp_path / "cut"), shard) == [7, 7]
+        together(2, begin, str(tmp_path / name), steps, how)
+    assert together(2, go_on, str(tmp_path / "cut"), how) == [7, 7]
     one, other = (read(tmp_path / name / LAST)[0] for name in ("whole", "cut"))
     assert [name for name in one if not torch.equal(one[name], other[name])] == []
 
 
-def begin(out: str, steps: int, shard: bool) -> None:
+def begin(out: str, steps: int, how: str) -> None:
     settings = dataclasses.replace(SMALL, steps=steps)
-    run = translation_trainer(settings, DATA, out, with_bleu=False, shard=shard)
+    run = translation_trainer(settings, DATA, out, with_bleu=False, how=how)
     run.start()
     run.run()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import threading
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import torch.nn.functional as F
 from tests.watch.models import ByHand, Stack, check_statistics, dense
 from torch import Tensor, nn
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import regard
 
@@ -167,3 +169,42 @@ def test_gradients_inside_the_block_are_those_outside() -> None:
         found = gradients()
     assert len(recording) == 2
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+class Counted(TorchDispatchMode):
+    """How often each operator ran, the watch's own included."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.counts[str(func.overloadpacket)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("keywords", [{}, {"is_causal": True}, {"attn_mask": torch.ones(11, 11).tril().bool()}])
+def test_the_forward_pass_of_a_fused_call_runs_once(keywords: dict[str, Any]) -> None:
+    model = Stack(ByHand(24, 4, **keywords), ByHand(24, 4, **keywords))
+    with torch.no_grad(), Counted() as outer, regard.watch(model) as recording:
+        model(X)
+    assert len(recording) == 2
+    forward = {name: n for name, n in outer.counts.items() if "scaled_dot_product" in name}
+    assert forward == {"aten._scaled_dot_product_flash_attention_for_cpu": 2}
+
+
+def test_what_a_causal_query_may_see_is_counted_without_a_table_of_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    real = regard.masks.Mask.tile
+
+    def tile(self: Any, rows: range, columns: range, *rest: Any, **more: Any) -> Tensor:
+        seen.append(len(rows) * len(columns))
+        return real(self, rows, columns, *rest, **more)
+
+    monkeypatch.setattr(regard.masks.Mask, "tile", tile)
+    model = ByHand(24, 4, is_causal=True)
+    want = regard.Want.none().but(key_mass=True)
+    with torch.no_grad(), regard.watch(model, want=want) as recording:
+        model(torch.randn(1, 2048, 24))
+    assert recording.calls[0].counts()[0, 0].tolist() == list(range(1, 2049))
+    assert sum(seen) < 2048 * 2048

@@ -219,6 +219,23 @@ def test_an_axis_that_cannot_be_told_is_listed_and_can_be_said() -> None:
         check_statistics(recording.calls[0], weights)
 
 
+@pytest.mark.parametrize("heads", [1, 2])
+def test_windows_of_torchs_function_with_five_dims_are_no_heads(heads: int) -> None:
+    class Windows(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.heads, self.qkv = heads, nn.Linear(30, 90)
+
+        def forward(self, x: Tensor) -> Tensor:  # [batch, head, window, token, dim]
+            q, k, v = self.qkv(x).view(2, 4, 3, 3, self.heads, -1).permute(3, 0, 4, 2, 1, 5)
+            return F.scaled_dot_product_attention(q, k, v).permute(0, 3, 2, 1, 4).reshape(2, 12, 30)
+
+    with regard.watch(model := Windows()) as recording:
+        model(torch.randn(2, 12, 30))
+    (call,) = recording
+    assert (call.batch, len(call.heads), call.queries, call.keys) == (6, heads, 4, 4)
+
+
 def test_torchs_function_with_three_dims_has_the_heads_that_its_module_lays_side_by_side() -> None:
     class Folded(Made):
         def forward(self, x: Tensor) -> Tensor:

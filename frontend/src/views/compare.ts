@@ -151,7 +151,7 @@ export class CompareView {
     });
     if (!found.length) return null;
     found.sort((x, y) => y.by - x.by);
-    return el("section", {}, el("h2", {}, store.say("most_changed")), el("ol", { class: "looks" }, ...found.slice(0, 10).map(({ layer, head, by }) => el("li", { "data-weight": by }, el("button", {
+    return el("section", {}, el("h2", {}, store.say("most_changed")), el("ol", { class: "looks pairs" }, ...found.slice(0, 10).map(({ layer, head, by }) => el("li", { "data-weight": by }, el("button", {
       type: "button", click: () => store.set({ layer, heads: [head], against: { ...b, layer, head } }),
     }, el("span", {}, store.say("layer_head", { layer: left[layer]!.index, head: left[layer]!.heads[head]! })), el("span", { class: "amount" }, percent(by)))))));
   }

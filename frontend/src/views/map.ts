@@ -308,14 +308,14 @@ export class MapCanvas {
       const most = entropy.reduce((top, value) => (value > top ? value : top), 1e-9);
       for (let y = 0; y < box.height; y++) {
         const value = entropy[Math.floor(((span.row + (y / box.height) * span.rows) / layer.queries) * entropy.length)]!;
-        if (value >= 0) context.fillRect(box.left + box.width + 4, box.top + y, (value / most) * 20, 1);
+        if (value >= 0) context.fillRect(box.left + box.width + 4, box.top + y, (value / most) * 20, 1.6);
       }
     }
     if (mass) {
       const most = mass.reduce((top, value) => (value > top ? value : top), 1e-9);
       for (let x = 0; x < box.width; x++) {
         const value = mass[Math.floor(((span.column + (x / box.width) * span.columns) / layer.keys) * mass.length)]!;
-        if (value >= 0) context.fillRect(box.left + x, box.top + box.height + 4, 1, Math.sqrt(value / most) * 20);
+        if (value >= 0) context.fillRect(box.left + x, box.top + box.height + 4, 1.6, Math.sqrt(value / most) * 20);
       }
     }
   }

@@ -9,8 +9,15 @@ const MOST_FILLED = 12;
 export interface Shade { weight: number; colour: string; parts?: { colour: string; weight: number }[] }
 export interface Spot { x: number; y: number; width: number; height: number; where: "inside" | "above" | "below" }
 
+/** What the text view needs of a pane: a text, or a picture in patches. */
+export interface Words {
+  readonly element: HTMLElement; readonly side: Side; readonly tokens: string[]; readonly isColumn: boolean; readonly scroller: HTMLElement;
+  remove(): void; scrollTo(at: number): void; shade(shades: Map<number, Shade>, stripColour: string): void; mark(at: number | null): void;
+  spot(at: number, frame: DOMRect): Spot | null; drawStrip(line: string): void;
+}
+
 /** A text whose tokens can be pointed at. It holds elements only for what is near the window, so 100 000 tokens scroll. */
-export class Pane {
+export class Pane implements Words {
   readonly element: HTMLElement;
   private readonly blocks: HTMLElement[] = [];
   private readonly filled = new Set<number>();

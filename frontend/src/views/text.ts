@@ -4,7 +4,8 @@ import { clamp, el, fill, sharp } from "../dom";
 import type { Chosen, State, Store } from "../state";
 import { label, percent } from "../tokens";
 import { EveryHead } from "./every";
-import { Pane, type Shade } from "./pane";
+import { Pane, type Shade, type Words } from "./pane";
+import { PicturePane } from "./picture";
 
 const LINES = 48; // lines from one word
 const LISTED = 12;
@@ -19,7 +20,7 @@ export class TextView {
   private readonly live = el("p", { class: "hidden", "aria-live": "polite" });
   private readonly bar = el("div", { class: "bar" });
   private readonly every: EveryHead;
-  private panes: Pane[] = [];
+  private panes: Words[] = [];
   private built = "";
   private frame = 0;
   private found: { out: Look[]; in: Look[] } = { out: [], in: [] };
@@ -55,9 +56,11 @@ export class TextView {
       key: (event: KeyboardEvent) => this.key(event),
     };
     const { layer } = store, two = layer.isCross || store.state.columns;
-    this.panes = [new Pane("query", layer.isCross ? layer.queryText : layer.keyText, store.state.columns, store.say("text_label"), act)];
+    const { picture } = store.data.header;
+    const isPicture = picture && !layer.isCross && !store.state.columns && layer.keyText.length === picture.first + picture.rows * picture.columns;
+    this.panes = isPicture ? [new PicturePane(layer.keyText, picture, store.say("patches"), act)] : [new Pane("query", layer.isCross ? layer.queryText : layer.keyText, store.state.columns, store.say("text_label"), act)];
     if (two) this.panes.push(new Pane("key", layer.keyText, store.state.columns, store.say("source_label"), act));
-    const long = Math.max(layer.queryText.length, layer.keyText.length) > 60;
+    const long = Math.max(layer.queryText.length, layer.keyText.length) > 60 || isPicture;
     this.stage.className = `stage${two ? " two" : ""}${store.state.columns ? " columns" : ""}${long || store.state.columns ? " tall" : ""}`;
     fill(this.stage, ...this.panes.map((pane) => pane.element), this.lines);
     const { chosen } = store.state;
@@ -81,7 +84,7 @@ export class TextView {
       el("p", { class: "help" }, store.say("text_help")));
   }
 
-  private pane(side: "query" | "key"): Pane {
+  private pane(side: "query" | "key"): Words {
     return this.panes.find((pane) => pane.side === side) ?? this.panes[0]!;
   }
 
@@ -240,6 +243,8 @@ export class TextView {
     const sideways = rtl ? -1 : 1;
     const vertical = pane.isColumn;
     const steps: Record<string, number> = vertical ? { ArrowDown: 1, ArrowUp: -1 } : { ArrowRight: sideways, ArrowLeft: -sideways };
+    const { picture } = store.data.header;
+    if (picture && pane instanceof PicturePane) Object.assign(steps, { ArrowDown: picture.columns, ArrowUp: -picture.columns });
     if (event.key in steps && !event.altKey && !event.ctrlKey && !event.metaKey) {
       const at = clamp((state.chosen?.at ?? -1) + steps[event.key]!, 0, pane.tokens.length - 1);
       store.set({ chosen: { side, at }, hovered: null });

@@ -1,6 +1,6 @@
 import { headColour } from "../colours";
 import { el, fill, sharp } from "../dom";
-import type { State, Store } from "../state";
+import type { State, Teller } from "../state";
 import { label } from "../tokens";
 import { type Matrix, type Settings, sharpness, steps, type Steps, wordsOf } from "../walk/compute";
 import { EXAMPLES, EXERCISES, STEPS, TEXT } from "../walk/words";
@@ -12,12 +12,12 @@ export class WalkView {
   readonly element = el("div", { class: "walk-view" });
   private settings: Settings;
   private text: string;
-  private readonly body = el("div", { class: "steps" });
+  private readonly body = el("div", { class: "steps", tabindex: 0, role: "group" });
   private readonly side = el("div", { class: "side" });
   private shown = "";
   private pointed: number | null = null;
 
-  constructor(private readonly store: Store | { state: Pick<State, "language">; colours: Store["colours"] }, text: string) {
+  constructor(private readonly store: Teller, text: string) {
     this.text = text;
     this.settings = { words: wordsOf(text, MOST), heads: 2, width: 8, seed: 0, scale: true, positions: true, mask: "none", window: 1 };
     fill(this.element, this.side, this.body);
@@ -32,6 +32,7 @@ export class WalkView {
     if (key === this.shown) return;
     const full = JSON.stringify([this.store.state.language]) !== this.side.dataset.key;
     this.shown = key;
+    this.body.setAttribute("aria-label", this.say(TEXT.title));
     if (full) this.drawSide();
     this.drawSwitches();
     this.drawSteps();

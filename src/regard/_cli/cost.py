@@ -89,6 +89,12 @@ def cost(
         int | None, typer.Option(help="Width of the rotary key beside --latent; 64 by default.")
     ] = None,
     q_latent: Annotated[int | None, typer.Option(help="Width of the queries' latent beside --latent.")] = None,
+    experts: Annotated[
+        int | None, typer.Option(help="Mixture of experts: so many feed-forwards of --ff-dim in a layer.")
+    ] = None,
+    active: Annotated[
+        int | None, typer.Option(help="Of --experts: how many a token goes through (default: 2).")
+    ] = None,
     int8: Annotated[bool, typer.Option("--int8", help="The cache keeps one byte a number.")] = False,
     rolling: Annotated[bool, typer.Option("--rolling", help="The cache keeps the --window only.")] = False,
     sinks: Annotated[int, typer.Option(help="First tokens that a --rolling cache keeps too.")] = 0,
@@ -106,6 +112,9 @@ def cost(
     plot: Annotated[
         Path | None, typer.Option(help="Draw it against the length into this file (png, svg, pdf).", dir_okay=False)
     ] = None,
+    lang: Annotated[
+        str, typer.Option(help="en or zh: the language of the table.", autocompletion=complete.one_of(("en", "zh")))
+    ] = "en",
     as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
 ) -> None:
     """What a model costs: parameters, FLOPs, activation memory, cache; or how long one attention call takes at least.
@@ -115,20 +124,25 @@ def cost(
       regard cost llama-3-8b --length 131072 --batch 4 --plot llama.png
       regard cost --layers 32 --d-model 4096 --heads 32 --kv-heads 8 --length 131072 --batch 4 --dtype bf16
       regard cost --layers 32 --d-model 4096 --heads 32 --latent 512 --int8
+      regard cost --layers 32 --d-model 4096 --heads 32 --kv-heads 8 --ff-dim 14336 --gated --experts 8 --active 2
       regard cost attention --length 4096 --heads 8 --head-dim 64 --causal --on h200
       regard cost attention --length 2048 --heads 8 --head-dim 64 --causal --measure
     """
+    from regard._text import language
+
     given = {
         "layers": layers, "d_model": d_model, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim,
         "ff_dim": ff_dim, "vocab": vocab, "window": window, "gated": gated or None,
     }  # fmt: skip
     given = {option: value for option, value in given.items() if value is not None}
     try:
+        language(lang)
         if name == "attention":
             models_only = {
                 "--layers": layers, "--d-model": d_model, "--ff-dim": ff_dim, "--gated": gated, "--vocab": vocab,
                 "--latent": latent, "--q-latent": q_latent, "--int8": int8, "--rolling": rolling, "--sinks": sinks,
                 "--source-length": source_length, "--rope-dim": rope_dim, "--device": device, "--plot": plot,
+                "--experts": experts, "--active": active,
             }  # fmt: skip
             _refuse(models_only, "is for models, not for one attention call")
             from regard._cli import roofline
@@ -142,12 +156,15 @@ def cost(
             _check_plot(plot)
         if latent is not None:
             _refuse({"--kv-heads": kv_heads}, "does not go with --latent: all heads read one latent; leave it out")
+        if experts is None:
+            _refuse({"--active": active}, "needs --experts")
         config, notes = _config(name, given, length)
         if rolling and getattr(config, "window", None) is None:
             raise ValueError("--rolling is a cache of a decoder's --window; give one, such as --window 256")
         bill = _bill(
             config, notes, name, given, _latent(config, latent, rope_dim, q_latent), length=length, batch=batch,
             dtype="bf16" if dtype is None else dtype, source_length=source_length,
+            experts=None if experts is None else (experts, 2 if active is None else active),
             device="cuda" if device is None else device, int8=int8, rolling=rolling, sinks=sinks,
         )  # fmt: skip
         times = _times(bill, on)
@@ -160,7 +177,7 @@ def cost(
         return
     from regard.cost._tables import seconds
 
-    typer.echo(str(bill))
+    typer.echo(bill.table(lang))
     if times:
         typer.echo(f"On {on} at its peak: {seconds(times['forward'])} forward, {seconds(times['backward'])} backward;")
         typer.echo(f"  {seconds(times['recomputed'])} more to compute layers again.")

@@ -27,14 +27,14 @@ WORDS = {
     "why": ("Why", "原因"),
     "wrote": ("wrote {what}", "已写入 {what}"),
 }
-NAMES = (*(f"E{number}" for number in range(1, 11)), *(f"X{number}" for number in range(1, 5)), "all")
+NAMES = (*(f"E{n}" for n in range(1, 15)), *(f"X{n}" for n in range(1, 6)), "M20", "M21", "S15", "all")
 
 
 def lab(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            help="E1 … E10, X1 … X4, or their topics such as variance; all for every one. None lists them.",
+            help="E1 … E14, X1 … X5, M20, M21, S15, or topics such as rnn; all for every one. None lists them.",
             autocompletion=complete.one_of(NAMES),
         ),
     ] = None,
@@ -76,7 +76,10 @@ def lab(
     if not chosen:
         _list(lang, as_json)
         return
-    found = _run(chosen, out, ending, lang)
+    try:
+        found = _run(chosen, out, ending, lang)
+    except ImportError as error:
+        terminal.stop(str(error))
     if as_json:
         rows = [one.to_dict(lang) for one in found]
         terminal.data(rows[0] if len(rows) == 1 else rows)

@@ -68,6 +68,7 @@ def look(
       regard look path/to/whisper --audio speech.wav
       regard look minilm --json
     """
+    from regard._page._image import as_seen
     from regard._page._show import open_in_browser
     from regard._write import write_atomically
 
@@ -85,7 +86,8 @@ def look(
         recording = _run(loaded, read, lang)
         recording.title = f"{model}: {type(network).__name__}"
         with terminal.saying(say(WORDS, lang, "writing")):
-            page = recording.to_html(layer=layer, head=head, lang=lang)
+            seen = None if image is None else as_seen(read.given.get("pixel_values"))
+            page = recording.to_html(layer=layer, head=head, lang=lang, picture=seen)
             recording.save(f"{out}.regard")
             write_atomically(Path(f"{out}.html"), [page.encode()])
     except (ValueError, ImportError, IndexError) as error:

@@ -51,6 +51,10 @@ def train(
     shard: Annotated[
         bool, typer.Option("--shard", help="Under torchrun: spread weights and optimizer over the processes (FSDP2).")
     ] = False,
+    tensor_parallel: Annotated[
+        bool,
+        typer.Option("--tensor-parallel", help="Under torchrun: spread the heads over the processes."),
+    ] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint in --out.")] = False,
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Write event files into the run's folder.")
@@ -69,7 +73,7 @@ def train(
       regard train --task lm --text book.txt --out runs/book --steps 2000
       regard train --data multi30k --out runs/en-de --resume
 
-    On several GPUs or machines the same words follow torchrun (DDP, or FSDP2 with --shard):
+    On several GPUs or machines the same words follow torchrun (DDP; FSDP2 with --shard):
       torchrun --nproc-per-node 8 -m regard train --data multi30k --out runs/en-de
     """
     from regard import train as engine
@@ -87,7 +91,10 @@ def train(
         _check_words(chosen, data, text, toy, distill or [])
         where = _device(device)
         engine.join_group(where)
-        trainer = _trainer(chosen, out, data, text, toy, where, distill or [], shard)
+        if shard and tensor_parallel:
+            raise ValueError("--shard and --tensor-parallel were both given; give one")
+        how = "shards" if shard else "heads" if tensor_parallel else "copies"
+        trainer = _trainer(chosen, out, data, text, toy, where, distill or [], how)
         trainer.start()
         if resume:
             trainer.resume()
@@ -207,13 +214,13 @@ def _trainer(
     toy: bool,
     device: Any,
     distill: list[Path],
-    shard: bool,
+    how: str,
 ) -> Trainer:
     from regard import train as engine
 
     if chosen.task == "lm":
         assert text is not None
-        return engine.language_trainer(chosen, engine.read_lines(text), out, device=device, shard=shard)
+        return engine.language_trainer(chosen, engine.read_lines(text), out, device=device, how=how)
     with terminal.saying("reading the text and learning its vocabulary"):
         if toy:
             read = engine.toy()
@@ -224,7 +231,7 @@ def _trainer(
         words = teachers.words if teachers is not None else None
         held = out / "tokenizer.json"
         words = engine.Words.load(held) if words is None and held.is_file() else words
-        trainer = engine.translation_trainer(chosen, read, out, words=words, device=device, shard=shard)
+        trainer = engine.translation_trainer(chosen, read, out, words=words, device=device, how=how)
     if teachers is not None:
         with terminal.progress() as bars:
             bar = bars.add_task("the teachers translate", total=len(read.train.source))

@@ -37,6 +37,8 @@ def page(
     opening: dict[str, Any] | None = None,
     home: str = "file",
     budget: int | None = None,
+    picture: Any = None,
+    patches: tuple[int, int] | None = None,
 ) -> str:
     """The recording as HTML. Tokens are data, and nothing but data: no element of the file depends on what they say.
 
@@ -45,12 +47,20 @@ def page(
         opening: where the page opens: ``layer``, ``head``, ``view``, ``lang``, ``theme``.
         home: "file", or "cell" inside a notebook.
         budget: bytes of data at most, before base64.
+        picture, patches: what a vision model was given, and how many rows and columns of patches it was cut into.
     """
     from regard._page._pack import pack  # reads tensors: the walkthrough uses this package without torch
 
+    extra: dict[str, Any] = {}
+    if picture is not None:
+        from regard._page._image import with_picture
+
+        recording, extra = with_picture(recording, picture, patches)
     recordings = [recording, *([against] if against is not None else [])]
     wanted = {name: value for name, value in (opening or {}).items() if value is not None}
-    packed = pack(recordings, budget, {"open": wanted} if wanted else None)
+    if wanted:
+        extra["open"] = wanted
+    packed = pack(recordings, budget, extra)
     lang = {"zh": "zh-CN"}.get(str(wanted.get("lang")), "en")
     body = [
         f'<div id="regard" data-home="{home}"><noscript><div class="plain">',

@@ -39,6 +39,15 @@ def picture(levels: np.ndarray[Any, Any], colours: np.ndarray[Any, Any]) -> byte
     return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(name, data) for name, data in chunks)
 
 
+def rgb(pixels: np.ndarray[Any, Any]) -> bytes:
+    """A picture of bytes [height, width, 3]."""
+    rows, columns, _ = pixels.shape
+    raw = b"".join(b"\0" + np.ascontiguousarray(row).tobytes() for row in pixels)
+    header = struct.pack(">IIBBBBB", columns, rows, 8, 2, 0, 0, 0)
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(raw, 9)), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(name, data) for name, data in chunks)
+
+
 def _palette(colours: np.ndarray[Any, Any]) -> bytes:
     at = np.linspace(0, len(colours) - 1, 256)
     channels = [np.interp(at, np.arange(len(colours)), colours[:, channel]) for channel in range(3)]

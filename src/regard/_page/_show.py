@@ -38,7 +38,14 @@ class Page(str):
         show(self)
 
 
-def written(recording: Recording, path: str | Path | None, against: Recording | None, opening: dict[str, Any]) -> Page:
+def written(
+    recording: Recording,
+    path: str | Path | None,
+    against: Recording | None,
+    opening: dict[str, Any],
+    picture: Any = None,
+    patches: tuple[int, int] | None = None,
+) -> Page:
     """The page of a recording, checked and written where a path is given."""
     if opening["lang"] not in LANGUAGES:
         raise ValueError(f"lang is {opening['lang']!r}; expected one of {', '.join(LANGUAGES)}")
@@ -49,7 +56,8 @@ def written(recording: Recording, path: str | Path | None, against: Recording | 
         recording.select(0 if layer is None else layer, head)
     if opening["lang"] == "en":
         opening = {name: value for name, value in opening.items() if name != "lang"}
-    made = Page(page(recording.cpu(), against=None if against is None else against.cpu(), opening=opening))
+    other = None if against is None else against.cpu()
+    made = Page(page(recording.cpu(), against=other, opening=opening, picture=picture, patches=patches))
     if path is not None:
         write_atomically(Path(path), [made.encode("utf-8")])
     return made

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from regard._triton import inputs
+from regard._triton import decoding, inputs
 from regard._triton.encode import (
     BAND,
     DENSE,
@@ -23,7 +23,7 @@ from regard._triton.encode import (
     tile_lists,
 )
 from regard._triton.inputs import Inputs, can_be_copied, described, power, rows_of_unit_stride
-from regard._triton.launcher import Launch
+from regard._triton.launcher import Launch, kept_launch
 from regard._triton.run import on
 
 if TYPE_CHECKING:
@@ -221,23 +221,6 @@ class _Draw(NamedTuple):
         return cls(call.seed, threshold, 0.0 if p == 1 else 1.0 / (1.0 - p))
 
 
-_launches: dict[tuple[Any, ...], Launch] = {}
-_MOST = 4096
-
-
-def _launch(call: Call, kernel: str, tiles: Tiles, test: Test, make: Callable[[], Launch], *more: Any) -> Launch:
-    """The launch of a kernel for calls of this kind; ``more``: what decides next to the call and its strides."""
-    tensors = (call.query, call.key, call.value) if call.bias is None else (call.query, call.key, call.value, call.bias)
-    strides = tuple([tensor.stride() for tensor in tensors])
-    key = (kernel, call.spec, strides, call.query.device, test.numbers, test.rows, *more)
-    found = _launches.get(key)
-    if found is None:
-        if len(_launches) >= _MOST:
-            _launches.clear()
-        found = _launches[key] = make()
-    return found
-
-
 def attend(call: Call, rows: bool) -> Attended:
     """The call's result; ``rows`` asks for entropy and largest weight too. Reads nothing from the device."""
     from regard._triton.forward import attend as kernel
@@ -245,6 +228,8 @@ def attend(call: Call, rows: bool) -> Attended:
     spec = call.spec
     if spec.empty:
         return _nothing(call, rows)
+    if not rows and decoding.pays(spec) and (band := band_of(call)) is not None:
+        return Attended(*decoding.decode(call, band), None, None)
     tiles, given, draw = tiles_of(spec), Inputs(call), _Draw.of(call)
     bias = _bias(call)
     value = rows_of_unit_stride(call.value)
@@ -281,7 +266,8 @@ def attend(call: Call, rows: bool) -> Attended:
                 grid = -(-len(test.rows) // tiles["BM"]), spec.batch * spec.heads
                 return Launch(kernel, grid, numbers, constants)
 
-            launch = _launch(call, "attend", tiles, test, make, rows, copied, _owners(lists))
+            kind = ("attend", rows, copied, test.numbers, test.rows, _owners(lists))
+            launch = kept_launch(call, kind, make)
             launch([
                 query, key, source, lse if bias.memory is None else bias.memory, lse if test.lo is None else test.lo,
                 lse if test.hi is None else test.hi, sinks, lse if draw.seed is None else draw.seed,
@@ -381,7 +367,7 @@ class _Backward:
             shape = {"H": spec.heads, "VALUE": spec.value_dim, "DV": wide_v, "BM": block, "num_warps": 4}
             return Launch(row_products, (-(-spec.queries // block), spec.batch * spec.heads), numbers, shape)
 
-        launch = _launch(call, "row products", {}, self.test, make, self.strides, out.dtype)
+        launch = kept_launch(call, ("row products", *self.strides, out.dtype), make)
         launch([out, self.grad_out, lse, self.delta, self.ready])
 
     def _memory(self) -> list[Any]:
@@ -412,8 +398,8 @@ class _Backward:
             numbers = (*self._strides(), items, owners, spec.queries, spec.keys, own, draw.threshold, *scales)
             return Launch(kernel, blocks, numbers, self._constants(tiles))
 
-        more = (self.strides[1], _owners(lists))
-        launch = _launch(call, "keys" if of_keys else "queries", tiles, self.test, make, *more)
+        kind = ("keys" if of_keys else "queries", self.strides[1], self.test.numbers, _owners(lists))
+        launch = kept_launch(call, kind, make)
         launch([*self._memory(), *((self.ready, self.ready) if lists is None else lists[:2]), *grads])
 
     def keys(self) -> tuple[Tensor, Tensor]:
@@ -475,8 +461,8 @@ class _Backward:
             constants = {**self._constants(tiles), "ALONG": along, "ONE_ROW": ones[0], "ONE_KEY": ones[1]}
             return Launch(bias_backward, (programs, own[0] * own[1]), numbers, constants)
 
-        more = (self.strides[1], own, programs, strides, ones)
-        _launch(call, "bias", tiles, self.test, make, *more)([*self._memory(), sums])
+        kind = ("bias", self.strides[1], self.test.numbers, own, programs, strides, ones)
+        kept_launch(call, kind, make)([*self._memory(), sums])
 
 
 def _along_diagonals(call: Call, sums: Tensor, grad: Tensor, down: int) -> Tensor:

@@ -124,6 +124,11 @@ class Inputs:
             **more,
         }
 
+    @property
+    def precision(self) -> str:
+        """How products of matrices are made."""
+        return PRECISION[self.call.spec.dtype]
+
     def rises(self) -> bool:
         """Whether a logit is the product of query and key times a positive number, and nothing more."""
         spec = self.call.spec

@@ -6,13 +6,16 @@ Working out a launch takes Python longer than a short kernel takes the device. W
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from operator import or_
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from regard.spec import Call
 
 # the compiler is told of every address that 16 divides: a launch with another one is compiled on its own
 _DIVIDES = 16
@@ -50,6 +53,22 @@ class Launch:
         rest = (*self._numbers, *(self._constants[name] for name in left))
         device = torch.cuda.current_device()
         self._ready = made.run, made.function, made.packed_metadata, rest, device
+
+
+_kept: dict[tuple[Any, ...], Launch] = {}
+_MOST = 4096
+
+
+def kept_launch(call: Call, kind: tuple[Any, ...], make: Callable[[], Launch]) -> Launch:
+    """The launch of a kernel for calls of this description and these strides; ``kind``: what else decides."""
+    tensors = (call.query, call.key, call.value) if call.bias is None else (call.query, call.key, call.value, call.bias)
+    key = (*kind, call.spec, call.query.device, *[tensor.stride() for tensor in tensors])
+    found = _kept.get(key)
+    if found is None:
+        if len(_kept) >= _MOST:
+            _kept.clear()
+        found = _kept[key] = make()
+    return found
 
 
 def _watched() -> bool:

@@ -59,11 +59,11 @@ EXAMPLES: Catalogue = {
         "除以 √{head_dim}，方差就除以 {head_dim}：现在是 {variance}。（缩放使方差约为 1，并不像有的笔记所说的那样"
         "使分数落在 -1 到 1 之间。）",
     ),
-    "E3.table.title": ("At other widths", "换成其他宽度"),
+    "E3.table.title": ("At other widths", "换成其他维度"),
     "E3.table.says": (
         "The variance of {pairs} scores, measured at each width: without scaling it grows with d_k, with scaling it "
         "does not.",
-        "在每种宽度下测量 {pairs} 个分数的方差：不缩放时随 d_k 增长，缩放后不变。",
+        "在每种维度下测量 {pairs} 个分数的方差：不缩放时随 d_k 增长，缩放后不变。",
     ),
     "E4.title": ("E4 · Without scaling, softmax saturates", "E4 · 不缩放，softmax 就会饱和"),
     "E4.scores.title": ("Scores, unscaled and scaled", "未缩放与缩放后的分数"),
@@ -177,7 +177,7 @@ EXAMPLES: Catalogue = {
         "The heads share the same columns among them: more heads are narrower heads, and the count does not change.",
         "各个头分享同样的列：头越多，每个头越窄，参数总数不变。",
     ),
-    "E10.widths.title": ("Other widths", "换成其他宽度"),
+    "E10.widths.title": ("Other widths", "换成其他维度"),
     "E10.widths.says": (
         "Counted in the matrices themselves: 4·d_model² (without biases). A copied note prints 4·d_model, which is the "
         "row below it.",

@@ -10,13 +10,13 @@ STEPS: Catalogue = {
     "title.model": ("Multi-head attention in {model}, step by step", "{model} 中的多头注意力，一步一步看"),
     "sizes": (
         "Tokens: {queries}; width d_model = {width}; heads: {heads}, each d_k = {head_dim} wide.",
-        "词元：{queries} 个；宽度 d_model = {width}；头：{heads} 个，每个头的宽度 d_k = {head_dim}。",
+        "词元：{queries} 个；维度 d_model = {width}；头：{heads} 个，每个头的维度 d_k = {head_dim}。",
     ),
     "sizes.cross": (
         "Tokens that look: {queries}, that are looked at: {keys}; width d_model = {width}; heads: {heads}, each "
         "d_k = {head_dim} wide.",
-        "查询一方的词元：{queries} 个，被看一方的词元：{keys} 个；宽度 d_model = {width}；头：{heads} 个，"
-        "每个头的宽度 d_k = {head_dim}。",
+        "查询一方的词元：{queries} 个，被看一方的词元：{keys} 个；维度 d_model = {width}；头：{heads} 个，"
+        "每个头的维度 d_k = {head_dim}。",
     ),
     "drawn": (
         "The vectors and matrices are random, drawn from seed {seed}: the arithmetic is that of any model, but nothing "
@@ -148,7 +148,7 @@ STEPS: Catalogue = {
         "A sum of d_k products spreads like √d_k, and large scores would let softmax give everything to one key. "
         "Divided by √d_k = {root}, they keep the same spread at any width.",
         "d_k 个乘积之和的波动随 √d_k 增大；分数过大时，softmax 会把几乎全部权重给一个键。除以 √d_k = {root}，"
-        "无论宽度多大，分数的波动都保持不变。",
+        "无论维度多大，分数的波动都保持不变。",
     ),
     "scores.off": (
         "Scaling is switched off: the scores stay as they are. With it they would be divided by √d_k = {root}.",

@@ -6,6 +6,8 @@ every s-th key is s small masks whose rows and keys are s apart: none of them ne
 
 from __future__ import annotations
 
+import functools
+import operator
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -13,7 +15,6 @@ import torch
 from torch import Tensor
 
 from regard.backends._schedule import Run, Step, from_intervals, steps_of
-from regard.masks._periods import periodic_part, with_period_apart
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -160,13 +161,13 @@ def _build(call: Call, mask: Mask, offset: int) -> list[Step | Pieces]:
 def _periodic_steps(mask: Mask, spec: CallSpec, offset: int) -> list[Step | Pieces] | None:
     """The steps of a mask with a period: of its classes, and of what it is joined to by ``|``."""
     plain: Mask | None = None
-    periodic = periodic_part(mask)
+    periodic = _periodic(mask)
     if periodic is None:
-        joined = with_period_apart(mask)
+        joined = _union(mask)
         if joined is None:
             return None
         plain, other = joined
-        periodic = periodic_part(other & ~plain)
+        periodic = _periodic(other & ~plain)
     if periodic is None or periodic[0] > min(MOST_CLASSES, spec.queries):
         return None
     period, rest = periodic
@@ -193,6 +194,30 @@ def _periodic_steps(mask: Mask, spec: CallSpec, offset: int) -> list[Step | Piec
             for step in from_intervals(item, *(np.maximum(ends, 0) for ends in below)):
                 placed.append(_Placed(step._replace(again=step.again or plain is not None), row, key, period))
     return list(_grouped(placed, spec))
+
+
+def _periodic(mask: Mask) -> tuple[int, Mask | None] | None:
+    """(s, rest) where a mask keeps pairs with (i - j) mod s = 0 that the rest keeps."""
+    parts = mask.conjuncts
+    for at, part in enumerate(parts):
+        if part.period is not None:
+            rest = parts[:at] + parts[at + 1 :]
+            return part.period, functools.reduce(operator.and_, rest) if rest else None
+    return None
+
+
+def _union(mask: Mask) -> tuple[Mask, Mask] | None:
+    """A mask as one without a period, and one with it."""
+    parts = mask.conjuncts
+    for at, part in enumerate(parts):
+        plain = [one for one in part.disjuncts if _periodic(one) is None]
+        periodic = [one for one in part.disjuncts if _periodic(one) is not None]
+        if plain and len(periodic) == 1:
+            rest = parts[:at] + parts[at + 1 :]
+            sides = functools.reduce(operator.or_, plain), periodic[0]
+            first, second = (functools.reduce(operator.and_, [side, *rest]) for side in sides)
+            return first, second
+    return None
 
 
 class _Placed(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -10,9 +10,9 @@ from regard.cost import _given
 from regard.cost._cache import CacheCost, cache_of
 from regard.cost._crossings import Crossings, crossings_of
 from regard.cost._describe import Block, Run, blocks_of
-from regard.cost._ops import Numbers
+from regard.cost._ops import Experts, Numbers
 from regard.cost._sums import Activations, Flops, Part, activations_of, flops_in_all, parts_of
-from regard.models import EncoderConfig, LatentConfig, TransformerConfig, WhisperConfig
+from regard.models import DecoderConfig, EncoderConfig, LatentConfig, TransformerConfig, WhisperConfig
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,10 +28,11 @@ class Cost:
         name, config: what was asked for.
         batch, length, source_length: what goes through it; the source is an encoder's, beside a decoder.
         dtype, device: of weights, activations and cache; the device decides which tensors are kept.
-        latent, int8, rolling, sinks: as in `cost.of`.
+        latent, experts, int8, rolling, sinks: as in `cost.of`.
         parts: the whole model by kind of operation.
         layers: one layer, by kind of operation; encoder and decoder each have theirs.
         parameters, weight_bytes: in all.
+        active_parameters: that one token meets: fewer only where there are experts.
         flops: over all pairs of query and key, as `torch.utils.flop_counter` counts them.
         kept_flops: over the pairs that the mask keeps: what a kernel that skips the others computes.
         activations: bytes kept for the backward pass.
@@ -47,12 +48,14 @@ class Cost:
     dtype: str
     device: str
     latent: LatentConfig | None
+    experts: tuple[int, int] | None
     int8: bool
     rolling: bool
     sinks: int
     parts: tuple[Part, ...]
     layers: dict[str, tuple[Part, ...]]
     parameters: int
+    active_parameters: int
     weight_bytes: int
     flops: Flops
     kept_flops: Flops
@@ -76,7 +79,8 @@ class Cost:
         """The same for items of another length; an encoder-decoder's source has it too, but for sound."""
         sound = isinstance(self.config, WhisperConfig)
         again = {
-            name: getattr(self, name) for name in ("batch", "dtype", "device", "latent", "int8", "rolling", "sinks")
+            name: getattr(self, name)
+            for name in ("batch", "dtype", "device", "latent", "experts", "int8", "rolling", "sinks")
         }
         return of(self.config, length=length, source_length=self.source_length if sound else None, **again)
 
@@ -94,10 +98,14 @@ class Cost:
 
         return draw(self)
 
-    def __str__(self) -> str:
+    def table(self, lang: str = "en") -> str:
+        """The bill as text, in English or Chinese ("zh")."""
         from regard.cost._tables import cost_table
 
-        return cost_table(self)
+        return cost_table(self, lang)
+
+    def __str__(self) -> str:
+        return self.table()
 
 
 def _plain(value: Any) -> Any:
@@ -117,6 +125,7 @@ def of(
     source_length: int | None = None,
     device: str = "cuda",
     latent: LatentConfig | None = None,
+    experts: tuple[int, int] | None = None,
     int8: bool = False,
     rolling: bool = False,
     sinks: int = 0,
@@ -135,6 +144,8 @@ def of(
         source_length: tokens the encoder of an encoder-decoder reads; `length`, or for Whisper all frames.
         device: "cuda" or "cpu": some kernels keep other tensors for the backward pass on one than on the other.
         latent: latent attention in place of a decoder's own, in every layer.
+        experts: (how many, how many a token goes through): a mixture of feed-forwards of `ff_dim` each, with a router,
+            in every layer of a decoder.
         int8: the cache keeps one byte a number.
         rolling: the cache is a `RollingCache` over the configuration's `window`, with so many `sinks`.
     """
@@ -144,9 +155,10 @@ def of(
     _given.check_count("batch", batch)
     _given.check_heads(found)
     _given.check_latent(found, latent)
+    mixed = _given.experts_of(found, experts)
     _given.check_cache(found, int8, rolling, sinks)
     size = _given.SIZES[kind]
-    run = Run(batch, *_given.lengths_of(found, length, source_length), Numbers(size, device == "cuda"), latent)
+    run = Run(batch, *_given.lengths_of(found, length, source_length), Numbers(size, device == "cuda"), latent, mixed)
     blocks = blocks_of(found, run)
     parts = parts_of(blocks)
     parameters = sum(part.parameters for part in parts)
@@ -159,22 +171,39 @@ def of(
         dtype=kind,
         device=device,
         latent=latent,
+        experts=experts,
         int8=int8,
         rolling=rolling,
         sinks=sinks,
         parts=parts,
         layers={block.name: parts_of([Block(block.name, block.ops)]) for block in blocks if "layer" in block.name},
         parameters=parameters,
+        active_parameters=parameters if mixed is None else parameters - _idle(found, mixed),
         weight_bytes=parameters * size,
         flops=flops_in_all(part.flops for part in parts),
         kept_flops=flops_in_all(part.kept_flops for part in parts),
-        activations=activations_of(blocks),
+        activations=replace(activations_of(blocks), textbook=_textbook(found, run)),
         cache=cache_of(
             found, batch=batch, length=run.length, source=run.source, size=size, latent=latent, int8=int8,
             rolling=rolling, sinks=sinks,
         ),
         notes=_notes(found, run),
     )  # fmt: skip
+
+
+def _idle(config: models.DecoderConfig, experts: Experts) -> int:
+    """Parameters of the experts that a token does not meet."""
+    matrices = 3 if config.gated else 2
+    biases = (matrices - 1) * config.ff_dim + config.embed_dim if config.ff_bias else 0
+    one = matrices * config.embed_dim * config.ff_dim + biases
+    return config.num_layers * (experts.all - experts.active) * one
+
+
+def _textbook(config: Any, run: Run) -> int | None:
+    if not isinstance(config, (DecoderConfig, EncoderConfig)) or run.latent is not None or run.experts is not None:
+        return None
+    width, scores = run.tokens * config.embed_dim, run.tokens * run.length * config.num_heads
+    return config.num_layers * (34 * width + 5 * scores)
 
 
 def _notes(config: Any, run: Run) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from regard.cost import _ops
-from regard.cost._ops import EMBEDDINGS, HEAD, LOSS, PROJECTIONS, Heads, Numbers, Op
+from regard.cost._ops import EMBEDDINGS, HEAD, LOSS, PROJECTIONS, Experts, Heads, Numbers, Op
 from regard.models import DecoderConfig, EncoderConfig, LatentConfig, TransformerConfig, WhisperConfig
 
 INDEX = 8  # bytes of a token's number
@@ -21,6 +21,7 @@ class Run:
     source: int  # tokens that an encoder reads beside them
     numbers: Numbers
     latent: LatentConfig | None = None  # takes the place of each layer's attention
+    experts: Experts | None = None  # each layer's feed-forward is so many, of which a token sees some
 
     @property
     def tokens(self) -> int:
@@ -65,16 +66,11 @@ def _decoder(config: DecoderConfig, run: Run) -> list[Block]:
         attention = [_ops.keep(PROJECTIONS, tokens * dim * size), *_decoder_attention(config, run)]
     else:
         attention = [_ops.keep(PROJECTIONS, tokens * dim * size), *_latent(run.latent, run)]
-    forward = _ops.feed_forward(
-        tokens,
-        dim,
-        config.ff_dim,
-        activation=config.activation,
-        gated=config.gated,
-        bias=config.ff_bias,
-        numbers=run.numbers,
-        ends=True,
-    )
+    how: dict[str, Any] = {"activation": config.activation, "gated": config.gated, "bias": config.ff_bias, "ends": True}
+    if run.experts is None:
+        forward = _ops.feed_forward(tokens, dim, config.ff_dim, numbers=run.numbers, **how)
+    else:
+        forward = _ops.mixture(tokens, dim, config.ff_dim, run.experts, run.numbers, **how)
     layer = [*(_ops.norm(tokens, dim, config.norm, run.numbers) for _ in range(2)), *attention, *forward]
     head = _ops.linear(HEAD, tokens, dim, config.vocab_size, bias=False)
     if config.tied:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from regard import models
+from regard.cost._ops import Experts
 from regard.models import DecoderConfig, EncoderConfig, LatentConfig, TransformerConfig, WhisperConfig
 
 SIZES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
@@ -107,3 +108,18 @@ def check_cache(config: Any, int8: bool, rolling: bool, sinks: int) -> None:
         raise ValueError("rolling needs a decoder with a window, such as models.config('gpt2', window=256)")
     if sinks and not rolling:
         raise ValueError(f"sinks={sinks} stay in a rolling cache; give rolling=True")
+
+
+def experts_of(config: Any, given: Any) -> Experts | None:
+    """(count, active) of a mixture of experts, checked."""
+    if given is None:
+        return None
+    if not isinstance(config, DecoderConfig):
+        raise ValueError(f"experts is for decoders, got {type(config).__name__}")
+    if not isinstance(given, (tuple, list)) or len(given) != 2:
+        raise TypeError(f"experts must be (how many, how many a token goes through), got {given!r}")
+    for name, value in zip(("experts", "active experts"), given, strict=True):
+        check_count(name, value)
+    if given[1] > given[0]:
+        raise ValueError(f"experts must be (how many, how many a token goes through), of {given[0]} not {given[1]}")
+    return Experts(*given)

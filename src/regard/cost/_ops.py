@@ -7,7 +7,7 @@ not arithmetic. Bytes are those of our own models: each tensor stands with the o
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 EMBEDDINGS = "embeddings"
 NORMS = "norms"
@@ -86,6 +86,21 @@ def feed_forward(
         *matrices,
         linear(FEED_FORWARD, tokens, inner, dim, bias=bias)._replace(repeated=not ends),
     ]
+
+
+def mixture(tokens: int, dim: int, inner: int, experts: Experts, numbers: Numbers, **how: Any) -> list[Op]:
+    """A router, and `experts.active` of `experts.all` feed-forwards for each token."""
+    one = feed_forward(tokens * experts.active, dim, inner, numbers=numbers, **how)
+    router = linear(FEED_FORWARD, tokens, dim, experts.all, bias=False)
+    kept = keep(FEED_FORWARD, tokens * (dim + experts.all) * numbers.size)
+    return [kept, router, *(op._replace(parameters=op.parameters * experts.all) for op in one)]
+
+
+class Experts(NamedTuple):
+    """Feed-forwards of which a router chooses some for each token."""
+
+    all: int
+    active: int
 
 
 class Heads(NamedTuple):

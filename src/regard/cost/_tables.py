@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import textwrap
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
+
+from regard._text import breaks, left, right, text, width
+from regard.cost._words import WORDS
 
 if TYPE_CHECKING:
     from regard.cost._cost import Cost
     from regard.cost._sums import Part
 
 WIDTH = 80
-PARTS = ("", "parameters", "forward", "backward", "kept", "kept")
-UNITS = ("", "", "FLOP", "FLOP", "eager", "fused")
-CACHES = ("cache", "a layer", "in all", "in int8", "of the weights")
 
 
 def count(number: float) -> str:
@@ -53,106 +55,125 @@ def whole(number: int) -> str:
 def columns(rows: Iterable[Sequence[str]]) -> list[str]:
     """Rows with the first column on the left and the others on the right."""
     rows = list(rows)
-    widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]))]
-    lines = [[row[0].ljust(widths[0]), *(row[n].rjust(widths[n]) for n in range(1, len(row)))] for row in rows]
+    widths = [max(width(row[n]) for row in rows) for n in range(len(rows[0]))]
+    lines = [[left(row[0], widths[0]), *(right(row[n], widths[n]) for n in range(1, len(row)))] for row in rows]
     return ["  ".join(cells).rstrip() for cells in lines]
 
 
-def cost_table(cost: Cost) -> str:
-    lines = [
-        f"{cost.name}: {whole(cost.parameters)} parameters, {size(cost.weight_bytes)} in {cost.dtype}",
-        *textwrap.wrap(_what_runs(cost), WIDTH),
-        "",
-        *_parts(cost),
-        "",
-        *_recomputation(cost),
-    ]
-    if cost.cache is not None:
-        lines += ["", *_cache(cost)]
-    lines += ["", *_crossings(cost)]
-    for note in cost.notes:
-        lines += textwrap.wrap(f"Note: {note}.", WIDTH, subsequent_indent="      ")
-    return "\n".join(lines)
+def cost_table(cost: Cost, lang: str = "en") -> str:
+    return "\n".join(_Bill(cost, lang).lines())
 
 
-def _what_runs(cost: Cost) -> str:
-    source = "" if cost.source_length is None else f" from {whole(cost.source_length)}"
-    items = "1 item" if cost.batch == 1 else f"{whole(cost.batch)} items"
-    return f"{items} of {whole(cost.length)} tokens{source}; kept for the backward pass on {cost.device}"
+class _Bill:
+    """A bill in one language."""
 
+    def __init__(self, cost: Cost, lang: str) -> None:
+        self.cost, self.lang = cost, lang
+        self.say = partial(text, WORDS, lang)
 
-def _row(name: str, parts: Sequence[Part]) -> tuple[str, ...]:
-    flops = [part.flops for part in parts]
-    return (
-        name,
-        count(sum(part.parameters for part in parts)),
-        count(sum(one.forward for one in flops)),
-        count(sum(one.backward for one in flops)),
-        size(sum(part.eager for part in parts)),
-        size(sum(part.fused for part in parts)),
-    )
+    def lines(self) -> list[str]:
+        cost, say = self.cost, self.say
+        weights = {"parameters": whole(cost.parameters), "bytes": size(cost.weight_bytes), "dtype": cost.dtype}
+        found = [say("head", name=cost.name, **weights), *self._wrapped(self._what_runs())]
+        if cost.experts is not None:
+            count, some = cost.experts
+            found += self._wrapped(say("active", active=whole(cost.active_parameters), some=some, count=count))
+        found += ["", *self._parts(), "", *self._recomputation()]
+        if cost.cache is not None:
+            found += ["", *self._cache()]
+        found += ["", *self._crossings()]
+        return found + [line for note in cost.notes for line in self._wrapped(say("note", note=note), "      ")]
 
+    def _wrapped(self, line: str, indent: str = "") -> list[str]:
+        if self.lang == "en":
+            return textwrap.wrap(line, WIDTH, subsequent_indent=indent)
+        places = [0, *breaks(line, WIDTH - len(indent)), len(line)]
+        pieces = [line[start:stop].rstrip() for start, stop in itertools.pairwise(places)]
+        return [pieces[0], *(indent + piece for piece in pieces[1:])]
 
-def _parts(cost: Cost) -> list[str]:
-    rows = [PARTS, UNITS, *(_row(part.name, [part]) for part in cost.parts), _row("in all", cost.parts)]
-    rows += [_row(f"one {name}", parts) for name, parts in cost.layers.items()]
-    lines = columns(rows)
-    rule = "-" * max(map(len, lines))
-    parts = 2 + len(cost.parts)
-    return [*lines[:2], rule, *lines[2:parts], rule, *lines[parts:]]
+    def _what_runs(self) -> str:
+        cost, say = self.cost, self.say
+        source = "" if cost.source_length is None else say("source", length=whole(cost.source_length))
+        items = say("item") if cost.batch == 1 else say("items", count=whole(cost.batch))
+        return say("runs", items=items, length=whole(cost.length), source=source, device=cost.device)
 
-
-def _recomputation(cost: Cost) -> list[str]:
-    kept, flops, acts = cost.kept_flops, cost.flops, cost.activations
-    found = []
-    if kept != flops:
-        found.append(f"Pairs that the mask keeps only: {flop(kept.forward)} forward, {flop(kept.backward)} backward.")
-    if flops.recomputed:
-        found.append(
-            f"Layers computed again: {flop(flops.recomputed)} more, {size(acts.recomputed)} kept, "
-            f"{size(acts.peak)} at the peak."
+    def _row(self, name: str, parts: Sequence[Part]) -> tuple[str, ...]:
+        flops = [part.flops for part in parts]
+        return (
+            name,
+            count(sum(part.parameters for part in parts)),
+            count(sum(one.forward for one in flops)),
+            count(sum(one.backward for one in flops)),
+            size(sum(part.eager for part in parts)),
+            size(sum(part.fused for part in parts)),
         )
-    return [line for text in found for line in textwrap.wrap(text, WIDTH, subsequent_indent="  ")]
 
+    def _named(self, part: str) -> str:
+        return self.say("head part" if part == "head" else part)
 
-def _cache(cost: Cost) -> list[str]:
-    assert cost.cache is not None
-    weights = cost.weight_bytes
-    rows: list[Sequence[str]] = [CACHES]
-    own = cost.cache
-    for kind, (plain, small) in own.kinds.items():
-        rows.append((kind, size(plain // own.layers), size(plain), size(small), _percent(plain / weights)))
-    lines = columns(rows)
-    each = f"{size(own.token)} a token and layer, {size(own.layer)} a layer, {size(own.total)} in all"
-    said = textwrap.wrap(f"This one ({own.kind}): {each}.", WIDTH, subsequent_indent="  ")
-    return [lines[0], "-" * max(map(len, lines)), *lines[1:], *said]
+    def _parts(self) -> list[str]:
+        cost, say = self.cost, self.say
+        rows = [
+            ("", say("parameters"), say("forward"), say("backward"), say("kept"), say("kept")),
+            ("", "", "FLOP", "FLOP", say("eager"), say("fused")),
+            *(self._row(self._named(part.name), [part]) for part in cost.parts),
+            self._row(say("in all"), cost.parts),
+        ]
+        rows += [self._row(say("one", layer=name), parts) for name, parts in cost.layers.items()]
+        lines = columns(rows)
+        rule = "-" * max(map(width, lines))
+        parts = 2 + len(cost.parts)
+        return [*lines[:2], rule, *lines[2:parts], rule, *lines[parts:]]
+
+    def _recomputation(self) -> list[str]:
+        kept, flops, acts = self.cost.kept_flops, self.cost.flops, self.cost.activations
+        found = []
+        if acts.textbook is not None:
+            found.append(self.say("whose", textbook=size(acts.textbook)))
+        if kept != flops:
+            found.append(self.say("pairs", forward=flop(kept.forward), backward=flop(kept.backward)))
+        if flops.recomputed:
+            again = {"flops": flop(flops.recomputed), "kept": size(acts.recomputed), "peak": size(acts.peak)}
+            found.append(self.say("again", **again))
+        return [line for one in found for line in self._wrapped(one, "  ")]
+
+    def _cache(self) -> list[str]:
+        own, say = self.cost.cache, self.say
+        assert own is not None
+        rows: list[Sequence[str]] = [[say(key) for key in ("cache", "a layer", "in all", "in int8", "of the weights")]]
+        for kind, (plain, small) in own.kinds.items():
+            share = _percent(plain / self.cost.weight_bytes)
+            rows.append((kind, size(plain // own.layers), size(plain), size(small), share))
+        lines = columns(rows)
+        each = {"token": size(own.token), "layer": size(own.layer), "total": size(own.total)}
+        said = self._wrapped(say("own", kind=own.kind, **each), "  ")
+        return [lines[0], "-" * max(map(width, lines)), *lines[1:], *said]
+
+    def _crossings(self) -> list[str]:
+        found, say = self.cost.crossings, self.say
+        attention = (
+            ("feed-forward", found.attention_over_feed_forward, found.kept_attention_over_feed_forward),
+            ("everything else", found.attention_over_rest, found.kept_attention_over_rest),
+        )
+        rows: list[tuple[str, int | None, str]] = []
+        for other, dense, kept in attention:
+            if dense is not None or kept is not None:
+                pairs = "" if dense == kept else say("by pairs", length=self._at(kept))
+                rows.append((say("more", other=say(other)), dense, pairs))
+        if self.cost.cache is not None:
+            rows.append((say("larger"), found.cache_over_weights, ""))
+        lines = []
+        for what, where, pairs in rows:
+            never = where is None and not pairs
+            said = say("never", what=what) if never else say("from", where=f"{self._at(where)}{pairs}", what=what)
+            lines += self._wrapped(said)
+        return lines
+
+    def _at(self, length: int | None) -> str:
+        return self.say("never length") if length is None else whole(length)
 
 
 def _percent(share: float) -> str:
     if 100 * share > 1e9:
         return f"{100 * share:.1e} %"
     return f"{100 * share:.3g} %" if share < 10 else f"{whole(round(100 * share))} %"
-
-
-def _crossings(cost: Cost) -> list[str]:
-    found = cost.crossings
-    attention = (
-        ("feed-forward", found.attention_over_feed_forward, found.kept_attention_over_feed_forward),
-        ("everything else", found.attention_over_rest, found.kept_attention_over_rest),
-    )
-    rows = []
-    for other, dense, kept in attention:
-        if dense is None and kept is None:
-            continue
-        pairs = "" if dense == kept else f" ({_at(kept)} by the pairs that the mask keeps)"
-        rows.append((f"attention costs more FLOPs than {other}", f"{_at(dense)}{pairs}"))
-    if cost.cache is not None:
-        rows.append(("the cache is larger than the weights", _at(found.cache_over_weights)))
-    lines = []
-    for what, where in rows:
-        lines += textwrap.wrap(f"From length {where}: {what}." if where != "never" else f"Never: {what}.", WIDTH)
-    return lines
-
-
-def _at(length: int | None) -> str:
-    return "never" if length is None else whole(length)

@@ -18,8 +18,7 @@ def from_plain(given: nn.Module | Mapping[str, Tensor], num_heads: int | None = 
 
     Such modules are in many notes and tutorials. Weights load by name, from the module or from its state dict, and
     give the same outputs. Their mask is 0 where attention is forbidden: pass `mask=masks.keep(mask != 0)`. A row where
-    all is forbidden gives zeros here, before the output projection; theirs fills with −1e9, which gives the mean of all
-    values.
+    all is forbidden gives zeros here, before the output projection; theirs gives the mean of all values.
 
     Args:
         given: the module, or its state dict.

@@ -21,19 +21,27 @@ if TYPE_CHECKING:
     from regard.lab._blur import blur as blur
     from regard.lab._causal import causal as causal
     from regard.lab._fixed_weights import fixed_weights as fixed_weights
+    from regard.lab._four_questions import four_questions as four_questions
     from regard.lab._from_scratch import from_scratch as from_scratch
     from regard.lab._growing_width import growing_width as growing_width
+    from regard.lab._head_roles import head_roles as head_roles
     from regard.lab._inverted_masks import inverted_masks as inverted_masks
+    from regard.lab._line_of_work import line_of_work as line_of_work
+    from regard.lab._mistakes import mistakes as mistakes
+    from regard.lab._numpy_heads import numpy_heads as numpy_heads
     from regard.lab._parameters import parameters as parameters
     from regard.lab._permutation import permutation as permutation
     from regard.lab._result import Result as Result
     from regard.lab._result import Table as Table
+    from regard.lab._rnn import rnn as rnn
     from regard.lab._saturation import saturation as saturation
     from regard.lab._sentence import sentence as sentence
+    from regard.lab._sum_over_heads import sum_over_heads as sum_over_heads
     from regard.lab._two_heads import two_heads as two_heads
     from regard.lab._two_relations import two_relations as two_relations
     from regard.lab._two_tokens import two_tokens as two_tokens
     from regard.lab._variance import variance as variance
+    from regard.lab._why_softmax import why_softmax as why_softmax
 
 # Name on the command line: the function of this module, whose file and texts are called likewise.
 TOPICS = {
@@ -47,17 +55,25 @@ TOPICS = {
     "E8": "blur",
     "E9": "from_scratch",
     "E10": "parameters",
+    "E11": "numpy_heads",
+    "E12": "head_roles",
+    "E13": "four_questions",
+    "E14": "line_of_work",
     "X1": "growing_width",
     "X2": "two_relations",
     "X3": "inverted_masks",
     "X4": "permutation",
+    "X5": "mistakes",
+    "M20": "why_softmax",
+    "M21": "sum_over_heads",
+    "S15": "rnn",
 }
 
 __all__ = ["TOPICS", "Result", "Table", "find", "names", "run", "words", *TOPICS.values()]  # pyright: ignore
 
 
 def names() -> list[str]:
-    """The names of all experiments, in order: E1 … E10 from the notes, X1 … X4 added."""
+    """The names of all experiments: E1 … E14 from the notes, X1 … X5 added, and M20, M21 and S15 on single subjects."""
     return list(TOPICS)
 
 

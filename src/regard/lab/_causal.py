@@ -42,7 +42,7 @@ class Causal(Result):
         answers = (
             (self.say("drop", lang), self.say("yes" if self.same_as_drop else "no", lang)),
             (self.say("future", lang), f"{self.future:.0%}"),
-            (self.say("bare", lang), self.refusal),
+            (self.say("bare", lang), self.refusal if lang == "en" else self.say("refused", lang)),
         )
         return [*made, Table(self.say("answers", lang), ("", ""), answers)]
 

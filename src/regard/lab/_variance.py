@@ -32,8 +32,8 @@ class Variance(Result):
     def tables(self, lang: str = "en") -> list[Table]:
         columns = ("", self.say("variance", lang), self.say("expected", lang))
         shown = (
-            (self.say("raw", lang), repr(self.raw), str(self.head_dim)),
-            (self.say("scaled", lang, head_dim=self.head_dim), repr(self.scaled), "1"),
+            (self.say("raw", lang), f"{self.raw:.3f}", str(self.head_dim)),
+            (self.say("scaled", lang, head_dim=self.head_dim), f"{self.scaled:.6f}", "1"),
         )
         return [Table(self.say("pairs", lang, pairs=self.pairs, head_dim=self.head_dim), columns, shown)]
 

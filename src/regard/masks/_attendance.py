@@ -23,6 +23,8 @@ _MOST_RUNS = 4
 class _Attendance(Mask):
     """A tensor [S], [L, S] or [B or 1, H or 1, L or 1, S or 1] over the call's rows and columns."""
 
+    _by_call = True
+
     def __init__(self, tensor: Tensor) -> None:
         shape = shape_of(tensor)
         batch, heads = shape[:2] if len(shape) == 4 else (1, 1)

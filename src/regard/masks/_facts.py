@@ -35,9 +35,10 @@ class Facts:
     _recent: ClassVar[bool | None] = False  # hides every key that is neither near nor among the first
     _countable: ClassVar[bool | None] = False  # its pairs may be counted one by one, however many they are
     _of_intervals: ClassVar[bool] = False  # a row sees a few intervals of keys, wherever contents can be read
+    _by_call: ClassVar[bool] = False  # names the rows and columns of one call by number, not positions
     _side: str | None = None  # where it puts padding
     _grain: int | None = 0  # the size of the blocks it is made of; 0 where there are none
-    _open: bool = False  # asks which item or head it is, and was not told how many there are
+    is_open: bool = False  # asks which item or head it is, and was not told how many there are
 
     def _about_keys(self) -> bool | None:
         """Whether a plain rule says the same to all rows of an item."""
@@ -93,6 +94,16 @@ class Facts:
     def conjuncts(self) -> list[Mask]:
         """Masks that mean this one when they are joined by ``&``."""
         return [self]  # type: ignore[list-item]
+
+    @property
+    def disjuncts(self) -> list[Mask]:
+        """Masks that mean this one when they are joined by ``|``."""
+        return [self]  # type: ignore[list-item]
+
+    @property
+    def by_call(self) -> bool:
+        """Whether some part names the rows and columns of one call by number; all other rules speak of positions."""
+        return any(leaf._by_call for leaf in self.leaves)
 
     @property
     def relative(self) -> bool:
@@ -155,12 +166,12 @@ class Facts:
     def sized(self, B: int, H: int) -> Mask:
         """The mask for a call of B items and H heads: rules that ask which item or head it is are told how many."""
         mask: Mask = self  # type: ignore[assignment]
-        if not self._open:
+        if not self.is_open:
             return mask
         signs = operator.and_, operator.or_, operator.invert
 
         def ask(part: Mask) -> Mask | None:
-            return None if part.parts else part._sized(B, H) if part._open else part
+            return None if part.parts else part._sized(B, H) if part.is_open else part
 
         found: Mask = mask.remember(("sized", B, H), 0, lambda: mask.fold(ask, *signs))
         return found

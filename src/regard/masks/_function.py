@@ -45,7 +45,7 @@ class Rule(Mask):
         self._function = function
         self._reads = reads
         self._sizes = sizes
-        self._open = None in sizes
+        self.is_open = None in sizes
         self._source = function  # as it was given: by its name it can be pickled
 
     @classmethod

@@ -32,7 +32,7 @@ class _Joint(Mask):
             _joint(parts, [part.heads for part in parts], "heads"),
         )
         self.parts = parts
-        self._open = any(part._open for part in parts)
+        self.is_open = any(part.is_open for part in parts)
 
     @classmethod
     def _rebuild(cls, structure: Structure, tensors: Iterator[Tensor]) -> Mask:
@@ -105,6 +105,10 @@ class Or(_Joint):
 
     kind = "or"
     sign = "|"
+
+    @property
+    def disjuncts(self) -> list[Mask]:
+        return [disjunct for part in self.parts for disjunct in part.disjuncts]
 
     def _join(self, answers: list[Any], both: Any, either: Any, opposite: Any) -> Any:
         return either(*answers)

@@ -227,6 +227,8 @@ class Recording:
         layer: int | None = None,
         head: int | None = None,
         lang: str = "en",
+        picture: Any = None,
+        patches: tuple[int, int] | None = None,
     ) -> Page:
         """A page that needs nothing but a browser; written to ``path`` when given.
 
@@ -235,10 +237,15 @@ class Recording:
             against: a second recording, to compare with: two prompts, two checkpoints, two models.
             layer, head: where the page opens; at something worth seeing when None.
             lang: "en" or "zh".
+            picture: what a vision model was given, [height, width, 3] or [3, height, width]: its patches take the place
+                of words.
+            patches: rows and columns of patches; by default the largest square that the tokens can hold, what is left
+                over standing before them, as a class token does.
         """
         from regard._page._show import written
 
-        return written(self, path, against, {"layer": layer, "head": head, "lang": lang})
+        opening = {"layer": layer, "head": head, "lang": lang}
+        return written(self, path, against, opening, picture, patches)
 
     def show(self, **options: Any) -> None:
         """Show the page: in the notebook's cell, or in the browser. Takes the keywords of ``to_html``."""

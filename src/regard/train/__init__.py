@@ -24,6 +24,7 @@ from regard.train._processes import leave_group as leave_group
 from regard.train._quoted import Vocabulary, load_quoted, load_quoted_vocabularies, quoted_config
 from regard.train._settings import Settings
 from regard.train._settings import read_settings as read_settings
+from regard.train._tensor_parallel import tensor_parallel
 from regard.train._text import Data, Pairs, read_folder, read_lines, read_pairs, split
 from regard.train._text import find as find
 from regard.train._tokens import Words
@@ -58,6 +59,7 @@ __all__ = [
     "read_pairs",
     "scores",
     "split",
+    "tensor_parallel",
     "toy",
     "toy_settings",
     "translation_trainer",

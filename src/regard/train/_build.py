@@ -57,7 +57,7 @@ def translation_trainer(
     words: Words | None = None,
     device: torch.device | str = "cpu",
     with_bleu: bool = True,
-    shard: bool = False,
+    how: str = "copies",
 ) -> Trainer:
     """A `Trainer` of a `Transformer` on parallel text, from which its vocabulary is learnt when not given."""
     device = torch.device(device)
@@ -82,7 +82,7 @@ def translation_trainer(
 
     valid = encode_pairs(words, data.valid, settings)
     return Trainer(
-        model, settings, words, encode, valid, Path(out), device, score=score if with_bleu else None, shard=shard
+        model, settings, words, encode, valid, Path(out), device, score=score if with_bleu else None, how=how
     )
 
 
@@ -92,7 +92,7 @@ def language_trainer(
     out: str | Path,
     *,
     device: torch.device | str = "cpu",
-    shard: bool = False,
+    how: str = "copies",
 ) -> Trainer:
     """A `Trainer` of a `Decoder` on a running text; its last tenth is held out."""
     device = torch.device(device)
@@ -108,4 +108,4 @@ def language_trainer(
         return running([token for ids in words.encode(part) for token in ids], settings.max_tokens)
 
     train = corpus(lines[:cut])
-    return Trainer(model, settings, words, lambda epoch: train, corpus(lines[cut:]), Path(out), device, shard=shard)
+    return Trainer(model, settings, words, lambda epoch: train, corpus(lines[cut:]), Path(out), device, how=how)

@@ -6,7 +6,6 @@ rows of its own queries, and every statistic is merged as tiles of one process a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,8 +17,6 @@ from regard import Observation, Plan, Want
 from regard.masks import Mask
 
 LAYOUTS = ("balanced", "contiguous")
-# masks that name rows and columns of one call by number; all others speak of positions, which parts keep
-_BY_CALL = ("keep", "drop", "from_additive")
 _ROWS = ("lse", "entropy", "max_weight", "top_keys", "top_weights", "first_mass")
 
 
@@ -167,17 +164,11 @@ class _Gather(torch.autograd.Function):
 
 
 def _refuse_rows(mask: Any) -> None:
-    if isinstance(mask, Mask) and _names_rows(mask.structure):
+    if isinstance(mask, Mask) and mask.by_call:
         raise ValueError(
             "mask: masks.keep and masks.drop name rows of one call by number; over several processes give a rule of "
             "positions (causal, window, padding, documents, …)"
         )
-
-
-def _names_rows(structure: Sequence[Any]) -> bool:
-    return structure[0] in _BY_CALL or any(
-        _names_rows(each) for each in structure[1:] if isinstance(each, tuple) and each
-    )
 
 
 def _with_dtensors(query: Any, key: Any, value: Any, keywords: dict[str, Any]) -> Tensor:

@@ -101,11 +101,13 @@ def compare(
     from sacrebleu.significance import PairedTest
 
     systems = [("theirs", list(theirs)), ("ours", list(ours))]
-    test = PairedTest(systems, metrics, [list(references)], test_type="bs", n_samples=samples)
-    test_results: Any = test()[1]
     found = []
-    for name in metrics:
-        base, own = test_results[name]
+    for (
+        name,
+        metric,
+    ) in metrics.items():  # one at a time: its results go by the metric's own name, and BLEU is here twice
+        results: Any = PairedTest(systems, {name: metric}, [list(references)], test_type="bs", n_samples=samples)()[1]
+        [(base, own)] = [pair for key, pair in results.items() if key != "System"]
         interval = own.mean - own.ci, own.mean + own.ci
         found.append(Compared(name, float(own.score), float(base.score), interval, float(own.p_value)))
     return found

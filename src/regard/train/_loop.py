@@ -60,16 +60,16 @@ class Trainer:
         device: torch.device,
         *,
         score: Score | None = None,
-        shard: bool = False,
+        how: str = "copies",
     ) -> None:
         self.settings, self.words, self.out, self.device = settings, words, out, device
         self.encode, self.valid, self.score = encode, valid.to(device), score
-        self.processes = Processes(device, shard=shard)
+        self.processes = Processes(device, how)
         self.average = Average(model, settings)
         self.model = model
         self.running = self.processes.wrap(model)  # what steps run: the model, or its part in a group of processes
-        count = self.processes.count
-        self.stepper = Stepper(self.running, settings, device, graphs=settings.graphs, processes=count)
+        graphs = settings.graphs and self.processes.count == 1
+        self.stepper = Stepper(self.running, settings, device, graphs=graphs, processes=self.processes.data[1])
         self.step = self.epoch = self.position = 0
         self.best: dict[str, float] = {}
         self.since_best = 0
@@ -82,7 +82,9 @@ class Trainer:
     def start(self) -> None:
         """Write what a reader of the folder needs besides the weights."""
         if self.processes.count > 1:
-            torch.manual_seed(self.settings.seed + 7919 * self.processes.rank)  # dropout of its own in each process
+            torch.manual_seed(
+                self.settings.seed + 7919 * self.processes.data[0]
+            )  # each part of a batch has its dropout
         if not self.processes.first:
             return
         self.out.mkdir(parents=True, exist_ok=True)
@@ -143,7 +145,7 @@ class Trainer:
         with _on_sigterm(self._stop):
             for batch, whole_batch in self._batches():
                 self.step += 1
-                tokens_of = whole_batch if self.processes.count > 1 else None
+                tokens_of = whole_batch if self.processes.data[1] > 1 else None
                 loss = self.stepper(batch, learning_rate(self.settings, self.step), tokens_of)
                 self.average.after_step(self.step)
                 self.position += 1
@@ -160,7 +162,9 @@ class Trainer:
                 ends = self.step >= self.settings.steps or out_of_time
                 if ends or self.step % self.settings.validate_every == 0:
                     places = torch.tensor([float(window_tokens)], device=self.device, dtype=window_nll.dtype)
-                    nll, tokens, window_places = self.processes.total(torch.cat([window_nll, places])).tolist()
+                    sums = torch.cat([window_nll, places])
+                    sums = self.processes.total(sums) if self.processes.data[1] > 1 else sums
+                    nll, tokens, window_places = sums.tolist()
                     if not math.isfinite(nll):
                         raise ValueError(
                             f"the loss is {nll} at step {self.step}: lower peak_lr, or raise warmup or clip"
@@ -210,7 +214,7 @@ class Trainer:
                 multiple=settings.round_lengths,
             )
             corpus = corpus.to(self.device)
-            parts = [each.part(self.processes.rank, self.processes.count) for each in planned]
+            parts = [each.part(*self.processes.data) for each in planned]
             rows = torch.tensor([row for part in parts for row in part], device=self.device, dtype=torch.int64)
             begins = [0, *itertools.accumulate(map(len, parts))]
             for at in range(self.position, len(planned)):

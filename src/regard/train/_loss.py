@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import NamedTuple
 
 from torch import Tensor
 
 from regard.train._batches import Soft
 from regard.train._tokens import PAD
+
+FUSED = True  # on CUDA, where Triton is installed; a benchmark may switch it off
+
+
+def fuses() -> bool:
+    return FUSED and importlib.util.find_spec("triton") is not None
 
 
 class Loss(NamedTuple):
@@ -38,6 +45,11 @@ def loss_of(
         soft, distill: the teachers' likeliest tokens, and λ. What they leave of the probability is spread evenly.
         tokens: how many target tokens the mean is over, where this is one process's part of a batch.
     """
+    if logits.is_cuda and not (soft is not None and distill) and outputs.numel() and fuses():
+        from regard.train._fused_loss import FusedLoss
+
+        flat = logits.flatten(0, -2).contiguous()
+        return Loss(*FusedLoss.apply(flat, outputs.flatten().contiguous(), smoothing, r_drop, tokens))  # type: ignore[no-untyped-call]
     passes = logits.shape[0] // max(outputs.shape[0], 1)
     log_p = logits.float().log_softmax(-1).view(passes, *outputs.shape, logits.shape[-1])
     real = outputs != PAD

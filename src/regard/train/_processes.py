@@ -10,14 +10,23 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+WAYS = ("copies", "shards", "heads")  # DDP, FSDP2, tensor parallelism
+
 
 class Processes:
     """The group that this process trains in. Alone, everything here does nothing."""
 
-    def __init__(self, device: torch.device, *, shard: bool = False) -> None:
-        self.device, self.shard = device, shard
+    def __init__(self, device: torch.device, how: str = "copies") -> None:
+        if how not in WAYS:
+            raise ValueError(f"how must be one of {', '.join(WAYS)}, got {how!r}")
+        self.device, self.how = device, how
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         self.count = dist.get_world_size() if dist.is_initialized() else 1
+
+    @property
+    def data(self) -> tuple[int, int]:
+        """Which part of each batch this process has, of how many: by heads, all have the whole batch."""
+        return (0, 1) if self.how == "heads" else (self.rank, self.count)
 
     @property
     def first(self) -> bool:
@@ -25,11 +34,17 @@ class Processes:
         return self.rank == 0
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """The model as it runs here: copies that share their gradients (DDP), or shards of it (FSDP2)."""
+        """The model as it runs here: a copy that shares its gradients (DDP), a shard (FSDP2), or some of its heads."""
         if self.count == 1:
             return model
-        if self.shard:
+        if self.how == "shards":
             return sharded(model)
+        if self.how == "heads":
+            from torch.distributed.device_mesh import init_device_mesh
+
+            from regard.train._tensor_parallel import tensor_parallel
+
+            return tensor_parallel(model, init_device_mesh(self.device.type, (self.count,)))
         from torch.nn.parallel import DistributedDataParallel
 
         return DistributedDataParallel(model, device_ids=[self.device] if self.device.type == "cuda" else None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -9,6 +11,7 @@ from torch import Tensor, nn
 
 from regard.train._batches import Batch, Soft
 from regard.train._loss import Loss, loss_of
+from regard.train._processes import whole
 from regard.train._settings import Settings
 
 # graphs that are kept; a batch of a further shape runs kernel by kernel
@@ -35,6 +38,7 @@ def optimizer_of(model: nn.Module, settings: Settings, device: torch.device) -> 
     others = [each for each in model.parameters() if each.requires_grad and each.dim() <= 1]
     groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": others, "weight_decay": 0.0}]
     graphs = device.type == "cuda"
+    mixed = len({hasattr(each, "device_mesh") for each in model.parameters()}) > 1  # some lie in parts, some are whole
     # a graph reads the learning rate from memory
     rate: Any = torch.tensor(settings.peak_lr, device=device) if graphs else settings.peak_lr
     return torch.optim.AdamW(
@@ -42,9 +46,22 @@ def optimizer_of(model: nn.Module, settings: Settings, device: torch.device) -> 
         lr=rate,
         betas=(settings.beta1, settings.beta2),
         eps=1e-9,
-        fused=device.type in ("cuda", "cpu"),
+        fused=device.type in ("cuda", "cpu") and not mixed,
+        foreach=False if mixed else None,
         capturable=graphs,
     )
+
+
+def clip(parameters: Sequence[Tensor], most: float) -> None:
+    """`torch.nn.utils.clip_grad_norm_`, also where some weights lie in parts on several processes and others do not."""
+    if len({hasattr(each, "device_mesh") for each in parameters}) == 1:
+        nn.utils.clip_grad_norm_(parameters, most)
+        return
+    grads = [each.grad for each in parameters if each.grad is not None]
+    total = torch.stack([whole(grad.norm()) for grad in grads]).norm()
+    scale = (most / (total + 1e-6)).clamp_max(1.0)
+    for grad in grads:
+        grad.mul_(scale)
 
 
 class Stepper:
@@ -103,7 +120,7 @@ class Stepper:
         # processes take the mean of their gradients; with a mean over all tokens, the sum is meant
         (loss.total * self.processes).backward()  # type: ignore[no-untyped-call]
         if settings.clip:
-            nn.utils.clip_grad_norm_(self.parameters, settings.clip)
+            clip(self.parameters, settings.clip)
         self.optimizer.step()
         return Loss(loss.total.detach(), loss.nll, loss.tokens)
 
@@ -118,12 +135,25 @@ class Stepper:
         return loss
 
     def _capture(self, shape: tuple[int, ...], batch: Batch) -> None:
+        assert self._side is not None
         held = _copied(batch)
         self.optimizer.zero_grad(set_to_none=True)
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+            gc.collect()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            loss = self._run(held)
-        self._pool = self._pool if self._pool is not None else graph.pool()
+        torch.cuda.synchronize(self.device)
+        # as torch.cuda.graph does it, without collecting garbage and emptying the allocator's cache for each shape
+        gc.disable()
+        try:
+            with torch.cuda.stream(self._side):
+                graph.capture_begin(pool=self._pool)
+                try:
+                    loss = self._run(held)
+                finally:
+                    graph.capture_end()
+        finally:
+            gc.enable()
         self._captured[shape] = graph, held, loss
 
     def _replay(self, shape: tuple[int, ...], batch: Batch) -> Loss:

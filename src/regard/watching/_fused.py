@@ -34,7 +34,7 @@ def _kernel(given: dict[str, Any], out: Any) -> Seen:
         given.get("scale"),
         offset=offset,
         placed=offset is not None,
-        lse=None if lse is None else lse.detach().reshape(q.shape[:3]),
+        lse=None if lse is None else lse.detach().reshape(q.shape[:3]).contiguous(),
     )
 
 

@@ -57,12 +57,14 @@ def _heads(
     count = _count(modules)
     if heads and not (count == 1 and len(shape) <= 3):
         return tuple(heads)
-    if axis == len(shape) - 1 and (len(shape) == 4 or (len(shape) > 4 and known.softmax.by_function)):
-        return _axes.whole(axis - 2, shape[axis - 2])  # [..., head, query, key], as torch's own function has it
     if count == 1 or (len(shape) <= 3 and count is None):
         return ()
     candidates = [n for n, size in enumerate(shape) if n != axis and size == count]
-    if len(shape) > 3 and len(candidates) == 1:
+    if len(shape) > 4 and len(candidates) == 1:
+        return _axes.whole(candidates[0], shape[candidates[0]])
+    if axis == len(shape) - 1 and (len(shape) == 4 or (len(shape) > 4 and known.softmax.by_function)):
+        return _axes.whole(axis - 2, shape[axis - 2])  # [..., head, query, key], as torch's own function has it
+    if len(shape) == 4 and len(candidates) == 1:
         return _axes.whole(candidates[0], shape[candidates[0]])
     raise Unseen(_unclear(shape))
 

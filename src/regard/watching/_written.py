@@ -105,6 +105,8 @@ class Tracker:
             self.note(args[0], known._replace(final=known.final.clone()))
 
     def follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        if getattr(func, "overloadpacket", None) is aten.native_layer_norm:
+            out = out[0]
         for at, given in enumerate(args[:3]):
             known = self._known.get(id(given)) if isinstance(given, Tensor) else None
             if known is not None:
@@ -219,10 +221,12 @@ class Tracker:
             if call is not None and packet not in (aten.mv, aten.addmv, aten.addbmm):
                 made = (*lead, rows, feature) if side == 0 else (*lead, feature, rows)
                 self.note(out, Product(made, call))
-        elif _learned(other) and packet not in (aten.mv, aten.addmv, aten.addbmm):
+        elif packet not in (aten.mv, aten.addmv, aten.addbmm):
             fresh = _axes.whole(OTHER, size_of_last(other, side))
             made = (*lead, rows, fresh) if side == 0 else (*lead, fresh, rows)
-            self.note(out, known._replace(dims=made, changed=known.changed or "mixed across heads by a product"))
+            left = [piece for dim in made for piece in dim]
+            if all(piece in left for piece in self._keys(known)):
+                self.note(out, known._replace(dims=made, changed=known.changed or "mixed across heads by a product"))
 
     def _summed(self, known: Partial, args: Any, out: Tensor) -> None:
         axes = args[1] if len(args) > 1 else None

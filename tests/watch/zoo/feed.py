@@ -150,6 +150,7 @@ def _patch(config: Any) -> int:
     part = getattr(config, "vision_config", config)
     channels = getattr(part, "in_channels", None) or getattr(part, "in_chans", None) or 3
     size = getattr(part, "patch_size", 8)
+    size = size[0] if isinstance(size, (list, tuple)) else size
     return int(channels * (getattr(part, "temporal_patch_size", None) or 1) * size * size)
 
 

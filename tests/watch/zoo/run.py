@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json
 import signal
 import sys
 import warnings
@@ -25,6 +24,16 @@ from transformers.models.auto import modeling_auto
 import regard
 
 SECONDS, PARAMETERS = 40, 6e7
+BAR = 0.97  # of the classes with softmax attention, seen whole
+
+
+# Softmaxes of these types, besides those of attention, are something else.
+NO_ATTENTION = {
+    "deepseek_v4": "streams of the residual are mixed by a doubly stochastic matrix",
+    "groupvit": "tokens are assigned to groups, by a softmax over the groups",
+    "lightglue": "a detector of keypoints is a softmax over cells",
+    "zaya": "experts are chosen",
+}
 
 
 class Row(NamedTuple):
@@ -96,49 +105,52 @@ def looked_at(model_type: str, implementation: str | None = None) -> Row:
             if implementation is not None:
                 model.set_attn_implementation(implementation)
             inputs = runnable(model)
-            name = type(model).__name__
-            torch.manual_seed(1)
-            expected = tensors_of(model(**inputs))
-            with collected() as rows:
-                torch.manual_seed(1)
-                again = tensors_of(model(**inputs))
+            return seen_by_watch(model_type, model, (), inputs)
+    except TooSlow:
+        raise
     except Exception as error:
         text = (str(error).strip().splitlines() or [""])[0]
-        return Row(
-            model_type, str(modeling_auto.MODEL_MAPPING_NAMES[model_type]), f"{type(error).__name__}: {text[:110]}"
-        )
-    steady = same(expected, again)
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")
+        name = modeling_auto.MODEL_MAPPING_NAMES[model_type]
+        return Row(model_type, name if isinstance(name, str) else name[0], f"{type(error).__name__}: {text[:110]}")
+
+
+def seen_by_watch(label: str, model: Any, args: tuple[Any, ...], inputs: dict[str, Any]) -> Row:
+    """The model with and without a watch, and what its softmaxes gave."""
+
+    def run() -> list[torch.Tensor]:
         torch.manual_seed(1)
-        with regard.watch(model, count_padding=True) as recording:
-            out = tensors_of(model(**inputs))
-    unseen, inexact = compared(rows, recording)
-    return Row(
-        model_type,
-        name,
-        "",
-        len(recording),
-        tuple(recording.missed),
-        unseen,
-        inexact,
-        same(out, expected) or not steady,
-    )
+        return tensors_of(model(*args, **inputs))
+
+    expected = run()
+    with collected() as rows:
+        again = run()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with regard.watch(model, count_padding=True) as recording:
+                out = run()
+    except Exception as error:
+        if isinstance(error, TooSlow):
+            raise
+        return Row(label, type(model).__name__, missed=(("the model", f"it raised under a watch: {error!r}"),))
+    unseen, inexact = compared(label, rows, recording)
+    bitwise = same(out, expected) or not same(expected, again)  # a few models draw numbers of their own
+    return Row(label, type(model).__name__, "", len(recording), tuple(recording.missed), unseen, inexact, bitwise)
 
 
-def compared(rows: list[Rows], recording: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def compared(label: str, rows: list[Rows], recording: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Softmaxes that no recorded call fits, and recorded calls that no softmax fits."""
     left = list(rows)
     inexact = []
     for call in recording:
         fit = next((row for row in left if row.fits(call.entropy)), None)
-        if fit is None:
+        if fit is None and call.keys > 1:  # one key has all the weight, and is not collected
             inexact.append(f"{call.path} {list(call.entropy.shape)}")
-        else:
+        elif fit is not None:
             left.remove(fit)
     listed = len(recording.missed)
     unseen = [f"{row.what} {list(row.shape)}" for row in left if row.what == "attention" or len(row.shape) >= 3]
-    return tuple(unseen[listed:]), tuple(inexact)
+    return () if label in NO_ATTENTION else tuple(unseen[listed:]), tuple(inexact)
 
 
 def tensors_of(out: Any) -> list[torch.Tensor]:
@@ -169,22 +181,38 @@ def main(types: list[str]) -> int:
         except TooSlow as late:
             row = Row(model_type, "", str(late))
         rows.append(row)
-        print(json.dumps(row), flush=True)
+        print(line(row), flush=True)
         gc.collect()
-    summary(rows)
-    return 0
+    return summary(rows)
 
 
-def summary(rows: list[Row]) -> None:
+def line(row: Row) -> str:
+    """One row of the table."""
+    start = f"{row.model_type:34} {row.name:38}"
+    if row.problem:
+        return f"{start} not run: {row.problem}"
+    reasons = [
+        *dict.fromkeys(reason for _, reason in row.missed),
+        *dict.fromkeys(f"unseen {what}" for what in row.unseen),
+    ]
+    parts = [f"{row.calls:3} calls seen, {len(row.missed) + len(row.unseen)} missed"]
+    parts += [f"exact {'no: ' + ', '.join(row.inexact) if row.inexact else 'yes'}"]
+    parts += [f"bitwise {'yes' if row.bitwise else 'no'}"]
+    return "; ".join([f"{start} {parts[0]}", *parts[1:], *reasons])
+
+
+def summary(rows: list[Row]) -> int:
+    """Says whether the bar is held, and gives the process's status."""
     ran = [row for row in rows if not row.problem]
     attend = [row for row in ran if row.has_attention or row.unseen]
     whole = [row for row in attend if row.whole]
-    print(f"{len(rows)} types; {len(ran)} built and ran; {len(attend)} have attention", file=sys.stderr)
-    print(f"seen whole: {len(whole)} of {len(attend)} ({len(whole) / max(1, len(attend)):.1%})", file=sys.stderr)
-    print(
-        f"not exact: {sum(bool(row.inexact) for row in ran)}; not bitwise: {sum(not row.bitwise for row in ran)}",
-        file=sys.stderr,
-    )
+    silent, inexact = [row for row in ran if row.unseen], [row for row in ran if row.inexact]
+    changed = [row for row in ran if not row.bitwise]
+    share = len(whole) / max(1, len(attend))
+    print(f"{len(rows)} classes; {len(ran)} built and ran; {len(attend)} have softmax attention")
+    print(f"seen whole: {len(whole)} ({share:.1%}); partial and silent: {len(silent)}; not exact: {len(inexact)}; "
+          f"outputs changed: {len(changed)}")  # fmt: skip
+    return int(share < BAR or bool(silent or inexact or changed))
 
 
 if __name__ == "__main__":

@@ -60,15 +60,19 @@ _PER_LAYER = ("layer_types", "mlp_layer_types", "indexer_types", "layers_block_t
 _MAX_TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
 
 
+def _alike(names: tuple[str, ...], sizes: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {name: dict(sizes) for name in names}
+
+
 _MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]}
 # What the rules cannot know.
-OVERRIDES: dict[str, dict[str, Any]] = {  # values are read, never changed
-    **dict.fromkeys(  # noqa: RUF024
+OVERRIDES: dict[str, dict[str, Any]] = {
+    **_alike(
         ("qwen2_vl_text", "qwen2_5_vl_text", "glm4v_text", "glm4v_moe_text", "glm_ocr_text", "glm_image_text",
          "paddleocr_vl_text", "glm46v_text"),
         {"rope_parameters": _MROPE},
     ),
-    **dict.fromkeys(  # noqa: RUF024
+    **_alike(
         ("autoformer", "informer", "time_series_transformer"),
         {"prediction_length": 5, "context_length": 9, "lags_sequence": [1, 2]},
     ),
@@ -101,7 +105,6 @@ OVERRIDES: dict[str, dict[str, Any]] = {  # values are read, never changed
     "videomae": {"num_frames": 4}, "vivit": {"num_frames": 4, "video_size": [4, 32, 32]},
     "timesformer": {"num_frames": 4}, "mobilevitv2": {"image_size": 64}, "mobilevit": {"image_size": 64},
     "wav2vec2-bert": {"feature_projection_input_dim": 160}, "idefics": {"use_resampler": False},
-    "hiera": {"image_size": [32, 32], "patch_kernel": [7, 7], "embed_dim": 16, "depths": [1, 1], "num_heads": [2, 4]},
 }  # fmt: skip
 
 
@@ -133,10 +136,15 @@ def _agreeing(fields: dict[str, Any], sizes: dict[str, Any]) -> dict[str, Any]:
     if "rotary_dim" in fields:
         found["rotary_dim"] = WIDTH // HEADS // 2
     stages = fields.get("num_heads")
-    if isinstance(stages, list) and isinstance(fields.get("embed_dim"), int) and isinstance(fields.get("depths"), list):
+    if (
+        isinstance(stages, list)
+        and isinstance(fields.get("embed_dim"), int)
+        and isinstance(fields.get("depths"), list)
+        and "window_size" in fields
+    ):
         count = len(fields["depths"])  # Swin and its kin: each stage is twice as wide
         found |= {"embed_dim": 16, "num_heads": [2 * 2**n for n in range(count)], "depths": [1] * count}
-        found |= {"window_size": 2, "image_size": 64, "patch_size": 2} if "window_size" in fields else {}
+        found |= {"window_size": 2, "image_size": 64, "patch_size": 2}
     if "head_dim" in fields and fields["head_dim"] is None:
         found["head_dim"] = WIDTH // HEADS
     return found

@@ -37,6 +37,10 @@ WORDS = {
     "drop": ("masks.drop(triu) is the causal mask", "masks.drop(triu) 就是因果掩码"),
     "future": ("weight on the future, read wrongly", "读反时落在未来的权重"),
     "bare": ("mask=triu, as a bare tensor", "mask=triu，直接传张量"),
+    "refused": (
+        "TypeError: a bare tensor does not say which it is",
+        "TypeError：光一个张量没有说明含义；请用 masks.keep（True 表示可以看）或 masks.drop（True 表示禁止看）",
+    ),
     "yes": ("yes", "是"),
     "no": ("no", "否"),
 }

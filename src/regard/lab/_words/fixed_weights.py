@@ -13,11 +13,11 @@ WORDS = {
         "and keys learn to match names, so place and length do not matter. The last row is a warning: given "
         "positions as well, attention learns the place in part, because that also worked in training.",
         "每个词元是一样东西，有名字和颜色；最后一个词元问某个名字的颜色。训练时答案总在位置 2，权重表答得很好；答案一"
-        "换位置，它就只能瞎猜。若训练时答案位置不定，它只能取平均。输入更长时，它干脆没有对应的权重。查询与键学到的是"
+        "换位置，它就只能随机猜测。若训练时答案位置不定，它只能取平均。输入更长时，它干脆没有对应的权重。查询与键学到的是"
         "“按名字匹配”，所以位置和长度都不要紧。最后一行是个提醒：如果再加上位置编码，注意力也会部分地记住位置，因为在"
         "训练中这样也管用。",
     ),
-    "answers": ("right answers (a guess: {chance})", "答对的比例（瞎猜：{chance}）"),
+    "answers": ("right answers (a guess: {chance})", "答对的比例（随机猜测：{chance}）"),
     "trained": ("as trained", "与训练时相同"),
     "moved": ("answer moved", "答案换位置"),
     "longer": ("{longer} tokens", "{longer} 个词元"),

@@ -5,7 +5,7 @@ WORDS = {
     "question": (
         "Four tokens of width 3 with random 3×3 projections: what does attention from scratch give, and can it be "
         "repeated?",
-        "四个宽度为 3 的词元，投影是随机的 3×3 矩阵：从零实现的注意力给出什么？能重复吗？",
+        "四个维度为 3 的词元，投影是随机的 3×3 矩阵：从零实现的注意力给出什么？能重复吗？",
     ),
     "look": (
         "regard.reference writes the formulas out in NumPy; regard.attention gives the same numbers. Projections are "

@@ -4,7 +4,7 @@ WORDS = {
     "title": ("Without √d_k, as d_k grows", "没有 √d_k，而 d_k 越来越大"),
     "question": (
         "E4 looks at one width. How do entropy, largest weight and gradient change from width 1 to 2048?",
-        "E4 只看一个宽度。从宽度 1 到 2048，熵、最大权重和梯度怎样变化？",
+        "E4 只看一个维度。从维度 1 到 2048，熵、最大权重和梯度怎样变化？",
     ),
     "look": (
         "With the scale the three curves soon stay level. Without it the entropy falls towards 0, one key takes all, "

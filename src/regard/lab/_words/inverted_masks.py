@@ -13,7 +13,7 @@ WORDS = {
         "to look for. The last row of such a mask has nothing to attend to: a plain softmax gives NaN, −1e9 gives "
         "equal weight to every forbidden key (and in float16, where it is −inf, NaN again); regard gives zeros.",
         "序列是六个随机符号，再原样重复一遍。掩码反了，每个词元都能看见自己要预测的那个符号：损失降到 0，低于“看不见"
-        "未来”所能达到的下限。到了生成的时候，没有未来可看，模型只能瞎猜。损失好得过分，就是该警觉的信号。这种掩码的"
+        "未来”所能达到的下限。到了生成的时候，没有未来可看，模型只能随机猜测。损失好得过分，就是该警觉的信号。这种掩码的"
         "最后一行没有任何可看的键：普通的 softmax 得到 NaN；用 −1e9 则给每个被禁止的键相同的权重（在 float16 里 −1e9 "
         "就是 −inf，又是 NaN）；regard 给出 0。",
     ),
@@ -35,7 +35,7 @@ WORDS = {
     "generated": ("right when generating", "生成时的正确率"),
     "causal": ("causal mask", "因果掩码"),
     "inverted": ("inverted mask", "反了的掩码"),
-    "possible": ("least possible loss; a guess", "损失的下限；瞎猜的正确率"),
+    "possible": ("least possible loss; a guess", "损失的下限；随机猜测的正确率"),
     "padding": ("a padding mask, inverted", "填充掩码反了"),
     "on_padding": ("weight that goes to padding", "落在填充上的权重"),
     "empty": ("a row with nothing to attend to", "没有任何可看的键的一行"),

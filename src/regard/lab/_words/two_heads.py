@@ -4,7 +4,7 @@ WORDS = {
     "title": ("Two heads, two views of one input", "两个头，同一输入的两种看法"),
     "question": (
         "Two tokens of width 4 and two heads of width 2, with the projections written out. What are the queries?",
-        "两个宽度为 4 的词元，两个宽度为 2 的头，投影矩阵全部给出。查询各是多少？",
+        "两个维度为 4 的词元，两个维度为 2 的头，投影矩阵全部给出。查询各是多少？",
     ),
     "look": (
         "The heads see the same tokens from two sides: head 1 sets x1 and x2 apart along its second entry, head 2 "

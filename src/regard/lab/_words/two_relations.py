@@ -17,7 +17,7 @@ WORDS = {
     ),
     "task": (
         "{symbols} symbols, {length} tokens, one layer of width 32",
-        "{symbols} 种符号，{length} 个词元，一层，宽度 32",
+        "{symbols} 种符号，{length} 个词元，一层，维度 32",
     ),
     "heads": ("heads", "头数"),
     "share": ("right answers", "答对的比例"),

@@ -1,0 +1,39 @@
+"""The loss in one kernel, interpreted on a CPU, against the loss in torch's operations."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+
+import pytest
+
+CHECK = """
+import torch
+import regard.train._fused_loss as fused
+from regard.train._loss import loss_of
+
+fused.BLOCK = 16
+torch.manual_seed(0)
+for passes in (1, 2):
+    for smoothing, alpha, tokens in ((0.1, 0.7, None), (0.0, 1.0, 31)):
+        outputs = torch.randint(4, 45, (3, 5))
+        outputs[1, 3:] = outputs[2] = 0
+        x = (3 * torch.randn(passes * 3, 5, 45)).requires_grad_()
+        wanted = loss_of(x, outputs, smoothing=smoothing, r_drop=alpha, tokens=tokens)
+        (grad,) = torch.autograd.grad(wanted.total, x)
+        total, nll, count = fused.FusedLoss.apply(x.reshape(-1, 45), outputs.flatten(), smoothing, alpha, tokens)
+        (found,) = torch.autograd.grad(2 * total, x)
+        torch.testing.assert_close(total, wanted.total)
+        torch.testing.assert_close(nll, wanted.nll)
+        assert int(count) == int(wanted.tokens) == 8
+        torch.testing.assert_close(found, 2 * grad)
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+def test_one_kernel_gives_loss_and_gradient_of_torchs_operations() -> None:
+    settings = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", CHECK], env=settings, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]

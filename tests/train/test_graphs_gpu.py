@@ -1,0 +1,53 @@
+"""Steps as CUDA graphs give the losses of plain steps, and the fused loss that of torch's operations."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.train.small import DATA, SMALL
+
+from regard.train import _loss
+from regard.train._batches import plan_epoch
+from regard.train._build import encode_pairs, model_of
+from regard.train._loss import loss_of
+from regard.train._settings import Settings
+from regard.train._step import Stepper
+from regard.train._tokens import Words
+
+pytestmark = pytest.mark.gpu
+
+
+def losses(graphs: bool) -> list[float]:
+    words = Words.learn([*DATA.train.source, *DATA.train.target], vocab_size=SMALL.vocab_size)
+    settings = Settings(**{**vars(SMALL), "dropout": 0.0, "attention_dropout": 0.0, "r_drop": 0.5, "round_lengths": 4})
+    torch.manual_seed(1)
+    device = torch.device("cuda")
+    model = model_of(settings, len(words), device).train()
+    corpus = encode_pairs(words, DATA.train, settings)
+    planned = plan_epoch(corpus, 150, seed=1, epoch=0, multiple=4)
+    corpus = corpus.to(device)
+    stepper = Stepper(model, settings, device, graphs=graphs)
+    found = []
+    for _ in range(4):
+        for each in planned:
+            batch = corpus.take(torch.tensor(each.rows, device=device), each.widths)
+            found.append(float(stepper(batch, 1e-3).total))
+    return found
+
+
+def test_replayed_steps_learn_as_plain_ones() -> None:
+    assert losses(True) == pytest.approx(losses(False), rel=0.02)
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_the_fused_loss_is_torchs(passes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(1)
+    logits = torch.randn(passes * 7, 9, 10_007, device="cuda", requires_grad=True)
+    outputs = torch.randint(4, 10_007, (7, 9), device="cuda")
+    outputs[3, 4:] = 0
+    found = loss_of(logits, outputs, smoothing=0.1, r_drop=0.7)
+    (grad,) = torch.autograd.grad(found.total, logits)
+    monkeypatch.setattr(_loss, "FUSED", False)
+    wanted = loss_of(logits, outputs, smoothing=0.1, r_drop=0.7)
+    torch.testing.assert_close(found.total, wanted.total, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(grad, torch.autograd.grad(wanted.total, logits)[0], rtol=1e-3, atol=1e-6)
