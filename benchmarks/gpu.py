@@ -206,12 +206,27 @@ def heads() -> Iterator[Case]:
     yield Case("bias tensor 2048, with its gradient", tensors, {"bias": added}, peer, (None, 1.1), more=(added,))
 
 
+def decode() -> Iterator[Case]:
+    """One query over caches of unequal lengths, against cuDNN on all of the keys."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    def all_keys(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            return plain_sdpa(q, k, v)
+
+    for batch, keys in ((1, 4096), (8, 8192), (8, 65536), (64, 4096)):
+        tensors = normal(batch, 32, 1, 128), normal(batch, 8, keys, 128), normal(batch, 8, keys, 128)
+        lengths = torch.linspace(keys // 2, keys, batch, device="cuda").long()
+        yield Case(f"decode {batch}×{keys}", tensors, {"mask": masks.padding(lengths)}, all_keys, (1.1, None))
+
+
 GROUPS: dict[str, Callable[[], Iterator[Case]]] = {
     "biases": biases,
     "sparse": sparse,
     "dropout": dropout,
     "padding": padding,
     "heads": heads,
+    "decode": decode,
 }
 
 
@@ -335,40 +350,46 @@ def show(row: Row) -> None:
     )
 
 
+def save(rows: list[Row], path: Path | None) -> None:
+    """After every row: a run that is cut off leaves what it has."""
+    if path is None:
+        return
+    import triton
+
+    about = {
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "cudnn": torch.backends.cudnn.version(),
+        "date": datetime.date.today().isoformat(),
+        "rows": [asdict(row) for row in rows],
+    }
+    path.write_text(json.dumps(about, indent=1))
+
+
+def every_row(group: str) -> Iterator[Row]:
+    if group == "host":
+        yield from host_rows()
+        return
+    for case in GROUPS[group]():
+        try:
+            yield from rows_of(group, case)
+        except Exception as problem:  # one case that fails must not lose the others
+            yield Row(group, case.name, 0.0, note=f"{type(problem).__name__}: {problem}"[:300])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", help=f"groups to run, comma-separated: {', '.join((*GROUPS, 'host'))}")
     parser.add_argument("--json", type=Path, help="file for the raw figures")
     args = parser.parse_args()
-    wanted = args.only.split(",") if args.only else [*GROUPS, "host"]
     torch.manual_seed(0)
     rows: list[Row] = []
-    for group in wanted:
-        cases = iter(()) if group == "host" else GROUPS[group]()
-        for case in cases:
-            try:
-                for row in rows_of(group, case):
-                    rows.append(row)
-                    show(row)
-            except Exception as problem:  # likewise
-                rows.append(Row(group, case.name, 0.0, note=f"{type(problem).__name__}: {problem}"[:300]))
-                show(rows[-1])
-        if group == "host":
-            for row in host_rows():
-                rows.append(row)
-                show(row)
-    if args.json is not None:
-        import triton
-
-        about = {
-            "device": torch.cuda.get_device_name(),
-            "torch": torch.__version__,
-            "triton": triton.__version__,
-            "cudnn": torch.backends.cudnn.version(),
-            "date": datetime.date.today().isoformat(),
-            "rows": [asdict(row) for row in rows],
-        }
-        args.json.write_text(json.dumps(about, indent=1))
+    for group in args.only.split(",") if args.only else [*GROUPS, "host"]:
+        for row in every_row(group):
+            rows.append(row)
+            show(row)
+            save(rows, args.json)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,16 @@
 """Train the translators that docs/train.md speaks of, on one GPU, in one go, and measure them.
 
-    REGARD_DATA=multi30k python benchmarks/translator.py --out build/translator      about 9 minutes on an H200
-    python benchmarks/translator.py --data FOLDER --out build/tiny --tiny            a rehearsal, minutes on a CPU
+    REGARD_DATA=multi30k python benchmarks/translator.py --out build/translator
+    python benchmarks/translator.py --data FOLDER --out build/tiny --tiny      # a rehearsal, minutes on a CPU
 
 Two stages. First several teachers are trained next to each other (R-Drop, one seed each); together they translate the
 training sources once more and say how sure they are of each target token. Then students learn from the real and the
 distilled sentences: two recipes, three seeds each, and three De→En models by the first stage's recipe. Everything is
 chosen on the validation text (recipe, checkpoint, length penalty); the test is only read to be reported.
 
-Each model is a process of its own, so that several share the GPU. The out folder gets at most eight files: all numbers
+Each model is a process of its own. Processes share a GPU by time slices: on an H200 without MPS, nine at once made a
+ninth of the steps each, so this needs an hour there and not minutes; `translator_seeds.py` trains seeds one after the
+other in one process instead. The out folder gets at most eight files: all numbers
 (`translator.json`), logs and translations (`texts.tar.gz`), and models (`NAME.tar`, weights in float16; unpack one to
 use it with `regard translate`): the best recipe's three students, the best De→En and the best teacher, or with
 `--keep teachers` the teachers, from which a later run goes on (`--teachers-from`).

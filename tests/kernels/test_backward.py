@@ -14,7 +14,7 @@ import regard
 from regard import bias, masks
 from regard._arguments import prepare
 from regard._hash import uniform
-from regard._triton import attend
+from regard._triton import attend, gradients
 
 SIZES = {"B": 2, "H": 4, "G": 2, "L": 37, "S": 71}
 NAMES = ("query", "key", "value", "bias", "sinks")
@@ -185,7 +185,7 @@ def test_padding_may_hold_anything(side: str, poison: float) -> None:
         torch.manual_seed(1)
         grad_out = torch.randn(done.out.shape, device=DEVICE)
         found.append(
-            (done.out, done.lse, *attend.gradients(call, grad_out, done.out, done.lse, (True,) * 3 + (False,)))
+            (done.out, done.lse, *gradients.gradients(call, grad_out, done.out, done.lse, (True,) * 3 + (False,)))
         )
     for clean, same in zip(*found, strict=True):
         assert clean is None or torch.equal(clean, same)

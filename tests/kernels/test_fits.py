@@ -1,7 +1,7 @@
 """Every kernel fits the shared memory of the devices it is chosen for: compiled here, without a GPU.
 
-What a program needs is estimated when its tiles are chosen (`regard._triton.attend`); the estimate must not be below
-what the compiler takes. A few kinds run in `make test`, all of them in `make test-kernels`.
+What a program needs is estimated when its tiles are chosen (`regard._triton.tile_sizes`); it must not need more by
+the compiler. A few kinds run in `make test`, all of them in `make test-kernels`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from triton.compiler import ASTSource  # noqa: E402
 
 from regard import bias, masks  # noqa: E402
 from regard._arguments import prepare  # noqa: E402
-from regard._triton import attend, backward, forward, inputs  # noqa: E402
+from regard._triton import backward, forward, inputs, tile_sizes  # noqa: E402
 
 # bytes of shared memory that a program may have
 LIMITS = {80: 166_912, 89: 101_376, 90: 232_448, 100: 232_448}
@@ -54,9 +54,9 @@ FEW = [
 
 
 def fits(arch: int, dim: int, dtype: torch.dtype, modifier: str, kind: str, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(attend, "shared_memory", lambda device: LIMITS[arch])
-    attend.tiles_of.cache_clear()
-    attend.gradient_tiles.cache_clear()
+    patch.setattr(tile_sizes, "shared_memory", lambda device: LIMITS[arch])
+    tile_sizes.tiles_of.cache_clear()
+    tile_sizes.gradient_tiles.cache_clear()
     given = {"dropout": 0.0, **MODIFIERS[modifier]}
     query = torch.zeros(1, 2, 3, dim, dtype=dtype)
     names = ("mask", "bias", "scale", "softcap", "sinks")
@@ -64,8 +64,8 @@ def fits(arch: int, dim: int, dtype: torch.dtype, modifier: str, kind: str, patc
     spec = call.spec._replace(queries=4096, keys=4096)  # long enough for the largest tiles
     if dim > inputs.widest(dtype):
         pytest.skip(f"{dtype} takes heads up to {inputs.widest(dtype)}")
-    keys, queries, square = attend.gradient_tiles(spec)
-    tiles = {"forward": attend.tiles_of(spec), "keys": keys, "queries": queries, "bias": square}[kind]
+    keys, queries, square = tile_sizes.gradient_tiles(spec)
+    tiles = {"forward": tile_sizes.tiles_of(spec), "keys": keys, "queries": queries, "bias": square}[kind]
     wide = max(16, inputs.power(dim))
     constants: dict[str, Any] = {
         "H": 2, "GROUP": 1, "HEAD": dim, "D": wide, "VALUE": dim, "DV": wide, "BM": tiles["BM"], "BN": tiles["BN"],

@@ -17,6 +17,8 @@ import torch
 from tests.train.group import together
 from tests.train.small import DATA, SMALL
 
+import regard
+from regard import models
 from regard.train import LAST, read_metrics, translation_trainer
 from regard.train._checkpoint import read
 
@@ -112,3 +114,27 @@ def test_a_killed_process_ends_the_run_with_a_message_and_it_goes_on_alone(tmp_p
     assert done.returncode == 0, done.stderr
     assert read(out / LAST)[1]["step"] == step + 2
     assert json.loads((out / "settings.json").read_text())["embed_dim"] == 16
+
+
+def watched() -> dict[str, torch.Tensor]:
+    """A model that is wrapped for several processes is seen as the model itself is."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    torch.manual_seed(1)
+    model = models.Transformer(
+        models.TransformerConfig(vocab_size=20, embed_dim=8, num_layers=1, num_heads=2, ff_dim=8)
+    )
+    source, target = torch.randint(4, 20, (2, 5)), torch.randint(4, 20, (2, 3))
+    found = []
+    for each in (model.eval(), DistributedDataParallel(model.eval())):
+        with torch.no_grad(), regard.watch(each) as recording:
+            each(source, target, source_lengths=[5, 4])
+        found.append({call.path.removeprefix("module."): call.lse for call in recording})
+    assert found[0].keys() == found[1].keys() and len(found[0]) == 3
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+    return found[1]
+
+
+def test_a_model_under_ddp_is_watched_in_each_process() -> None:
+    one, other = together(2, watched)
+    assert all(torch.equal(one[name], other[name]) for name in one)

@@ -180,9 +180,21 @@ def moved(m: Made, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return joined(F.pad((q @ k.mT).softmax(-1), (0, 1)) @ F.pad(v, (0, 0, 0, 1)))
 
 
+def head_by_head(m: Made, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    weights = torch.stack([(q[:, n] @ k[:, n].mT).softmax(-1) for n in range(3)], 1)
+    return joined(weights @ v)
+
+
+def in_turns(m: Made, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    weights = (q @ k.mT).softmax(-1)
+    return torch.cat([part[:, 0] @ v[:, n] for n, part in enumerate(weights.split(1, 1))], -1)
+
+
 @pytest.mark.parametrize(
     ("attend", "reason"),
     [
+        (head_by_head, "moved by stack"),
+        (in_turns, "cut into parts"),
         (talking, "mixed across heads by a product"),
         (gated, "multiplied by something"),
         (moved, "moved by constant_pad_nd"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -93,7 +93,6 @@ class Inputs:
         self.call = call
         self.launched = launched
         self.query, self.key = rows_of_unit_stride(call.query), rows_of_unit_stride(call.key)
-        self.copied = can_be_copied(self.query, self.key)
         self.bias = self.query
         self.bias_strides: tuple[int, ...] = (0, 0, 0, 0)
         if call.bias is not None:
@@ -123,6 +122,11 @@ class Inputs:
             "PRECISION": PRECISION[spec.dtype],
             **more,
         }
+
+    @cached_property
+    def copied(self) -> bool:
+        """Whether the copy engine can load query and key."""
+        return can_be_copied(self.query, self.key)
 
     @property
     def precision(self) -> str:

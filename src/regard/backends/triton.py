@@ -65,7 +65,7 @@ class Triton(FusedBackend):
     def backward(
         self, call: Call, grad_out: Tensor, out: Tensor, lse: Tensor, needs: tuple[bool, ...]
     ) -> tuple[Tensor | None, ...]:
-        from regard._triton.attend import gradients, refuse_gradients
+        from regard._triton.gradients import gradients, refuse_gradients
 
         if refuse_gradients(call):
             return _gradients.backward(call, grad_out, out, lse, needs)

@@ -6,13 +6,15 @@
     cache = LatentCache(4096)                              one small tensor a token, for `regard.nn.LatentAttention`
 
 All of them take `int8=True` (of a `PagedCache`, its pool) and have `update`, `attend`, `padded`, `truncate`, `reorder`,
-`fork`, `position`, `lengths` and `bytes`. `regard.nn.Cache` says what the modules ask of a cache of your own.
+`fork`, `position`, `lengths` and `bytes`; all but the paged one have `to` and `save`, which `regard.cache.load` reads.
+`regard.nn.Cache` says what the modules ask of a cache of your own.
 """
 
 from __future__ import annotations
 
 from regard.cache._base import CacheFull, TokenCache
+from regard.cache._files import load
 from regard.cache._paged import BlockPool, PagedCache
 from regard.cache._slots import KVCache, LatentCache, RollingCache
 
-__all__ = ["BlockPool", "CacheFull", "KVCache", "LatentCache", "PagedCache", "RollingCache", "TokenCache"]
+__all__ = ["BlockPool", "CacheFull", "KVCache", "LatentCache", "PagedCache", "RollingCache", "TokenCache", "load"]

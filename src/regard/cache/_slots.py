@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from regard.cache import _storage
+from regard.cache import _files, _storage
 from regard.cache._base import CacheFull, TokenCache, Updated
 from regard.cache._given import Made
 from regard.cache._lengths import Fresh, Lengths, check_count, counts_of, places_of
@@ -56,6 +57,17 @@ class _Slots(TokenCache):
         with torch.inference_mode(False):
             other._change(torch.clone)
         return other
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
+        """Move what is held to a device, to a dtype, or both, in place; gives the cache itself."""
+        if isinstance(device, torch.dtype):  # to(torch.bfloat16), as a tensor takes it
+            device, dtype = None, device
+        _files.move(self, device, dtype)
+        return self
+
+    def save(self, path: str | Path) -> None:
+        """Write what is held to a safetensors file, complete or not at all; `regard.cache.load` reads it."""
+        _files.save(self, Path(path))
 
     def fill_unused(self, number: float) -> None:
         for part in self._key + self._value:

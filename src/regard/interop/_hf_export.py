@@ -12,20 +12,21 @@ from regard.interop._hf_export_llamas import ACTIVATIONS as _ACTIVATIONS
 from regard.interop._hf_export_llamas import refuse, to_llama_or_like
 from regard.interop._hf_families import FAMILIES
 from regard.interop._hf_family import Family
-from regard.models import Decoder, DecoderConfig, Encoder, EncoderConfig
+from regard.interop._hf_t5 import to_t5
+from regard.models import T5, Decoder, DecoderConfig, Encoder, EncoderConfig
 
 
 def to_hf(model: nn.Module) -> Any:
     """The same model, of transformers, with a copy of its weights, in the same mode.
 
-    An `Encoder` becomes a BERT, RoBERTa or DistilBERT, a `Decoder` a GPT-2, Llama, Mistral, Qwen2, Qwen3, Gemma or
-    Gemma 2: the first of them that has all that its configuration says.
+    A `T5` stays one; an `Encoder` becomes a BERT, RoBERTa or DistilBERT; a `Decoder` a GPT-2, Llama, Mistral, Qwen2,
+    Qwen3, Gemma or Gemma 2: the first of them that has all that its configuration says.
 
     What comes back from `from_hf` is bitwise what was given. Token numbers with a meaning (padding, start, end) are not
     part of our configurations: set them in the result's `config` and `generation_config`.
 
     Raises:
-        TypeError: `model` is no `Encoder` or `Decoder`.
+        TypeError: `model` is no `Encoder`, `Decoder` or `T5`.
         ValueError: it does what none of them can, by name.
     """
     try:
@@ -37,12 +38,14 @@ def to_hf(model: nn.Module) -> Any:
     with torch.device("cpu" if first is None else first.device):
         if isinstance(model, Encoder):
             kind, built = _encoder(transformers, model.config, **made)
+        elif type(model) is T5:
+            kind, built = "t5", to_t5(transformers, model.config, **made)
         elif isinstance(model, Decoder) and model.config.positions == "learned":
             kind, built = "gpt2", _gpt2(transformers, model.config, **made)
         elif isinstance(model, Decoder):
             kind, built = to_llama_or_like(transformers, model.config, **made)
         else:
-            raise TypeError(f"to_hf takes a regard.models.Encoder or Decoder, got {type(model).__name__}")
+            raise TypeError(f"to_hf takes a regard.models.Encoder, Decoder or T5, got {type(model).__name__}")
     family = FAMILIES[kind]
     state = _state(family, model)
     with torch.no_grad():
@@ -52,7 +55,7 @@ def to_hf(model: nn.Module) -> Any:
     return built.train(model.training)
 
 
-def _state(family: Family, model: Encoder | Decoder) -> dict[str, Tensor]:
+def _state(family: Family, model: Encoder | Decoder | T5) -> dict[str, Tensor]:
     """The weights under their names."""
     held: nn.Module = model
     if isinstance(model, Decoder) and model.config.packed != (family is FAMILIES["gpt2"]):

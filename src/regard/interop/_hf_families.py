@@ -32,6 +32,7 @@ from regard.interop._hf_llamas import (
     qwen2_config,
     qwen3_config,
 )
+from regard.interop._hf_t5 import t5_config, t5_names
 
 LLAMA = Family(
     "model.",
@@ -100,6 +101,16 @@ FAMILIES: dict[str, Family] = {
         distilbert_names,
         copies={"vocab_projector.weight": "embeddings.word_embeddings.weight"},
         computed=r"embeddings\.position_ids$",
+    ),
+    "t5": Family(
+        "",
+        t5_config,
+        t5_names,
+        copies={
+            "encoder.embed_tokens.weight": "shared.weight",
+            "decoder.embed_tokens.weight": "shared.weight",
+            "lm_head.weight": "shared.weight",
+        },
     ),
     "mistral": dataclasses.replace(LLAMA, configure=mistral_config),
     "qwen2": dataclasses.replace(LLAMA, configure=qwen2_config),

@@ -17,6 +17,7 @@ class Source:
     fields: Fields
     architecture: str
     weights: frozenset[str]
+    equal: Callable[[str, str], bool]  # whether two weights hold the same numbers
 
     @property
     def has_head(self) -> bool:

@@ -45,7 +45,7 @@ def from_hf(
     mistral, qwen2,
     qwen3, gemma,
     gemma2
-    whisper             `models.Whisper`
+    t5, whisper         `models.T5`, `models.Whisper`
     deepseek_v3         `nn.LatentAttention`, of a `DeepseekV3Attention` module, or of a folder and `layer`
     one attention       `nn.MultiHeadAttention`, of a `BertSelfAttention`, `ViTSelfAttention`, `ViTAttention` and the
     module              like; without an output projection where theirs has none
@@ -158,7 +158,11 @@ def _converted(
     dtype: torch.dtype | None,
 ) -> nn.Module:
     weights = _canonical(family, weights, ignore)
-    config = family.configure(Source(Fields(given, ignore), architecture, frozenset(weights.stored)))
+
+    def equal(one: str, other: str) -> bool:
+        return torch.equal(weights[one], weights[other])
+
+    config = family.configure(Source(Fields(given, ignore), architecture, frozenset(weights.stored), equal))
     check_amounts(config, [weights.shape(name) for name in weights.stored])
     names = family.names(config)
     weights = _without_copies(family, weights, set(names.values()))

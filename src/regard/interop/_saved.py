@@ -24,12 +24,13 @@ FORMAT, VERSION = "regard-model", 1
 IN_HEADER = "regard"  # where the weights' file says what config.json says
 _KINDS: dict[str, type[nn.Module]] = {
     kind.__name__: kind
-    for kind in (models.Encoder, models.Decoder, models.Transformer, models.Whisper, LatentAttention)
+    for kind in (models.Encoder, models.Decoder, models.Transformer, models.T5, models.Whisper, LatentAttention)
 }
 _CONFIGS: dict[str, Any] = {
     "Encoder": models.EncoderConfig,
     "Decoder": models.DecoderConfig,
     "Transformer": models.TransformerConfig,
+    "T5": models.T5Config,
     "Whisper": models.WhisperConfig,
     "LatentAttention": models.LatentConfig,
 }

@@ -4,8 +4,8 @@
     model = models.Decoder(models.config("gpt2", num_layers=3))      with something changed
     models.build("gpt3-175b", device="meta")                         sizes only
 
-`Encoder` is BERT and ViT, `Decoder` GPT and Llama, `Transformer` the encoder-decoder of 2017, `Whisper` the same on
-sound. Each is one file to be read from top to bottom.
+`Encoder` is BERT and ViT, `Decoder` GPT and Llama, `Transformer` the encoder-decoder of 2017, `T5` and `Whisper` its
+relatives. Each is one file to be read from top to bottom.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ from regard.models._decoder import Decoder, DecoderConfig
 from regard.models._encoder import Encoder, EncoderConfig
 from regard.models._named import Config, LatentConfig, build, config, names
 from regard.models._search import Hypothesis
+from regard.models._t5 import T5, T5Config
 from regard.models._transformer import Transformer, TransformerConfig, label_smoothed_loss
 from regard.models._whisper import Whisper, WhisperConfig
 
 __all__ = [
+    "T5",
     "Config",
     "Decoder",
     "DecoderConfig",
@@ -25,6 +27,7 @@ __all__ = [
     "EncoderConfig",
     "Hypothesis",
     "LatentConfig",
+    "T5Config",
     "Transformer",
     "TransformerConfig",
     "Whisper",

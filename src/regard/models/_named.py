@@ -12,6 +12,7 @@ from torch import nn
 from regard.models import _parts
 from regard.models._decoder import Decoder, DecoderConfig
 from regard.models._encoder import Encoder, EncoderConfig
+from regard.models._t5 import T5, T5Config
 from regard.models._transformer import Transformer, TransformerConfig
 from regard.models._whisper import Whisper, WhisperConfig
 from regard.nn import LatentAttention
@@ -172,6 +173,8 @@ def build(
             return Decoder(given, **made)
         case WhisperConfig():
             return Whisper(given, **made)
+        case T5Config():
+            return T5(given, **made)
         case TransformerConfig():
             return Transformer(given, **made)
         case LatentConfig():

@@ -33,7 +33,9 @@ class TransformerConfig:
         target_vocab_size: where the target has a vocabulary, and so an embedding, of its own.
         num_layers: of the encoder; `decoder_layers` of the decoder, as many when not given.
         norm: "post", LayerNorm(x + f(x)), as in the paper; or "pre", x + f(LayerNorm(x)), with one at the end.
-        activation: relu, gelu, gelu_tanh or silu.
+        rms_norm: norms without mean and bias.
+        activation: relu, gelu, gelu_tanh or silu; with `gated`, of the gate. `ff_bias`: of those layers.
+        attention_scale: `scale` of `regard.nn.MultiHeadAttention`.
         attention_bias: of the four projections; `key_bias=False` leaves it out for keys, where it changes nothing.
         tied: the output layer is the target's embedding.
         dropout: of embeddings and of what every sub-layer adds; `attention_dropout`: of the weights.
@@ -53,7 +55,11 @@ class TransformerConfig:
     ff_dim: int = 2048
     norm: str = "post"
     norm_eps: float = 1e-6
+    rms_norm: bool = False
     activation: str = "relu"
+    gated: bool = False
+    ff_bias: bool = True
+    attention_scale: float | None = None
     attention_bias: bool = False
     key_bias: bool = True
     tied: bool = True
@@ -82,11 +88,17 @@ class _Layer(nn.Module):
         super().__init__()
         self.pre_norm = config.norm == "pre"
         self.attention = _attention(config, **made)
-        self.attention_norm = nn.LayerNorm(config.embed_dim, eps=config.norm_eps, **made)
+        self.attention_norm = _norm(config, **made)
         self.feed_forward = FeedForward(
-            config.embed_dim, config.ff_dim, activation=config.activation, dropout=config.dropout, **made
+            config.embed_dim,
+            config.ff_dim,
+            activation=config.activation,
+            gated=config.gated,
+            bias=config.ff_bias,
+            dropout=config.dropout,
+            **made,
         )
-        self.feed_forward_norm = nn.LayerNorm(config.embed_dim, eps=config.norm_eps, **made)
+        self.feed_forward_norm = _norm(config, **made)
 
     def add(self, x: Tensor, norm: nn.Module, branch: nn.Module, *given: Any, **more: Any) -> Tensor:
         if self.pre_norm:
@@ -97,8 +109,8 @@ class _Layer(nn.Module):
 class EncoderLayer(_Layer):
     """Every source token attends to all of them; then the feed-forward."""
 
-    def forward(self, x: Tensor, mask: Mask | None) -> Tensor:
-        x = self.add(x, self.attention_norm, self.attention, mask=mask)
+    def forward(self, x: Tensor, mask: Mask | None, bias: Any = None) -> Tensor:
+        x = self.add(x, self.attention_norm, self.attention, mask=mask, bias=bias)
         return self.add(x, self.feed_forward_norm, self.feed_forward)
 
 
@@ -108,7 +120,7 @@ class DecoderLayer(_Layer):
     def __init__(self, config: TransformerConfig, **made: Any) -> None:
         super().__init__(config, **made)
         self.cross_attention = _attention(config, **made)
-        self.cross_attention_norm = nn.LayerNorm(config.embed_dim, eps=config.norm_eps, **made)
+        self.cross_attention_norm = _norm(config, **made)
 
     def forward(
         self,
@@ -118,10 +130,15 @@ class DecoderLayer(_Layer):
         memory_mask: Mask | None,
         cache: Any = None,
         memory_cache: Any = None,
+        bias: Any = None,
     ) -> Tensor:
-        x = self.add(x, self.attention_norm, self.attention, mask=mask, cache=cache)
+        x = self.add(x, self.attention_norm, self.attention, mask=mask, bias=bias, cache=cache)
         x = self.add(x, self.cross_attention_norm, self.cross_attention, memory, mask=memory_mask, cache=memory_cache)
         return self.add(x, self.feed_forward_norm, self.feed_forward)
+
+
+def _norm(config: TransformerConfig, **made: Any) -> nn.Module:
+    return (nn.RMSNorm if config.rms_norm else nn.LayerNorm)(config.embed_dim, eps=config.norm_eps, **made)
 
 
 def _attention(config: TransformerConfig, **made: Any) -> MultiHeadAttention:
@@ -130,6 +147,7 @@ def _attention(config: TransformerConfig, **made: Any) -> MultiHeadAttention:
         config.num_heads,
         head_dim=config.head_dim,
         value_head_dim=config.value_head_dim,
+        scale=config.attention_scale,
         qkv_bias=config.attention_bias,
         out_bias=config.attention_bias,
         dropout=config.attention_dropout,
@@ -167,17 +185,20 @@ class Transformer(nn.Module):
         self.config = config
         self.checkpoint_layers = False
         made: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.encoder_bias: nn.Module | None = None  # of the self attention; see `T5`
+        self.decoder_bias: nn.Module | None = None
         self.make_embeddings(config, **made)
         decoder_layers = config.num_layers if config.decoder_layers is None else config.decoder_layers
         self.encoder_layers = nn.ModuleList(EncoderLayer(config, **made) for _ in range(config.num_layers))
         self.decoder_layers = nn.ModuleList(DecoderLayer(config, **made) for _ in range(decoder_layers))
         pre = config.norm == "pre"  # nothing else would norm the sum of the branches
-        self.encoder_norm = nn.LayerNorm(config.embed_dim, eps=config.norm_eps, **made) if pre else None
-        self.decoder_norm = nn.LayerNorm(config.embed_dim, eps=config.norm_eps, **made) if pre else None
+        self.encoder_norm = _norm(config, **made) if pre else None
+        self.decoder_norm = _norm(config, **made) if pre else None
         self.encoder_input_norm = _input_norm(config, **made)
         self.decoder_input_norm = _input_norm(config, **made)
         words = config.vocab_size if config.target_vocab_size is None else config.target_vocab_size
-        self.head = None if config.tied else nn.Linear(config.embed_dim, words, bias=False, **made)
+        alone = config.tied or not getattr(config, "head", True)
+        self.head = None if alone else nn.Linear(config.embed_dim, words, bias=False, **made)
         self.reset_parameters()
 
     def make_embeddings(self, config: TransformerConfig, **made: Any) -> None:
@@ -277,7 +298,7 @@ class Transformer(nn.Module):
         mask = _parts.padding_mask(None, lengths, side)
         hidden = [x] if keep else []
         for layer in self.encoder_layers:
-            x = _parts.call(layer, self.checkpoint_layers and self.training, x, mask)
+            x = _parts.call(layer, self.checkpoint_layers and self.training, x, mask, self.encoder_bias)
             if keep:
                 hidden.append(x)
         return x if self.encoder_norm is None else self.encoder_norm(x), tuple(hidden)
@@ -310,7 +331,7 @@ class Transformer(nn.Module):
         hidden = [x] if keep else []
         checkpointed = self.checkpoint_layers and self.training and caches is None
         for layer, (cache, memory_cache) in zip(self.decoder_layers, pairs, strict=True):
-            x = _parts.call(layer, checkpointed, x, memory, mask, memory_mask, cache, memory_cache)
+            x = _parts.call(layer, checkpointed, x, memory, mask, memory_mask, cache, memory_cache, self.decoder_bias)
             if keep:
                 hidden.append(x)
         return x if self.decoder_norm is None else self.decoder_norm(x), tuple(hidden)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
@@ -20,6 +21,29 @@ Heads = tuple[Tensor, Tensor, "Tensor | None"]  # query, key, value of the new t
 # The mask that was made last by `without_rows`, and what of: the layers of a model ask for the same one, and what is
 # worked out about it for the first serves the others.
 _last: dict[str, tuple[Mask | None, Tensor, Mask]] = {}
+
+
+# Which module's tokens a cache holds. Not on the cache: a copy of it belongs to whoever uses it first.
+_users: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()
+
+
+def claim(cache: Any, module: Any) -> None:
+    """Refuse a cache that holds tokens of another layer: its keys would be read as this one's."""
+    if torch.compiler.is_compiling():
+        return
+    own = getattr(cache, "cache", cache)  # a padded call speaks for its cache
+    try:
+        user = _users.get(own)
+        if user is not None and user() is module:
+            return
+        if user is not None and user() is not None and any(getattr(own, "lengths", ())):
+            raise ValueError(
+                f"cache holds {max(own.lengths)} tokens of another layer; every layer needs a cache of its own "
+                "(cache.truncate(0) empties one that is done with)"
+            )
+        _users[own] = weakref.ref(module)
+    except TypeError:  # a cache of somebody's own that cannot be remembered
+        return
 
 
 def pads_of(cache: Cache, like: Tensor) -> Tensor | None:

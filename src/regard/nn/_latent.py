@@ -292,6 +292,7 @@ class LatentAttention(nn.Module):
                     "cache must be one of regard.cache that holds one tensor a token, such as LatentCache(capacity); "
                     f"got {type(cache).__name__}"
                 )
+            _cached.claim(cache, self)
         elif inputs.ragged is None:
             _checks.check_batch(*inputs[:3])
         if inputs.query_offset is not None:

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from regard import api
 from regard.masks import Mask
 from regard.nn import _checks, _inputs
-from regard.nn._cached import can_attend, check_call, explain, pads_of, update, without_rows
+from regard.nn._cached import can_attend, check_call, claim, explain, pads_of, update, without_rows
 from regard.nn._inputs import Inputs
 from regard.nn._layouts import convert_projections
 from regard.nn._protocols import Cache, Positions
@@ -316,6 +316,7 @@ class MultiHeadAttention(nn.Module):
             if inputs.ragged is not None:
                 raise ValueError("cache takes padded [batch, token, dim] input; got nested tensors")
             _checks.check_cache(cache, with_positions=positions is not None)
+            claim(cache, self)
         elif inputs.ragged is None:
             _checks.check_batch(*inputs[:3])
         if positions is not None and inputs.query_offset is not None:

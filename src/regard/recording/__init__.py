@@ -174,6 +174,7 @@ class Recording:
                 "pass": call.number,
                 "queries": call.queries,
                 "keys": call.keys,
+                "written_out": call.written_out,
                 **row,
             }
             for call in self.calls

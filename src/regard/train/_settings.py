@@ -48,7 +48,7 @@ class Settings:
     norm: str = "post"
     activation: str = "relu"
     dropout: float = 0.3
-    attention_dropout: float = 0.1
+    attention_dropout: float = 0.0
 
     batch_tokens: int = 7_500
     round_lengths: int = 1

@@ -10,12 +10,12 @@ from torch import Tensor
 from regard import api, masks
 from regard._arguments import prepare
 from regard.bias import TableBias
+from regard.statistics import Want
 
 if TYPE_CHECKING:
     from regard.masks import Mask
     from regard.observation import Observation
     from regard.spec import Call
-    from regard.statistics import Want
 
 STATISTICS = frozenset(
     ("entropy", "max_weight", "key_mass", "map", "top_keys", "top_weights", "distance", "first_mass", "weights")
@@ -247,3 +247,21 @@ def hiding(bias: Tensor | None) -> Tensor | None:
     if bias is None:
         return None
     return bias.masked_fill(bias <= torch.finfo(bias.dtype).min / 2, -torch.inf)
+
+
+def check_same(seen: Seen, out: Any, heads: list[int] | None) -> None:
+    """A model's own function may do more than its arguments say (ALiBi inside, say). Then its output is another one,
+    and the statistics would be wrong."""
+    found = seen.observe(Want.none())
+    theirs = (out[0] if isinstance(out, tuple) else out).detach()  # [batch, token, head, dim]
+    ours = found.out.transpose(1, 2)
+    if theirs.dim() == 3:
+        theirs = theirs.unflatten(-1, (-1, ours.shape[-1]))
+    if theirs.shape[2] != ours.shape[2] and heads is not None:
+        theirs = theirs[:, :, heads]
+    if theirs.shape != ours.shape:
+        raise Unseen(f"its attention function gave {list(theirs.shape)} where {list(ours.shape)} was expected")
+    apart = (theirs - ours).abs().masked_fill((found.lse == -torch.inf).transpose(1, 2).unsqueeze(-1), 0.0)
+    allowed = (1e-4 if ours.dtype in (torch.float32, torch.float64) else 3e-2) * (seen.value.abs().amax() + 1e-6)
+    if not bool((apart <= allowed).all()):
+        raise Unseen("its attention function does more than its arguments say")

@@ -28,14 +28,12 @@ from regard.watching._modules import (
     takes_no_hooks,
 )
 from regard.watching._padding import real_queries
-from regard.watching._seen import Seen, Unseen
+from regard.watching._seen import Seen, Unseen, check_same
 from regard.watching._silence import silence, silent
 from regard.watching._written import Tracker, Weights
 
 if TYPE_CHECKING:
     from types import FrameType
-
-_NOTHING = Want.none()
 
 
 class Pending:
@@ -87,6 +85,7 @@ class Watcher:
         self.modules = paths(model)
         self._by_identity = {id(module): (plain_path(name), module) for name, module in model.named_modules()}
         self._unhooked = {id(part) for module in model.modules() if takes_no_hooks(module) for part in module.modules()}
+        self._without_hooks = {at: self._by_identity[at] for at in self._unhooked if at in self._by_identity}
         self._handles = [handle for path, module in self.modules.items() for handle in self._hook(path, module)]
 
     def unhook(self) -> None:
@@ -164,10 +163,7 @@ class Watcher:
         """The modules under way, outermost first. Where no hook ran, the interpreter's stack says whose code does."""
         if self._stack and not self._unhooked:
             return self._stack
-        wanted = self._by_identity
-        if self._stack:
-            wanted = {at: wanted[at] for at in self._unhooked}
-        found = running(wanted)
+        found = running(self._without_hooks if self._stack else self._by_identity)
         if not found:
             return self._stack
         self._adopt(found)
@@ -232,6 +228,7 @@ class Watcher:
             return laid_out(pending.weights, pending.rows, heads, self._given_dim(pending.site.path), modules)
 
         self._observe(make, pending.stack, pending.site, pending.number, None)
+        del pending.weights  # what follows the output must not keep the weights
 
     def _given_dim(self, path: str) -> int | None:
         if isinstance(self.heads_dim, Mapping):
@@ -394,21 +391,3 @@ def _short(error: Exception) -> str:
 
 def _in_backward() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)
-
-
-def check_same(seen: Seen, out: Any, heads: list[int] | None) -> None:
-    """A model's own function may do more than its arguments say (ALiBi inside, say). Then its output is another one,
-    and the statistics would be wrong."""
-    found = seen.observe(_NOTHING)
-    theirs = (out[0] if isinstance(out, tuple) else out).detach()  # [batch, token, head, dim]
-    ours = found.out.transpose(1, 2)
-    if theirs.dim() == 3:
-        theirs = theirs.unflatten(-1, (-1, ours.shape[-1]))
-    if theirs.shape[2] != ours.shape[2] and heads is not None:
-        theirs = theirs[:, :, heads]
-    if theirs.shape != ours.shape:
-        raise Unseen(f"its attention function gave {list(theirs.shape)} where {list(ours.shape)} was expected")
-    apart = (theirs - ours).abs().masked_fill((found.lse == -torch.inf).transpose(1, 2).unsqueeze(-1), 0.0)
-    allowed = (1e-4 if ours.dtype in (torch.float32, torch.float64) else 3e-2) * (seen.value.abs().amax() + 1e-6)
-    if not bool((apart <= allowed).all()):
-        raise Unseen("its attention function does more than its arguments say")

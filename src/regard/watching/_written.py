@@ -17,6 +17,7 @@ from torch import Tensor
 
 from regard.watching import _axes
 from regard.watching._axes import FEATURE, OTHER, Dims, Piece
+from regard.watching._views import VIEWS
 
 aten = torch.ops.aten
 
@@ -108,11 +109,21 @@ class Tracker:
         if getattr(func, "overloadpacket", None) is aten.native_layer_norm:
             out = out[0]
         for at, given in enumerate(args[:3]):
+            if isinstance(given, (tuple, list)):
+                self._joined(func, given, out)
+                continue
             known = self._known.get(id(given)) if isinstance(given, Tensor) else None
             if known is not None:
                 self._one(known, func, at, args, kwargs, out)
                 if isinstance(known, Weights) and self.of(out) is not None:
                     return
+
+    def _joined(self, func: Any, given: Sequence[Any], out: Any) -> None:
+        """Weights that were taken together with others lose their axes."""
+        known = next((found for x in given if isinstance(found := self.of(x), Weights)), None)
+        packet = getattr(func, "overloadpacket", None)
+        if known is not None and packet in _MOVERS and isinstance(out, Tensor):
+            self.note(out, known._replace(dims=(), changed=known.changed or f"moved by {_name(packet)}"))
 
     def _one(self, known: Any, func: Any, at: int, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         if not isinstance(known, (Weights, Partial, Product)):
@@ -121,7 +132,7 @@ class Tracker:
         if isinstance(known, Weights) and not known.dims:
             self._lost(known, packet, at, args, out)
             return
-        view = _VIEWS.get(packet) if at == 0 else None
+        view = VIEWS.get(packet) if at == 0 else None
         if view is not None and isinstance(out, Tensor):
             dims = view(known.dims, args, kwargs, out)
             self._viewed(known, packet, dims, out)
@@ -137,7 +148,7 @@ class Tracker:
         """Weights whose axes are mixed are followed only to say that their product could not be read."""
         if packet in _PRODUCTS:
             self._multiplied(known, packet, at, args, out)
-        elif (packet in _VIEWS or packet in _MOVERS or packet in _FILLS) and isinstance(out, Tensor):
+        elif (packet in VIEWS or packet in _MOVERS or packet in _FILLS) and isinstance(out, Tensor):
             self.note(out, known)
 
     def _viewed(self, known: Any, packet: Any, dims: Dims | None, out: Tensor) -> None:
@@ -158,10 +169,11 @@ class Tracker:
             if dims is not None:
                 self.note(out, known._replace(dims=dims))
         elif dims is not None:
-            self.note(out, known._replace(dims=dims))
             heads = _next_to_feature(dims)
             if heads is not None:
                 self.settled(known.call, heads)
+            else:
+                self.note(out, known._replace(dims=dims))
         else:
             self.settled(known.call, None)
 
@@ -193,7 +205,10 @@ class Tracker:
         elif packet is aten.convolution and at == 0:
             dims = (known.dims[0], _axes.whole(OTHER, out.shape[1]), *known.dims[2:])
             self.note(out, known._replace(dims=dims, changed=known.changed or "mixed across heads by a convolution"))
-        elif packet in _MOVERS and isinstance(out, Tensor) and out.dim() >= 3:
+        elif packet in _CUTS and isinstance(out, (tuple, list)):
+            for part in out:
+                self.note(part, known._replace(dims=(), changed=known.changed or "cut into parts"))
+        elif packet in _MOVERS and isinstance(out, Tensor) and out.dim() >= 2:
             self.note(out, known._replace(dims=(), changed=known.changed or f"moved by {_name(packet)}"))
         elif packet in _KEEPERS and isinstance(out, Tensor) and out.shape == args[at].shape:
             self.note(out, known._replace(changed=known.changed or f"changed by {_name(packet)}"))
@@ -327,52 +342,6 @@ def _name(packet: Any) -> str:
     return str(packet).removeprefix("aten.")
 
 
-def _same(dims: Dims, args: Any, kwargs: Any, out: Tensor) -> Dims | None:
-    return dims if out.dim() == len(dims) else None
-
-
-def _view(dims: Dims, args: Any, kwargs: Any, out: Tensor) -> Dims | None:
-    return _axes.viewed(dims, tuple(out.shape))
-
-
-def _permute(dims: Dims, args: Any, kwargs: Any, out: Tensor) -> Dims | None:
-    order = args[1]
-    return tuple(dims[n] for n in order)
-
-
-def _transpose(dims: Dims, args: Any, kwargs: Any, out: Tensor) -> Dims | None:
-    found = list(dims)
-    a, b = args[1], args[2]
-    found[a], found[b] = found[b], found[a]
-    return tuple(found)
-
-
-def _expand(dims: Dims, args: Any, kwargs: Any, out: Tensor) -> Dims | None:
-    ours = ((),) * (out.dim() - len(dims)) + dims
-    return tuple(mine or _axes.whole(OTHER, size) for mine, size in zip(ours, out.shape, strict=True))
-
-
-def _slice(dims: Dims, args: Any, kwargs: Any, out: Tensor) -> Dims | None:
-    axis = (args[1] if len(args) > 1 else 0) % len(dims)
-    if out.shape[axis] == args[0].shape[axis]:
-        return dims
-    pieces = dims[axis]
-    if len(pieces) != 1 or pieces[0].outer != 1 or pieces[0].inner != 1:
-        return None
-    return (*dims[:axis], _axes.whole(pieces[0].axis, out.shape[axis]), *dims[axis + 1 :])
-
-
-# Operators whose output is the input in another shape, by what they do to the dims.
-_VIEWS: dict[Any, Callable[[Dims, Any, Any, Tensor], Dims | None]] = {
-    **dict.fromkeys((aten.view, aten._unsafe_view, aten._reshape_alias, aten.reshape), _view),
-    **dict.fromkeys((aten.squeeze, aten.unsqueeze, aten.flatten, aten.unflatten), _view),
-    **dict.fromkeys((aten.clone, aten.contiguous, aten._to_copy, aten.alias, aten.detach, aten.lift_fresh), _same),
-    aten.permute: _permute,
-    aten.transpose: _transpose,
-    aten.t: lambda dims, args, kwargs, out: dims[::-1],
-    aten.expand: _expand,
-    aten.slice: _slice,
-}
 _PRODUCTS = frozenset(
     (aten.bmm, aten.mm, aten.baddbmm, aten.addmm, aten.mv, aten.addmv, aten.addbmm)
 )  # fmt: skip
@@ -385,5 +354,6 @@ _MOVERS = frozenset(
     (aten.constant_pad_nd, aten.as_strided, aten.cat, aten.index, aten.gather, aten.index_select, aten.select,
      aten.roll, aten.flip, aten.stack)
 )  # fmt: skip
+_CUTS = frozenset((aten.split, aten.split_with_sizes, aten.unbind, aten.chunk, aten.tensor_split))
 # Operators after which the output of attention is still itself, for finding its heads.
 _STILL = frozenset((aten.mul, aten.mul_, aten.add, aten.add_, aten.div, aten.div_, aten.native_layer_norm))

@@ -60,6 +60,19 @@ def collected() -> Iterator[list[Rows]]:
 
         return run
 
+    def logsumexp(real: Any) -> Any:
+        def run(given: Tensor, dim: Any, *rest: Any, **more: Any) -> Any:
+            inside[0] += 1
+            try:
+                out = real(given, dim, *rest, **more)
+                if inside[0] == 1 and isinstance(dim, int) and given.dim() >= 2 and given.shape[dim] > 1:
+                    note("logsumexp", given.detach().double().softmax(dim), dim)
+            finally:
+                inside[0] -= 1
+            return out
+
+        return run
+
     def attention(real: Any) -> Any:
         def run(query: Tensor, key: Tensor, value: Tensor, attn_mask: Any = None, *rest: Any, **given: Any) -> Any:
             inside[0] += 1
@@ -79,6 +92,7 @@ def collected() -> Iterator[list[Rows]]:
         patches.callback(torch.backends.mha.set_fastpath_enabled, fast)
         for owner in (function, torch, torch.Tensor):
             patches.enter_context(mock.patch.object(owner, "softmax", softmax(owner.softmax)))
+        patches.enter_context(mock.patch.object(torch, "logsumexp", logsumexp(torch.logsumexp)))
         real = function.scaled_dot_product_attention
         patches.enter_context(mock.patch.object(function, "scaled_dot_product_attention", attention(real)))
         yield found

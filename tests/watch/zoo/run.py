@@ -149,7 +149,11 @@ def compared(label: str, rows: list[Rows], recording: Any) -> tuple[tuple[str, .
         elif fit is not None:
             left.remove(fit)
     listed = len(recording.missed)
-    unseen = [f"{row.what} {list(row.shape)}" for row in left if row.what == "attention" or len(row.shape) >= 3]
+    unseen = [
+        f"{row.what} {list(row.shape)}"
+        for row in left
+        if row.what == "attention" or (len(row.shape) >= 3 and row.what == "softmax")
+    ]
     return () if label in NO_ATTENTION else tuple(unseen[listed:]), tuple(inexact)
 
 
