@@ -14,6 +14,7 @@ import os
 import statistics
 import sys
 from collections.abc import Callable, Iterator
+from typing import Any
 
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
@@ -26,7 +27,7 @@ from _harness import RESULTS, THREADS, Row, Samples, Work, at_most, child, faste
 from regard import masks
 from regard._arguments import prepare
 from regard.masks import Mask
-from regard.plan import choose
+from regard.plan import FEW_PAIRS, choose
 
 HEADS, DIM, WINDOW = 8, 64, 256
 LEVEL_BAR = 1.05
@@ -259,7 +260,7 @@ def small(sizes: Sizes) -> Iterator[Row]:
     for name, first, second in cases:
         for way, make in ways.items():
             samples = interleave(make(first, tensors), make(second, tensors), rounds=max(sizes.rounds, 15))
-            bar = 30 if name == "unmasked" and make is forward else 60
+            bar = {"unmasked": 8, "causal": 10, "padding": 12}[name] if make is forward else 30
             yield overhead("small", f"B=1 H=4 L=8 {name}, {way}", samples, bar)
 
 
@@ -277,6 +278,44 @@ def planning(sizes: Sizes) -> Iterator[Row]:
         samples = [seconds(work, 1000) for _ in range(max(sizes.rounds, 15))]
         measured = statistics.median(samples) * 1e6
         yield Row("plan", f"spec and plan of a repeated call, {name}", measured, "µs", 20, samples={"seconds": samples})
+
+
+def modifiers(sizes: Sizes) -> Iterator[Row]:
+    """What no fused kernel of torch does on a CPU: 4 items of 8 heads, 512 tokens of 64, one thread."""
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(4, HEADS, 512, DIM, generator=generator) for _ in range(3))
+    bias = torch.randn(HEADS, 512, 512, generator=generator).requires_grad_()
+    cases: list[tuple[str, Attention, Attention, float]] = [
+        ("dropout 0.1", _ours(dropout=0.1), lambda q, k, v: sdpa(q, k, v, dropout_p=0.1), 1.0),
+        ("bias with gradient", _ours(bias=bias), lambda q, k, v: sdpa(q, k, v, attn_mask=bias), 1.0),
+        ("softcap, against plain", _ours(softcap=20.0), sdpa, 1.8),
+    ]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for name, first, second, bar in cases:
+            ways = {"forward": recording if "bias" in name else forward, "forward+backward": training}
+            for way, make in ways.items():
+                tensors = (query, key, value)
+                samples = interleave(make(first, tensors), make(second, tensors), rounds=sizes.rounds)
+                yield at_most("modifiers", f"{name}, {way}", samples, bar)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _ours(**given: Any) -> Attention:
+    return lambda q, k, v: regard.attention(q, k, v, **given)
+
+
+def crossover(sizes: Sizes) -> Iterator[Row]:
+    """Where `eager` gives way to `blockwise`, which a rule of the plan rests on: at a quarter of `FEW_PAIRS` eager is
+    to be the faster, and at sixteen times as many the slower."""
+    for share, first, second in ((1 / 4, "eager", "blockwise"), (16, "blockwise", "eager")):
+        length = round((FEW_PAIRS["cpu"] * share / 4) ** 0.5)
+        tensors = inputs(length, heads=4)
+        works = [forward(_ours(softcap=20.0, backend=backend), tensors) for backend in (first, second)]
+        samples = interleave(*works, rounds=max(sizes.rounds, 15))
+        yield at_most("crossover", f"{first} against {second}, 4 heads of L={length}", samples, LEVEL_BAR)
 
 
 # A fresh interpreter for each sample. The second number adds the first use of the public names, which load lazily.
@@ -307,6 +346,8 @@ GROUPS: dict[str, Callable[[Sizes], Iterator[Row]]] = {
     "documents": documents,
     "memory": memory,
     "small": small,
+    "modifiers": modifiers,
+    "crossover": crossover,
     "plan": planning,
     "import": imports,
 }

@@ -181,8 +181,9 @@ class TokenCache(ABC):
         rehearsed: bool = True,
     ) -> None:
         self._check_new(fresh, key, value)
-        padded = isinstance(mask, Mask) and mask.marks_padding
-        side = mask.padding_side if isinstance(mask, Mask) else None
+        # what marks padding holds tensors
+        padded = isinstance(mask, Mask) and bool(mask.tensors) and mask.marks_padding
+        side = mask.padding_side if padded and mask is not None else None
         ragged = fresh.counts is not None or self._held.same is None
         if side == "right" or (side is not None and ragged):
             raise ValueError(

@@ -86,7 +86,8 @@ def can_attend(cache: Cache, keywords: dict[str, Any]) -> bool:
     calls rows so too, which is asked of all keys."""
     if not callable(getattr(cache, "attend", None)) or keywords["dropout"]:
         return False
-    return not (isinstance(keywords["mask"], Mask) and keywords["mask"].marks_padding)
+    mask = keywords["mask"]
+    return not (isinstance(mask, Mask) and mask.tensors and mask.marks_padding)  # what marks padding holds tensors
 
 
 def update(
