@@ -207,7 +207,7 @@ def test_a_terminal_gets_colours_unless_they_are_not_wanted() -> None:
         ("regard check --against torch,torch-", {"torch,torch-math", "torch,torch-is_causal"}),
         ("regard explain 1,1,1,1 --dtype bf", {"bfloat16"}),
         ("regard cost gpt3-175", {"gpt3-175b"}),
-        ("regard lab E1", {"E1", "E10"}),
+        ("regard lab E1", {"E1", "E10", "E11", "E12", "E13", "E14"}),
         ("regard walk E1", {"E1", "E10"}),
         ("regard walk --lang z", {"zh"}),
     ],
