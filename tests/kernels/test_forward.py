@@ -21,6 +21,8 @@ from regard.testing import check
 ROWS = Want.none().but(rows=True)
 ALL = Want(map=(3, 5), top_k=4)
 RULES = [5, 6, 7, 8, 9, 29, 44]
+# the interpreter takes minutes for all of them in both precisions: there, each rule in one; on a GPU, all in both
+INTERPRETED = {torch.float32: [5, 7, 9], torch.float16: [6, 8, 29, 44]}
 SIZES = {"B": 2, "H": 2, "G": 1, "L": 37, "S": 111}
 
 
@@ -165,7 +167,8 @@ def test_refusals_name_what_cannot_be_done() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_rules_that_need_care_hold(dtype: torch.dtype) -> None:
     """Poisoned keys, NaN, huge logits, gradients that cancel: PROMISES 5 to 9, 29 and 44."""
-    report = check(functools.partial(regard.attention, backend="triton"), device=DEVICE, dtype=dtype, rules=RULES)
+    rules = RULES if DEVICE == "cuda" else INTERPRETED[dtype]
+    report = check(functools.partial(regard.attention, backend="triton"), device=DEVICE, dtype=dtype, rules=rules)
     assert [(row.rule, row.case, row.detail) for row in report.failures] == []
 
 
@@ -220,7 +223,7 @@ def test_logits_of_any_size_give_their_weights(first: float, last: float) -> Non
     ],
     ids=lambda given: "-".join(given) or "plain",
 )
-@pytest.mark.parametrize("L", [1, 5])
+@pytest.mark.parametrize("L", [1, 5] if DEVICE == "cuda" else [3])
 def test_decoding_splits_the_keys_and_gives_the_same(given: dict[str, Any], L: int) -> None:
     given = {name: value.to(DEVICE) if isinstance(value, torch.Tensor) else value for name, value in given.items()}
     call = call_of(2, 4, 2, L, 700, D=16, E=16, **given)
