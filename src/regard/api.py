@@ -241,10 +241,10 @@ def make_plan(call: Call, choice: Choice, program: Program | None, want: Want | 
         flops = 2 * kept * (spec.head_dim + spec.value_dim)
         table = None if mask is None else mask.unlisted_bytes(spec.queries, spec.keys, offset, spec.batch)
         if table is None:
-            steps = choice.backend.program(call, named=choice.named) if program is None else program
-            peak = steps.peak_bytes(call, kept)
+            peak = choice.backend.peak_bytes(call)
         else:
-            peak = choice.backend.workspace(spec, kept) + table
+            unmasked = call.replace(spec=spec._replace(mask=None, flags=None), mask=None)
+            peak = choice.backend.peak_bytes(unmasked) + table
         if want is not None and want.asks:
             flops += 2 * kept * spec.head_dim
             peak += _observing_bytes(call, want)

@@ -11,7 +11,7 @@ from regard import backends
 from regard._display import mimebundle
 from regard._errors import Refused
 from regard.backends import _cuda
-from regard.backends._one_call import VECTOR
+from regard.backends._kernel_call import VECTOR
 from regard.masks._rebuild import of_intervals
 
 if TYPE_CHECKING:

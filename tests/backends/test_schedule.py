@@ -9,7 +9,8 @@ import torch
 from core_calls import every_mask, permitted, tensors
 from regard import masks
 from regard._arguments import prepare
-from regard.backends._schedule import Step, permitted_of, steps_of
+from regard.backends._schedule import permitted_of, steps_of
+from regard.backends._steps import Step
 from regard.spec import Call
 
 

@@ -15,7 +15,8 @@ from regard import statistics
 from regard._observing._totals import Tile, Totals
 from regard.backends._base import accumulation, no_autocast
 from regard.backends._bias import bias_over
-from regard.backends._schedule import Run, Step, merged_steps, permitted_of
+from regard.backends._schedule import merged_steps, permitted_of
+from regard.backends._steps import Run, Step
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

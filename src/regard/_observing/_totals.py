@@ -13,7 +13,7 @@ from regard.backends._base import accumulation
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from regard.backends._schedule import Run
+    from regard.backends._steps import Run
     from regard.spec import Call
     from regard.statistics import Want
 

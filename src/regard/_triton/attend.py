@@ -49,7 +49,7 @@ def refuse(spec: CallSpec) -> list[str]:
     return reasons
 
 
-def mask_bytes(call: Call) -> int:
+def table_bytes(call: Call) -> int:
     """Bytes of the tables of the call's mask, and of its largest piece where pairs are tested one by one."""
     if band_of(call) is not None:
         return 0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from regard.backends import _kernels
-from regard.backends._autograd import again
+from regard.backends._autograd import second_derivative
 from regard.backends._base import Program, reads_values
 from regard.masks._memo import versions
 from regard.spec import Result
@@ -31,7 +31,7 @@ _norm = torch.linalg.vector_norm
 _make: Callable[..., Result] = tuple.__new__  # without the Python function of a named tuple
 
 
-class OneKernelCall(Program):
+class KernelCall(Program):
     """No bias, no sinks, and a mask that is the causal flag or a small tensor in which every row sees something."""
 
     def __init__(self, backend: Backend, spec: CallSpec, *, named: bool, causal: bool, masked: bool) -> None:
@@ -77,7 +77,7 @@ class OneKernelCall(Program):
         if self._may_hide_nan and _count_nonzero(lse).item() != lse.numel():
             out, lse = show_nan(call, call.query, call.key, out, lse)
         assert out.grad_fn is not None
-        out.grad_fn.register_hook(_Again(self, call))
+        out.grad_fn.register_hook(_SecondDerivative(self, call))
         finite = None
         if self.guarded:
             # a bad key that is hidden shows only in gradients
@@ -86,12 +86,12 @@ class OneKernelCall(Program):
         return _make(Result, (out, lse, None, finite))
 
 
-class _Again:
+class _SecondDerivative:
     """Torch's own derivative cannot be differentiated again. Where that is to come, plain operations take its place."""
 
     __slots__ = ("call", "named", "versions")
 
-    def __init__(self, program: OneKernelCall, call: Call) -> None:
+    def __init__(self, program: KernelCall, call: Call) -> None:
         self.call, self.named = call, program.backend.name if program.named else None
         self.versions = None if call.mask is None or not call.mask.tensors else versions(call.mask.tensors)
 
@@ -108,7 +108,7 @@ class _Again:
             )
         # None: nobody asked for that one
         needs = (*(grad is not None for grad in grads), False, False)
-        return again(self.named, call, grad_out[0], needs)[: len(grads)]
+        return second_derivative(self.named, call, grad_out[0], needs)[: len(grads)]
 
 
 class _Recorded(torch.autograd.Function):
@@ -116,7 +116,7 @@ class _Recorded(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, program: OneKernelCall, call: Call, query: Tensor, key: Tensor, value: Tensor
+        ctx: Any, program: KernelCall, call: Call, query: Tensor, key: Tensor, value: Tensor
     ) -> tuple[Tensor, Tensor]:
         out, lse = _kernels.forward(query, key, value, program.causal, program.added, call.spec.scale)
         if program._may_hide_nan:
@@ -137,7 +137,11 @@ class _Recorded(torch.autograd.Function):
         if torch.is_grad_enabled():
             call = ctx.call.replace(query=query, key=key, value=value)
             needs = (*ctx.needs_input_grad[2:], False, False)
-            return (None, None, *again(program.backend.name if program.named else None, call, grad_out, needs)[:3])
+            return (
+                None,
+                None,
+                *second_derivative(program.backend.name if program.named else None, call, grad_out, needs)[:3],
+            )
         scale = ctx.call.spec.scale
         grads = _kernels.backward(grad_out, query, key, value, out, lse, program.causal, program.added, scale)
         return None, None, *grads
@@ -146,7 +150,7 @@ class _Recorded(torch.autograd.Function):
 def show_nan(call: Call, query: Tensor, key: Tensor, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
     """NaN for rows whose logits are all NaN. Without a mask to add, the CPU kernel takes those for empty rows: output
     0, and a lse of exactly 0. Every row sees the first key, so that its logit tells."""
-    if reads_values(call.spec) and torch.count_nonzero(lse).item() == lse.numel():
+    if lse.is_meta or (reads_values(call.spec) and torch.count_nonzero(lse).item() == lse.numel()):
         return out, lse
     first = key[:, :, :1].repeat_interleave(query.shape[1] // key.shape[1], 1)
     lost = (lse == 0) & (query * first).sum(-1).isnan()
