@@ -328,7 +328,7 @@ def _steps_or_whole(sizes: Sizes) -> Iterator[Row]:
     from regard.backends.sdpa import STEP_PAIRS, Sdpa
 
     backend = Sdpa()
-    for share, faster, slower in ((1 / 4, "whole", "steps"), (16, "steps", "whole")):
+    for share, quick, slow in ((1 / 4, "whole", "steps"), (16, "steps", "whole")):
         # two documents: two steps, which save half of the pairs
         length = round((4 * share * STEP_PAIRS) ** 0.5 / 2) * 2
         query, key, value = inputs(length, heads=1)
@@ -336,10 +336,10 @@ def _steps_or_whole(sizes: Sizes) -> Iterator[Row]:
         call = prepare(query, key, value, mask, None, None, None, None, 0.0, None)
         whole = Steps([Step(None, 0, length, (Run(0, length, False),), "tile", None, None)])
         ways = {"whole": whole, "steps": grouped_steps(call)}
-        first, second = ways[faster], ways[slower]
+        first, second = ways[quick], ways[slow]
         works = [lambda steps=steps, call=call: backend.run_steps(call, steps) for steps in (first, second)]
         samples = interleave(*works, rounds=max(sizes.rounds, 15))
-        yield at_most("crossover", f"a mask's {faster}, one head of L={length}", samples, LEVEL_BAR)
+        yield at_most("crossover", f"a mask's {quick}, one head of L={length}", samples, LEVEL_BAR)
 
 
 # A fresh interpreter for each sample. The second number adds the first use of the public names, which load lazily.

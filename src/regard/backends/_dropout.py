@@ -66,7 +66,13 @@ def _is_fast(spec: CallSpec, seed: Tensor, like: Tensor) -> bool:
 
 
 def _kept_bits(
-    seed: Tensor, spec: CallSpec, rows: range, cols: range, items: slice, heads: slice, device: torch.device
+    seed: Tensor,
+    spec: CallSpec,
+    rows: range,
+    cols: range,
+    items: slice,
+    heads: slice,
+    device: torch.device | None = None,
 ) -> Tensor:
     """The draw of ``uniform(…) >= dropout`` in words of 32 bits, which wrap around: -1 where kept, 0 where dropped."""
     low, high = (np.uint32(int(key)).astype(np.int32).item() for key in keys(int(seed)))
