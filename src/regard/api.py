@@ -13,8 +13,9 @@ from torch import Tensor
 from regard import _guard
 from regard._arguments import prepare
 from regard._errors import Refused
-from regard._observing import observe_rows, observing_bytes
+from regard._observing import observe_rows
 from regard.backends._base import accumulation, reads_values
+from regard.backends._meter import peak_bytes, without_values
 from regard.masks import Mask
 from regard.masks._flags import Fused
 from regard.observation import Observation
@@ -247,7 +248,8 @@ def make_plan(call: Call, choice: Choice, program: Program | None, want: Want | 
             peak = choice.backend.peak_bytes(unmasked) + table
         if want is not None and want.asks:
             flops += 2 * kept * spec.head_dim
-            peak += _observing_bytes(call, want)
+            # the result is there, and what it was computed in no more
+            peak = max(peak, choice.backend.result_bytes(spec) + _observing_peak(call, want))
         return Cost(flops, moved, kept, peak, exact)
 
     observer = None
@@ -308,18 +310,21 @@ def observe(
 
 def _observe(call: Call, lse: Tensor, want: Want) -> dict[str, Tensor]:
     if not _kernel_refusals(call.spec, want):
-        from regard._triton.launch import observe as by_kernels
+        from regard._triton.observing import observe as by_kernels
 
         return by_kernels(call, lse, want)
     return observe_rows(call, lse, want)
 
 
-def _observing_bytes(call: Call, want: Want) -> int:
+def _observing_peak(call: Call, want: Want) -> int:
+    """Bytes alive at the peak of an observation, its result included."""
     if not _kernel_refusals(call.spec, want):
-        from regard._triton.launch import observing_bytes as by_kernels
+        from regard._triton.observing import layout_of
 
-        return by_kernels(call.spec, want)
-    return observing_bytes(call, want)
+        return layout_of(call.spec, want).nbytes
+    bare = without_values(call)
+    lse = bare.query.new_empty(bare.query.shape[:3], dtype=accumulation(call.spec.dtype))
+    return peak_bytes(lambda: observe_rows(bare, lse, want), (*bare, lse))
 
 
 def _kernel_refusals(spec: CallSpec, want: Want) -> list[str]:
@@ -328,7 +333,7 @@ def _kernel_refusals(spec: CallSpec, want: Want) -> list[str]:
         return ["the observation kernels run on CUDA devices"]
     if not _has_triton():
         return ["triton is not installed"]
-    from regard._triton.launch import refuse
+    from regard._triton.observing import refuse
 
     return refuse(spec, want)
 

@@ -14,7 +14,7 @@ from tests.kernels.calls import DEVICE, placed
 import regard
 from regard import Want, bias, masks
 from regard._arguments import prepare
-from regard._triton import attend, decoding, launch
+from regard._triton import attend, decoding, observing
 from regard.spec import Call
 from regard.testing import check
 
@@ -208,7 +208,7 @@ def test_logits_of_any_size_give_their_weights(first: float, last: float) -> Non
     assert (done.entropy + torch.special.xlogy(weights, weights).sum(-1)).abs().max() <= 1e-5
     if last == 3.0:  # where float32 holds lse to the digits that statistics need
         lse, exact = definitions.statistics(call, ALL)
-        assert definitions.wrong(launch.observe(call, lse.float(), ALL), exact) == []
+        assert definitions.wrong(observing.observe(call, lse.float(), ALL), exact) == []
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from regard._observing._rows import observe_rows, observing_bytes
+from regard._observing._rows import observe_rows
 
-__all__ = ["observe_rows", "observing_bytes"]
+__all__ = ["observe_rows"]

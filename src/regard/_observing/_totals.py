@@ -190,8 +190,8 @@ class Totals:
 
     def result(self) -> dict[str, Tensor]:
         if "map" in self.parts:
-            rows = torch.bincount(self.row_cells, minlength=self.grid[0])[: self.grid[0]]
-            keys = torch.bincount(self.key_cells, minlength=self.grid[1])[: self.grid[1]]
+            sizes = zip((len(self.queries), self.call.spec.keys), self.grid, strict=True)
+            rows, keys = (statistics.cell_sizes(size, count, self.call.query.device) for size, count in sizes)
             self.parts["map"] /= rows[:, None] * keys
         if "distance" in self.parts:
             self.parts["distance"] = self._by_distance(self.parts["distance"])

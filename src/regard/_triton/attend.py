@@ -23,8 +23,7 @@ from regard._triton.encode import (
     tile_lists,
 )
 from regard._triton.inputs import Inputs, can_be_copied, described, rows_of_unit_stride
-from regard._triton.launcher import Launch, kept_launch
-from regard._triton.run import on
+from regard._triton.launcher import Launch, kept_launch, on
 from regard._triton.tile_sizes import tiles_of, widths
 
 if TYPE_CHECKING:

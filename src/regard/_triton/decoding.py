@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from regard._triton.inputs import Inputs, power, rows_of_unit_stride
-from regard._triton.launcher import Launch, kept_launch
-from regard._triton.run import on
+from regard._triton.launcher import Launch, kept_launch, on
 
 if TYPE_CHECKING:
     from regard._triton.encode import Band

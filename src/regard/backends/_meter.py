@@ -1,15 +1,15 @@
 """The memory a program takes, counted by running it on tensors that have sizes and no values.
 
 Each tensor that the run makes is noted when it comes and when it goes: no backend foretells what it allocates. Loops
-over tiles of one shape go through ``some``; while memory is counted, only the first two and the last of them run.
+over tiles go through ``some``, those over steps through ``each_kind``: while memory is counted, few of them run.
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,6 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 if TYPE_CHECKING:
     from regard.spec import Call
+
+
+Item = TypeVar("Item")
 
 
 class _Counting(threading.local):
@@ -34,6 +37,10 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.now = self.peak = 0
         # what is given has been allocated by others
         self._alive = {each.untyped_storage()._cdata: 0 for each in given if isinstance(each, Tensor)}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # which would load the compiler: nothing is compiled here
 
     def __enter__(self) -> Meter:
         _counting.meter = self
@@ -75,9 +82,19 @@ def peak_bytes(run: Callable[[], object], given: Iterable[Any]) -> int:
 
 def some(places: range) -> Iterable[int]:
     """All of them; while memory is counted, as many as are needed for that."""
-    if _counting.meter is None or len(places) <= 3:
+    if _counting.meter is None or len(places) <= 4:
         return places
-    return places[0], places[1], places[-1]
+    return places[0], places[1], places[-2], places[-1]  # the last may be shorter
+
+
+def each_kind(items: Sequence[Item], kind: Callable[[Item], tuple[Hashable, float]]) -> Sequence[Item]:
+    """All of them; while memory is counted, the largest of each kind. ``kind`` says which it is, and how large."""
+    if _counting.meter is None:
+        return items
+    largest: dict[Hashable, Item] = {}
+    for item in sorted(items, key=lambda item: kind(item)[1]):
+        largest[kind(item)[0]] = item
+    return list(largest.values())
 
 
 def note_inside(count: int) -> None:

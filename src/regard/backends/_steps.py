@@ -7,7 +7,7 @@ blocks, and are copied next to each other. Both answer the same questions, which
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -65,6 +65,11 @@ class Step(NamedTuple):
     @property
     def width(self) -> int:
         return sum(run.stop - run.start for run in self.runs)
+
+    @property
+    def size(self) -> tuple[tuple[Any, ...], int]:
+        """A kind of steps, of which the largest takes the most memory, and how large this one is."""
+        return (self.kind, self.rows, len(self.runs) > 1, self.batch is None), self.number * self.rows * self.width
 
     @property
     def has_empty_rows(self) -> bool:
@@ -218,6 +223,11 @@ class Gathered(NamedTuple):
     def again(self) -> bool:
         """Triangles come after whole blocks, whose rows they share."""
         return self.piece.kind == "triangle"
+
+    @property
+    def size(self) -> tuple[tuple[Any, ...], int]:
+        kind, one = self.piece.size
+        return (*kind, self.first is None), self.number * one
 
     def lines(self, spec: CallSpec) -> int:
         return self.number * self.group * self.piece.rows

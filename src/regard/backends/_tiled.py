@@ -10,6 +10,7 @@ import torch
 from regard.backends._autograd import FusedBackend
 from regard.backends._base import accumulation
 from regard.backends._grouped import Steps, grouped_steps
+from regard.backends._meter import each_kind
 from regard.backends._steps import Room, Step
 from regard.spec import Result
 
@@ -76,7 +77,7 @@ class TiledBackend(FusedBackend):
         if not _cover(steps, spec):
             out.zero_()
             lse.fill_(-torch.inf)
-        for step in steps:
+        for step in each_kind(steps, lambda step: step.size):
             self.forward_step(call, step, (out, lse), room)
         return out, lse
 
