@@ -227,7 +227,7 @@ def test_logits_of_any_size_give_their_weights(first: float, last: float) -> Non
 def test_decoding_splits_the_keys_and_gives_the_same(given: dict[str, Any], L: int) -> None:
     given = {name: value.to(DEVICE) if isinstance(value, torch.Tensor) else value for name, value in given.items()}
     call = call_of(2, 4, 2, L, 700, D=16, E=16, **given)
-    assert decoding.pays(call.spec)
+    assert decoding.is_decoding(call.spec)
     done = attend.attend(call, rows=False)
     lse, weights, _ = definitions.whole(call)
     exact = weights @ call.value.double().repeat_interleave(2, 1)

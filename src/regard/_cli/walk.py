@@ -70,7 +70,7 @@ def walk(
         if model is not None and numbers:
             option = next(iter(numbers)).replace("_", "-")
             raise ValueError(f"--{option} does not apply to --model, which has its own; leave it out")
-        story = _told(text, settings, model, layer or 0, lang)
+        story = _story_of(text, settings, model, layer or 0, lang)
         if html is not None:
             _write(html, as_page(story, lang))
     except (ValueError, ImportError) as error:
@@ -85,7 +85,7 @@ def walk(
         typer.echo(say(STEPS, lang, "wrote", file=html), err=as_json)
 
 
-def _told(text: str | None, settings: Settings, model: str | None, layer: int, lang: str) -> Story:
+def _story_of(text: str | None, settings: Settings, model: str | None, layer: int, lang: str) -> Story:
     from regard._text import text as say
     from regard._walk import walk_example, walk_layer, walk_text
     from regard._walk._words import STEPS

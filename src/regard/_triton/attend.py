@@ -130,7 +130,7 @@ def attend(call: Call, rows: bool) -> Attended:
     spec = call.spec
     if spec.empty:
         return _nothing(call, rows)
-    if not rows and decoding.pays(spec) and (band := band_of(call)) is not None:
+    if not rows and decoding.is_decoding(spec) and (band := band_of(call)) is not None:
         return Attended(*decoding.decode(call, band), None, None)
     tiles, given, draw = tiles_of(spec), Inputs(call), Draw.of(call)
     bias = bias_of(call)

@@ -21,7 +21,7 @@ _MOST_ROWS, _BLOCK, _LEAST, _PROGRAMS = 64, 64, 256, 528
 _MOST_SPLITS = 64
 
 
-def pays(spec: CallSpec) -> bool:
+def is_decoding(spec: CallSpec) -> bool:
     """Whether the call, whose mask is a band, is decoding, and one that these kernels take."""
     rows = spec.queries * (spec.heads // spec.kv_heads)
     few = rows <= _MOST_ROWS and spec.queries * 16 <= spec.keys

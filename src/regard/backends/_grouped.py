@@ -111,7 +111,7 @@ def _periodic_steps(mask: Mask, spec: CallSpec, offset: int) -> Steps | None:
             for step in from_intervals(item, *(np.maximum(ends, 0) for ends in below)):
                 places = step.places
                 at = (row + places[0] * period, *(key + place * period for place in places[1:]))
-                steps.append(step._replace(again=step.again or plain is not None, stride=period, at=at))
+                steps.append(step._replace(merges=step.merges or plain is not None, stride=period, at=at))
     return Steps(_grouped(steps, spec))
 
 
@@ -148,12 +148,12 @@ def _grouped(steps: list[Step], spec: CallSpec) -> Iterator[Step]:
             made.append(step)
             continue
         widths = tuple((run.stop - run.start, run.full) for run in step.runs)
-        sign = (step.again, step.batch, step.kind, step.rows, widths, step.stride, *_side_by_side(step))
+        sign = (step.merges, step.batch, step.kind, step.rows, widths, step.stride, *_side_by_side(step))
         alike.setdefault(sign, []).append(step)
     for found in alike.values():
         for group in _evenly_spaced(found):
             made += _joined(group, spec)
-    yield from sorted(made, key=lambda step: step.again)
+    yield from sorted(made, key=lambda step: step.merges)
 
 
 def _side_by_side(step: Step) -> tuple[bytes, bytes]:
@@ -302,5 +302,5 @@ def _left_over(
             else:
                 runs.append(Run(place * block, end, False))
         batch = None if groups == 1 else item
-        steps.append(Step(batch, at * block, min((at + 1) * block, L), tuple(runs), "tile", None, None, again=True))
+        steps.append(Step(batch, at * block, min((at + 1) * block, L), tuple(runs), "tile", None, None, merges=True))
     return steps

@@ -185,7 +185,7 @@ def merged_steps(call: Call) -> list[Step]:
     """The steps with every row in one of them only: a triangle joins the rectangle before it."""
     merged: list[Step] = []
     for step in steps_of(call):
-        if step.again:
+        if step.merges:
             before = merged.pop()
             run = Run(before.runs[0].start, step.runs[0].stop, False)
             step = Step(step.batch, step.start, step.stop, (run,), "tile", before.lo, step.hi)

@@ -47,7 +47,7 @@ class Step(NamedTuple):
     kind: str
     lo: NDArray[np.int64] | None  # [K, rows] permitted intervals, when the mask has that form
     hi: NDArray[np.int64] | None
-    again: bool = False  # the rows are in a step before this one too: results merge by log-sum-exp
+    merges: bool = False  # the rows are in a step before this one too: results merge by log-sum-exp
     number: int = 1
     stride: int = 1
     at: tuple[int, ...] = ()
@@ -135,7 +135,7 @@ class Step(NamedTuple):
         """Put output and log-sum-exp of the step where they belong, or merge them with what is there."""
         out, lse = (self._rows_of(result, kv_heads) for result in results)
         part, part_lse = parts[0].view(out.shape), parts[1].view(lse.shape)
-        if self.again:
+        if self.merges:
             merge(out, lse, part, part_lse)
         else:
             out.copy_(part)
@@ -145,7 +145,10 @@ class Step(NamedTuple):
         """Put or add the gradients of the step's query, key and value to those of the call."""
         rows = self._rows_of(totals[0], totals[1].shape[1])
         part = parts[0].view(rows.shape)
-        _ = rows.add_(part) if self.again else rows.copy_(part)
+        if self.merges:
+            rows.add_(part)
+        else:
+            rows.copy_(part)
         self._add_keys(totals[1], parts[1])
         self._add_keys(totals[2], parts[2])
 
@@ -220,7 +223,7 @@ class Gathered(NamedTuple):
     first: int | None  # the first block of rows, where the others follow it one by one: no need to gather them
 
     @property
-    def again(self) -> bool:
+    def merges(self) -> bool:
         """Triangles come after whole blocks, whose rows they share."""
         return self.piece.kind == "triangle"
 
@@ -233,7 +236,7 @@ class Gathered(NamedTuple):
         return self.number * self.group * self.piece.rows
 
     def pairs(self, spec: CallSpec) -> float:
-        return self.lines(spec) * self.piece.width / (2 if self.again else 1)
+        return self.lines(spec) * self.piece.width / (2 if self.merges else 1)
 
     def local(self, call: Call) -> Call:
         rows, keys = self.piece.rows, self.piece.width
@@ -256,7 +259,7 @@ class Gathered(NamedTuple):
         return self._rows_of(room.in_blocks(name, tensor, self.block))
 
     def write(self, results: tuple[Tensor, Tensor], parts: tuple[Tensor, Tensor], kv_heads: int) -> None:
-        if self.again:
+        if self.merges:
             before = (
                 self._rows_of(_in_blocks(results[0], self.block)),
                 self._rows_of(_in_blocks(results[1], self.block)),
@@ -267,7 +270,7 @@ class Gathered(NamedTuple):
             self._put(result, self.rows, part, self.first)
 
     def add(self, totals: list[Tensor], parts: tuple[Tensor, Tensor, Tensor]) -> None:
-        self._put(totals[0], self.rows, parts[0], self.first, add=self.again)
+        self._put(totals[0], self.rows, parts[0], self.first, add=self.merges)
         self._put(totals[1], self.keys, parts[1], add=True)
         self._put(totals[2], self.keys, parts[2], add=True)
 
@@ -297,7 +300,7 @@ class Gathered(NamedTuple):
         flat = blocks.flatten(0, 1).flatten(1)
         if first is None:
             source = part.reshape(-1, flat.shape[1])
-            _ = (flat.index_add_ if add else flat.index_copy_)(0, numbers.to(flat.device), source)
+            (flat.index_add_ if add else flat.index_copy_)(0, numbers.to(flat.device), source)
             return
         rows = flat[first : first + len(numbers)].view(part.shape)
         if add:

@@ -138,7 +138,7 @@ class TiledBackend(FusedBackend):
 
 def _cover(steps: Steps, spec: CallSpec) -> bool:
     """Whether every row is written by a step that does not merge."""
-    return sum(step.lines(spec) for step in steps if not step.again) == spec.lines
+    return sum(step.lines(spec) for step in steps if not step.merges) == spec.lines
 
 
 def by_heads(call: Call) -> Call:
