@@ -12,7 +12,7 @@ import safetensors.torch
 import torch
 
 from regard import cache, masks
-from regard._files import safetensors
+from regard._files import safetensors_files
 from regard.cache import BlockPool, KVCache, LatentCache, PagedCache, RollingCache
 from regard.nn import LatentAttention, MultiHeadAttention
 from regard.positions import Rotary
@@ -95,7 +95,7 @@ def test_a_damaged_file_is_refused_in_one_sentence(tmp_path: Path) -> None:
     held = KVCache(23)
     steps(module_for(""), held, torch.randn(2, 7, 24), [0, 7])
     held.save(file)
-    tensors, metadata = safetensors.read(file)
+    tensors, metadata = safetensors_files.read(file)
     good = json.loads(metadata["regard"])
     for changes, parts, complaint in (
         ({"format": "other"}, {}, "it holds no cache"),
@@ -112,7 +112,9 @@ def test_a_damaged_file_is_refused_in_one_sentence(tmp_path: Path) -> None:
         ({}, {"odd": tensors["key.0"]}, "not those of a cache"),
     ):
         text = json.dumps({**good, **changes})
-        file.write_bytes(b"".join(bytes(piece) for piece in safetensors.pieces({**tensors, **parts}, {"regard": text})))
+        file.write_bytes(
+            b"".join(bytes(piece) for piece in safetensors_files.pieces({**tensors, **parts}, {"regard": text}))
+        )
         with pytest.raises(ValueError, match=complaint):
             cache.load(file)
     file.write_bytes(b"\xff" * 40)
