@@ -6,6 +6,7 @@ import functools
 
 from regard import lab
 from regard.lab import run
+from regard.lab._walk import Settings, Story, walk_example, walk_result
 
 TRAINED = ("E7", "X2", "X3")
 
@@ -15,3 +16,9 @@ def quick(name: str) -> lab.Result:
     if name in TRAINED:
         return getattr(lab, lab.TOPICS[name])(steps=3)
     return run(name)
+
+
+@functools.cache
+def story_of(name: str, lang: str) -> Story:
+    """An example as the walk shows it."""
+    return walk_result(quick(name), lang) if name in TRAINED else walk_example(name, Settings(), lang)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from regard import _walk, lab, masks, nn, reference
+from regard import lab, masks, nn, reference
+from regard.lab._walk._inputs import Settings, from_text
 
 
 def close(found, stated, digits):
@@ -90,7 +91,7 @@ def test_e5_sees_the_past_and_the_mistaken_mask_sees_the_future():
 def test_e6_has_the_numbers_of_the_walk():
     found = lab.sentence()
     assert found.tokens == ("The", "cat", "sat", "on", "the", "mat", ".")
-    given = _walk._inputs.from_text("The cat sat on the mat.", _walk._inputs.Settings())
+    given = from_text("The cat sat on the mat.", Settings())
     for mask, weights in ((None, found.weights), (np.tri(7, dtype=bool), found.causal_weights)):
         steps = reference.trace(given.x, given.x, given.x, given.weights, num_heads=2, mask=mask)
         np.testing.assert_allclose(weights, steps["weights"], atol=1e-14)

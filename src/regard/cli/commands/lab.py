@@ -168,8 +168,6 @@ def _list(lang: str, as_json: bool) -> None:
 
 
 def _print(console: Console, found: Result, lang: str) -> None:
-    from rich.markup import escape
-    from rich.table import Table
     from rich.text import Text
 
     from regard._display.texts import text
@@ -178,15 +176,9 @@ def _print(console: Console, found: Result, lang: str) -> None:
     _say(console, Text(f"{found.name}  {found.say('title', lang)}", style="bold"))
     _say(console, Text(found.say("question", lang)))
     for shown in found.tables(lang):
-        table = Table(show_edge=False, pad_edge=False, show_header=any(shown.columns))
-        for at, column in enumerate(shown.columns):
-            justify: Any = "left" if at == 0 or not any(shown.columns) else "right"
-            table.add_column(escape(column), justify=justify, overflow="fold")
-        for row in shown.rows:
-            table.add_row(*map(escape, row))
         console.print()
         _say(console, Text(shown.title, style="bold"))
-        console.print(table)
+        console.print(shown.terminal())
     for key in ("look", "claim", "right", "why"):
         if key in found.words():
             console.print()

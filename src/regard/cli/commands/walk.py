@@ -11,7 +11,7 @@ import typer
 from regard.cli import complete, terminal
 
 if TYPE_CHECKING:
-    from regard._walk import Settings, Story
+    from regard.lab._walk import Settings, Story
 
 NAMES = tuple(f"E{number}" for number in range(1, 11))
 
@@ -56,9 +56,9 @@ def walk(
     """
     from regard._display.texts import language
     from regard._display.texts import text as say
-    from regard._walk import Settings
-    from regard._walk import html as as_page
-    from regard._walk._words import STEPS
+    from regard.lab._walk import Settings
+    from regard.lab._walk import html as as_page
+    from regard.lab._walk._words import STEPS
 
     try:
         language(lang)
@@ -87,8 +87,8 @@ def walk(
 
 def _told(text: str | None, settings: Settings, model: str | None, layer: int, lang: str) -> Story:
     from regard._display.texts import text as say
-    from regard._walk import walk_example, walk_layer, walk_text
-    from regard._walk._words import STEPS
+    from regard.lab._walk import walk_example, walk_layer, walk_text
+    from regard.lab._walk._words import STEPS
 
     given = "E6" if text is None else text.strip()
     is_example = re.fullmatch(r"[Ee]\d{1,4}", given) is not None
@@ -117,6 +117,6 @@ def _write(path: Path, page: str) -> None:
 
 
 def _show(story: Story, lang: str) -> None:
-    from regard._walk import View
+    from regard.lab._walk import View
 
     terminal.console().print(View(story, lang))

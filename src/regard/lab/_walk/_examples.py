@@ -1,31 +1,27 @@
-"""The worked examples by name. E1, E2, E6 and E9 are walked whole; of the experiments, what can be walked."""
+"""The worked examples by name. E1, E2, E6 and E9 are walked step by step; the others are what the lab computes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
+from inspect import signature
 from typing import NamedTuple
 
 import numpy as np
 
+from regard import lab
 from regard._display.texts import text
-from regard._walk import _experiments as experiments
-from regard._walk._examples_words import EXAMPLES
-from regard._walk._inputs import Layer, Settings
-from regard._walk._steps import Teller, steps_of, traced
-from regard._walk._story import Numbers, Panel, Step, Story, number
-from regard._walk._tell import sizes, walk_text
-from regard._walk._words import STEPS
+from regard.lab._table import Matrix
+from regard.lab._walk._examples_words import EXAMPLES
+from regard.lab._walk._inputs import Layer, Settings
+from regard.lab._walk._measured import walk_result
+from regard.lab._walk._steps import Teller, steps_of, traced
+from regard.lab._walk._story import Numbers, Panel, Step, Story, number
+from regard.lab._walk._tell import sizes, walk_text
+from regard.lab._walk._words import STEPS
 
-CAT = experiments.CAT
-
-E1_X = [[1.0, 0, 1, 0], [0, 1.0, 0, 1]]
-E2_X = [[1, 0.5, -1, 2], [-0.5, 1, 0.3, -2]]
-E2_FIRST = [[0.1, 0.4], [-0.2, 0.3], [1, -0.5], [0.5, 0.2]]
-E2_SECOND = [[-0.3, 0.2], [1.1, 0.6], [-0.4, 0.8], [0.7, -0.1]]
-E2_OUT = [[0.5, -0.2, 1.1, 0.3], [0.1, 0.8, -0.4, 0.6], [-0.3, 0.7, 0.2, 1], [0.9, -0.5, 0.3, -0.8]]
-E9_X = [[0.1, 0.2, 0.3], [0.4, 0.5, 0.6], [0.7, 0.8, 0.9], [0.5, 0.2, 0.4]]
+CAT = "The cat sat on the mat."
 
 
 class Example(NamedTuple):
@@ -50,8 +46,10 @@ def walk_example(name: str, settings: Settings, lang: str = "en") -> Story:
 
 
 def _e1(settings: Settings, lang: str) -> Story:
+    from regard.lab._two_tokens import X
+
     identity = dict.fromkeys(("q", "k", "v", "out"), np.eye(4))
-    layer = _given(E1_X, identity, heads=1, scale=1.0)
+    layer = _given(X, identity, heads=1, scale=1.0)
     scaled = Teller(replace(layer, scale=None), traced(replace(layer, scale=None)), lang)
     say = partial(text, EXAMPLES, lang)
     weighting, output = scaled.weighting(), scaled.output()
@@ -70,8 +68,10 @@ def _e1(settings: Settings, lang: str) -> Story:
 
 
 def _e2(settings: Settings, lang: str) -> Story:
-    joined = np.concatenate([np.array(E2_FIRST), np.array(E2_SECOND)], axis=1)
-    layer = _given(E2_X, {"q": joined, "k": joined, "v": joined, "out": np.array(E2_OUT)}, heads=2)
+    from regard.lab._two_heads import W1, W2, W_OUT, X
+
+    joined = np.concatenate([np.array(W1), np.array(W2)], axis=1)
+    layer = _given(X, {"q": joined, "k": joined, "v": joined, "out": np.array(W_OUT)}, heads=2)
     return _whole("E2", layer, lang, (text(EXAMPLES, lang, "E2.intro"),))
 
 
@@ -80,13 +80,23 @@ def _e6(settings: Settings, lang: str) -> Story:
 
 
 def _e9(settings: Settings, lang: str) -> Story:
+    from regard.lab._from_scratch import X
+
     rng = np.random.default_rng(settings.seed)
     drawn = {name: rng.standard_normal((3, 3)) for name in "qkv"}
-    layer = _given(E9_X, {**drawn, "out": np.eye(3)}, heads=1)
+    layer = _given(X, {**drawn, "out": np.eye(3)}, heads=1)
     return _whole("E9", layer, lang, (text(EXAMPLES, lang, "E9.intro", seed=settings.seed),))
 
 
-def _given(x: list[list[float]], weights: dict[str, Numbers], heads: int, scale: float | None = None) -> Layer:
+def _measured(name: str, settings: Settings, lang: str) -> Story:
+    """The lab runs the experiment, and the walk shows what it found."""
+    experiment = getattr(lab, lab.TOPICS[name])
+    if "seed" not in signature(experiment).parameters:
+        return walk_result(experiment(), lang)
+    return walk_result(experiment(seed=settings.seed), lang, (text(EXAMPLES, lang, "seed", seed=settings.seed),))
+
+
+def _given(x: Matrix, weights: dict[str, Numbers], heads: int, scale: float | None = None) -> Layer:
     vectors = np.array(x, dtype=np.float64)
     tokens = tuple(f"x{index}" for index in range(1, len(vectors) + 1))
     return Layer(tokens=tokens, key_tokens=tokens, x=vectors, memory=vectors, weights=weights, heads=heads, scale=scale)
@@ -112,12 +122,12 @@ _SEED = frozenset({"seed"})
 BY_NAME: dict[str, Example] = {
     "E1": Example(_e1, frozenset()),
     "E2": Example(_e2, frozenset()),
-    "E3": Example(experiments.variance, _SEED),
-    "E4": Example(experiments.saturation, _SEED),
-    "E5": Example(experiments.inverted_mask, _SEED | {"heads", "d_model"}),
+    "E3": Example(partial(_measured, "E3"), _SEED),
+    "E4": Example(partial(_measured, "E4"), _SEED),
+    "E5": Example(partial(_measured, "E5"), _SEED),
     "E6": Example(_e6, _EVERY),
-    "E7": Example(experiments.fixed_weights, _SEED),
-    "E8": Example(experiments.blur, _SEED),
+    "E7": Example(partial(_measured, "E7"), _SEED),
+    "E8": Example(partial(_measured, "E8"), _SEED),
     "E9": Example(_e9, _SEED),
-    "E10": Example(experiments.parameters, _SEED | {"heads", "d_model"}),
+    "E10": Example(partial(_measured, "E10"), frozenset()),
 }

@@ -42,6 +42,7 @@ section > p { max-width: 60rem; margin: .3rem 0; }
 figure { margin: 0; min-width: 0; max-width: 100%; }
 figcaption { font-weight: 600; font-size: .9rem; margin-bottom: .2rem; }
 .scroll { overflow-x: auto; }
+caption { text-align: left; font-weight: 600; }
 table { border-collapse: collapse; font-size: .85rem; }
 th { font-weight: 400; color: var(--soft); padding: .15rem .5rem; text-align: right; white-space: nowrap;
   max-width: 12rem; overflow: hidden; text-overflow: ellipsis; }
