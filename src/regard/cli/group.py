@@ -7,13 +7,21 @@ import sys
 from typing import Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 OPTIONAL = ("matplotlib", "transformers", "safetensors", "tokenizers", "sacrebleu")  # packages that some commands need
 
 
+class Command(TyperCommand):
+    def get_params(self, ctx: Any) -> Any:
+        return _untyped_flags(super().get_params(ctx))
+
+
 class Commands(TyperGroup):
-    """Ends with 0, with 1 where a check failed, with 2 on bad input, and with 130 after Ctrl-C."""
+    """Exits with 0, with 1 where a check failed, with 2 on bad input, and with 130 after Ctrl-C."""
+
+    def get_params(self, ctx: Any) -> Any:
+        return _untyped_flags(super().get_params(ctx))
 
     def main(self, *args: Any, standalone_mode: bool = True, **named: Any) -> Any:
         named["standalone_mode"] = False
@@ -35,6 +43,14 @@ class Commands(TyperGroup):
                 raise
             status = _said(_about(error))
         sys.exit(status if isinstance(status, int) else 0)
+
+
+def _untyped_flags(params: list[Any]) -> list[Any]:
+    """A flag takes no value, so its help shows no type."""
+    for param in params:
+        if getattr(param, "is_flag", False):
+            param.metavar = ""
+    return params
 
 
 def _give_up_output() -> None:

@@ -34,25 +34,27 @@ def lab(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            help="E1 … E14, X1 … X5, M20, M21, S15, or topics such as rnn; all for every one. None lists them.",
+            help="E1 … E14, X1 … X5, M20, M21, S15, a topic such as rnn, or all. Without a name, lists them.",
             autocompletion=complete.one_of(NAMES),
         ),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="A folder for figures and JSON, made if needed. Needs matplotlib.", file_okay=False),
+        typer.Option(
+            help="Write figures and JSON into this folder; it is created if needed. Needs matplotlib.", file_okay=False
+        ),
     ] = None,
     kind: Annotated[
         str | None,
         typer.Option(
             "--format",
-            help="Of the figures that --out writes: png or svg; png.",
+            help="Format of the figures that --out writes: png or svg (default: png).",
             autocompletion=complete.one_of(("png", "svg")),
         ),
     ] = None,
     lang: Annotated[
         str,
-        typer.Option(help="en or zh: the language of tables and texts.", autocompletion=complete.one_of(("en", "zh"))),
+        typer.Option(help="Language of tables and texts: en or zh.", autocompletion=complete.one_of(("en", "zh"))),
     ] = "en",
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
 ) -> None:

@@ -20,29 +20,35 @@ def walk(
     text: Annotated[
         str | None,
         typer.Argument(
-            help="A text, or a worked example by name: E1 to E10. By default 'The cat sat on the mat.'",
+            help="A text, or the name of a worked example, E1 to E10 (default: 'The cat sat on the mat.').",
             autocompletion=complete.one_of(NAMES),
         ),
     ] = None,
-    heads: Annotated[int | None, typer.Option(help="Heads; 2 by default.")] = None,
-    d_model: Annotated[int | None, typer.Option(help="Width of the vectors, a multiple of --heads; 8.")] = None,
-    causal: Annotated[bool, typer.Option("--causal", help="Tokens look at what came before them, not ahead.")] = False,
-    window: Annotated[int | None, typer.Option(help="Tokens look this far, to either side.")] = None,
+    heads: Annotated[int | None, typer.Option(help="Number of heads (default: 2).")] = None,
+    d_model: Annotated[
+        int | None, typer.Option(help="Width of the vectors, a multiple of --heads (default: 8).")
+    ] = None,
+    causal: Annotated[
+        bool, typer.Option("--causal", help="Causal mask: a token attends to itself and to earlier tokens.")
+    ] = False,
+    window: Annotated[
+        int | None, typer.Option(help="Window mask: a token attends to this many tokens on either side.")
+    ] = None,
     no_scale: Annotated[bool, typer.Option("--no-scale", help="Do not divide the scores by √d_k.")] = False,
-    seed: Annotated[int | None, typer.Option(help="Where the random vectors and matrices come from; 0.")] = None,
-    cross: Annotated[str | None, typer.Option(help="Cross attention: look at this text instead.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the random vectors and matrices (default: 0).")] = None,
+    cross: Annotated[str | None, typer.Option(help="Cross attention: attend to this text.")] = None,
     model: Annotated[
         str | None,
         typer.Option(
-            help="Trained weights: minilm, or a folder with an encoder of words.",
+            help="Use trained weights: minilm, or a folder with a text encoder.",
             autocompletion=complete.one_of(("minilm",)),
         ),
     ] = None,
-    layer: Annotated[int | None, typer.Option(help="Which layer of --model, from 0; 0.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Write a page to this file.")] = None,
+    layer: Annotated[int | None, typer.Option(help="Layer of --model, counted from 0 (default: 0).")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write an HTML page to this file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all numbers as JSON.")] = False,
     lang: Annotated[
-        str, typer.Option(help="en (English) or zh (Chinese).", autocompletion=complete.one_of(("en", "zh")))
+        str, typer.Option(help="Language: en (English) or zh (Chinese).", autocompletion=complete.one_of(("en", "zh")))
     ] = "en",
 ) -> None:
     """Walk through multi-head attention step by step, with real numbers: from tokens to the output.
