@@ -58,7 +58,7 @@ def attention(
             of ``regard.bias`` (``alibi``, ``T5Bias``), for which no [L, S] tensor is made.
         scale: 1/sqrt(dim) when None; may be 0 or negative.
         softcap: c > 0 replaces each scaled product s by c·tanh(s/c).
-        sinks: [head], one logit a head that joins the denominator only.
+        sinks: [head], one logit per head that joins the softmax's denominator only.
         dropout: probability of dropping a weight, applied as given (modules pass 0 in eval).
         query_offset: position of the first query among the keys, an int or one per item; S - L when None.
         backend: "auto", or a name: then that backend runs or ``regard.Refused`` is raised.
@@ -190,10 +190,10 @@ def explain(
 ) -> Plan:
     """How ``attention`` (or ``observe``, with ``want``) would run this call; runs nothing.
 
-    Only shapes, dtypes and devices are looked at: tensors on the device "meta" will do. Print the plan for a table, or
+    Only shapes, dtypes and devices matter: tensors on the device "meta" are enough. Print the plan for a table, or
     read ``plan.backend``, ``plan.reason``, ``plan.refusals`` and ``plan.cost``.
 
-    ``kind="linear"`` asks about ``linear_attention`` in its place: with that call's keywords, its form as ``backend``.
+    ``kind="linear"`` explains ``linear_attention`` instead, with that call's keywords; ``backend`` is then its form.
 
     Raises:
         TypeError, ValueError: as ``attention`` does, for a call that could not run.
@@ -279,15 +279,15 @@ def observe(
 ) -> Observation:
     """``attention`` that also returns exact statistics of its weights (before dropout).
 
-    ``.out`` is what ``attention`` gives for the same call: the same backend and the same random draw. The matrix of
-    weights is never held: memory grows with the length, not with its square.
+    ``.out`` equals what ``attention`` returns for the same call: the same backend and the same random draw. The
+    matrix of weights is never stored: memory grows with the length, not with its square.
 
     Args:
         want: which statistics, ``regard.Want()`` when None. The other arguments are those of ``attention``.
 
     Raises:
         TypeError, ValueError: as ``attention`` does.
-        Refused: under torch.compile, vmap and other transforms, which give no numbers to look at.
+        Refused: under torch.compile, vmap and other transforms, where the numbers cannot be read.
     """
     want = Want() if want is None else want
     check_want(want)

@@ -1,4 +1,4 @@
-"""What `regard.attention(bias=…)` takes beside tensors."""
+"""What `regard.attention(bias=…)` takes in addition to tensors."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class T5Bias(Bias, nn.Module):
 
     Args:
         num_heads: heads of the query.
-        num_buckets: numbers a head has.
+        num_buckets: number of learned values per head.
         max_distance: from here on all distances share the last bucket.
         bidirectional: half of the buckets are for keys after the query (encoders); otherwise those share bucket 0
             with the query itself (decoders, whose mask hides them).

@@ -132,7 +132,7 @@ class KVCache(_Slots):
 
     Args:
         capacity: tokens an item can have; more raise `CacheFull`, and leave the cache as it was.
-        int8: keep numbers in one byte, with a scale for every 32: 1.125 bytes a number. On normal data the output is
+        int8: keep numbers in one byte, with a scale for every 32: 1.125 bytes per number. On normal data the output is
             within 1 % of its norm.
     """
 
@@ -160,7 +160,7 @@ class KVCache(_Slots):
 class LatentCache(KVCache):
     """A `KVCache` of one tensor a token, from which latent attention takes keys and values both.
 
-    `kv_lora_rank + rope_dim` numbers a token, whatever the number of heads.
+    `kv_lora_rank + rope_dim` numbers per token, whatever the number of heads.
     """
 
     def _check_new(self, fresh: Fresh, key: Tensor, value: Tensor | None) -> None:

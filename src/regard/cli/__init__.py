@@ -1,4 +1,4 @@
-"""The `regard` command. Each one parses its options, calls the library and prints; bad input exits with status 2."""
+"""The `regard` command. Commands parse options, call the library and print; bad input exits with status 2."""
 
 from __future__ import annotations
 

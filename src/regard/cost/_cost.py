@@ -26,7 +26,7 @@ class Cost:
 
     Args:
         name, config: what was asked for.
-        batch, length, source_length: what goes through it; the source is an encoder's, beside a decoder.
+        batch, length, source_length: sizes of the input; the source is what the encoder of an encoder-decoder reads.
         dtype, device: of weights, activations and cache; the device decides which tensors are kept.
         latent, experts, int8, rolling, sinks: as in `cost.of`.
         parts: the whole model by kind of operation.

@@ -63,7 +63,7 @@ class FromScratch(Result):
 
 
 def from_scratch(seed: int = 0) -> FromScratch:
-    """Q, K and V from random 3×3 projections, then the formulas in NumPy; beside them, `regard.attention`."""
+    """Q, K and V from random 3×3 projections, then the formulas in NumPy, compared with `regard.attention`."""
     weights, out = _run(seed)
     again, redrawn = _run(seed)[1], _run(seed + 1)[1]
     tensors = (torch.from_numpy(x)[None, None] for x in _projected(seed))

@@ -32,7 +32,7 @@ class DecoderConfig:
         num_kv_heads, head_dim: as in `regard.nn.MultiHeadAttention`.
         positions: "learned", a vector for each position, added to the token; or "rotary", which turns queries and keys.
         rotary_base, rotary_scaling, rotary_interleaved: as in `regard.positions.Rotary`.
-        window: a token sees itself and so many before it; all before it when None.
+        window: a token sees itself and this many tokens before it; all of them when None.
         windowed: which layers have that window, one flag for each; all of them when None.
         qk_norm: as in `regard.nn.MultiHeadAttention`, with `norm_eps`.
         attention_scale, attention_softcap: `scale` and `softcap` of the attention.
@@ -225,7 +225,7 @@ class Decoder(nn.Module):
         """Logits `[batch, token, vocab_size]`, or states without an output layer; those at padding mean nothing.
 
         Args:
-            tokens: `[batch, token]`, integers; beside caches, only those that are new.
+            tokens: `[batch, token]`, integers; with caches, only the new ones.
             lengths, side: item b has `lengths[b]` tokens, and padding on this side. Positions count real tokens.
             mask: in place of what the configuration says (causal, and its window) or the caches do (`RollingCache`).
             caches: one of `regard.cache` for each layer, such as `decoder.caches(capacity)`.
@@ -338,7 +338,7 @@ class Decoder(nn.Module):
 
         Args:
             prompts: token numbers, one or more for each item; lists may differ in length.
-            max_new_tokens: at most so many.
+            max_new_tokens: maximum number of tokens to generate.
             temperature: 0 takes the likeliest token; above, tokens are drawn from softmax(logits / temperature).
             top_k: draw from the k likeliest.
             top_p: draw from the fewest likeliest whose probabilities add up to p.

@@ -189,7 +189,7 @@ class MaskedLM(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Words or images in, one vector a token out, and what the heads make of them.
+    """Words or images in, one vector per token out, and what the task heads make of them.
 
         bert = Encoder(models.config("bert-base", masked_lm=True))
         states = bert(tokens, lengths=[7, 3])                        # [batch, token, embed_dim]

@@ -43,12 +43,12 @@ class _Call(NamedTuple):
 class LatentAttention(nn.Module):
     """Multi-head latent attention (MLA) of DeepSeek-V2 and -V3.
 
-    Keys and values of all heads are made from one latent a token, c = norm(W^DKV x), beside one rotary key that the
+    Keys and values of all heads are made from one latent per token, c = norm(W^DKV x), plus one rotary key that the
     heads share; queries come from a latent of their own, or from x itself. Only c and the rotary key are cached.
 
         mla = LatentAttention(7168, 128, q_lora_rank=1536, kv_lora_rank=512, nope_dim=128, rope_dim=64,
                               value_head_dim=128)
-        cache = regard.cache.LatentCache(4096)                      # 576 numbers a token
+        cache = regard.cache.LatentCache(4096)                      # 576 numbers per token
         y = mla(prompt, mask=masks.causal(), cache=cache)           # keys and values of the prompt are expanded
         y = mla(next_token, mask=masks.causal(), cache=cache)       # and never again: what is cached stays as it is
 

@@ -1,4 +1,4 @@
-"""`regard bench`: one call, timed on each backend in turn beside PyTorch's own function."""
+"""`regard bench`: one call, timed on each backend and compared with PyTorch's own function."""
 
 from __future__ import annotations
 

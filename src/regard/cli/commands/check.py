@@ -1,4 +1,4 @@
-"""`regard check`: the promises as tests, on regard's backends and on others beside them."""
+"""`regard check`: the promises as tests, on regard's backends and on other implementations."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def check(
 
 
 def _own(backend: str | None, device: str, against: str | None) -> dict[str, functools.partial[Tensor]]:
-    """regard's backends by name. Beside peers, only what a plain call of regard's runs, unless one is named."""
+    """regard's backends by name. With peers, only what a plain call of regard's runs, unless one is named."""
     import regard
 
     there = ["auto", *regard.backends.available(device)]

@@ -1,4 +1,4 @@
-"""`regard evaluate`: how good a model's translations of a test are."""
+"""`regard evaluate`: the quality of a model's translations of a test set."""
 
 from __future__ import annotations
 

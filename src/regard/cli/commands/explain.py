@@ -1,4 +1,4 @@
-"""`regard explain`: how a call would run, and why not otherwise."""
+"""`regard explain`: which backend a call would use, and why."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`regard generate`: a model continues a text, word by word."""
+"""`regard generate`: a language model continues a text."""
 
 from __future__ import annotations
 

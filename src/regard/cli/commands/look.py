@@ -107,7 +107,7 @@ def look(
 
 
 def _words(text: str | None, file: Path | None, image: Path | None, audio: Path | None) -> str | None:
-    """The text, where there is one: none was asked for beside an image or a sound."""
+    """The text, where there is one: none is needed with an image or a sound."""
     for name, given in (("--image", image), ("--audio", audio)):
         if given is not None and not given.is_file():
             raise ValueError(f"{name} names {given}, which is not a file")

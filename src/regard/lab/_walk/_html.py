@@ -112,7 +112,7 @@ def _cell(value: float, colour: float, kind: str, digits: int) -> str:
 
 
 def _strips(panel: Panel) -> tuple[str, tuple[int, int]]:
-    """A picture a row, beside its token."""
+    """One picture per row, next to its token."""
     values, means = smaller(panel, MOST_ROWS, 512)
     strength = strengths(values, panel.kind, panel.top)
     rows = [

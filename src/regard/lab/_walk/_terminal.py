@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from regard.lab._table import Table
 
 MOST_ROWS = 20  # of a matrix that is printed as numbers
-LABEL, COLUMN = 12, 8  # columns of the terminal that a token may take beside a row, and above a column
+LABEL, COLUMN = 12, 8  # columns of the terminal that a token may take next to a row, and above a column
 TABLE_LABEL = 24  # and the name of a row in a table
 GAP = 3
 MOST_PANELS = 6  # of a step; a layer with many heads would fill screen after screen
@@ -221,7 +221,7 @@ class Page:
         return _equal(lines)
 
     def _side_by_side(self, blocks: list[list[Text]]) -> list[Text]:
-        """As many blocks beside each other as the width has room for."""
+        """As many blocks next to each other as the width has room for."""
         lines: list[Text] = []
         band: list[list[Text]] = []
         for block in blocks:
