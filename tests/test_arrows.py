@@ -49,9 +49,11 @@ ARROWS: dict[str, set[str]] = {
     # the local page: recordings of a folder, and looks that the command knows how to run
     "_serve": LEAVES | {"_page", "recording"},
     "watching": BELOW_API | {"api", "recording"},
-    # what teaches: examples written with what users have, and the walk, which shows what the oracle computes step by
-    # step and what the examples found; one example looks into a trained model, which is loaded as users load theirs
-    "lab": LEAVES | {"api", "nn", "observation", "reference", "_page", "interop"},
+    # the walkthrough shows what the oracle computes, step by step
+    "_walk": {"_display", "_page", "reference"},
+    # the lab's examples are written with what users have, and shown as the walk shows its steps; one looks into a
+    # trained model, which is loaded as users load theirs
+    "lab": LEAVES | {"api", "nn", "observation", "reference", "_page", "_walk", "interop"},
     "testing": ANYTHING,
     "cli": ANYTHING,
     "__init__": ANYTHING,

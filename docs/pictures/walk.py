@@ -14,9 +14,9 @@ from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 
 from regard._display.texts import text
-from regard.lab._walk import Settings, walk_text
-from regard.lab._walk._terminal import Page
-from regard.lab._walk._words import STEPS
+from regard._walk import Settings, walk_text
+from regard._walk._terminal import Page
+from regard._walk._words import STEPS
 
 HERE = Path(__file__).parent
 COLUMNS = 112

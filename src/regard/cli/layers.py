@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from regard._walk import Layer, Settings, Source
+from regard._walk._inputs import MOST_TOKENS, permitted
 from regard.cli import terminal
-from regard.lab._walk import Layer, Settings, Source
-from regard.lab._walk._inputs import MOST_TOKENS, permitted
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -80,7 +80,7 @@ def _unscaled(module: MultiHeadAttention) -> MultiHeadAttention:
 
 
 def _difference(layer: Layer, theirs: Any) -> float:
-    from regard.lab._walk._steps import traced
+    from regard._walk._steps import traced
 
     return float(np.abs(traced(layer)["output"][0] - theirs).max())
 

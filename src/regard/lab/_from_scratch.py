@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from regard import api, reference
+from regard._walk._examples import E9_X
 from regard.lab._result import Matrix, Result, Table, numbers
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 
     Array = NDArray[np.float64]
 
-X = ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6), (0.7, 0.8, 0.9), (0.5, 0.2, 0.4))
 TOKENS = ("x1", "x2", "x3", "x4")
 
 
@@ -88,7 +88,7 @@ def _apart(one: Array, other: Array) -> float:
 
 def _projected(seed: int) -> list[Array]:
     draw = np.random.default_rng(seed)
-    return [np.array(X) @ draw.standard_normal((3, 3)) for _ in range(3)]
+    return [np.array(E9_X) @ draw.standard_normal((3, 3)) for _ in range(3)]
 
 
 def _run(seed: int) -> tuple[Array, Array]:

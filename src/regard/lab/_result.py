@@ -9,7 +9,7 @@ import torch
 
 from regard import api
 from regard._display import texts
-from regard.lab._table import Matrix, Row, Table
+from regard._walk._table import Matrix, Row, Table
 from regard.lab._words import words_of
 from regard.statistics import Want
 

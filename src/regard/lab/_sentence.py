@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from regard import masks
+from regard._walk._inputs import Settings, from_text
 from regard.lab._result import Matrix, Result, Row, Table, rows
-from regard.lab._walk._inputs import Settings, from_text
 from regard.nn import MultiHeadAttention
 from regard.statistics import Want
 

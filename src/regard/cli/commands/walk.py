@@ -11,7 +11,7 @@ import typer
 from regard.cli import complete, terminal
 
 if TYPE_CHECKING:
-    from regard.lab._walk import Settings, Story
+    from regard._walk import Settings, Story
 
 NAMES = tuple(f"E{number}" for number in range(1, 11))
 
@@ -62,9 +62,9 @@ def walk(
     """
     from regard._display.texts import language
     from regard._display.texts import text as say
-    from regard.lab._walk import Settings
-    from regard.lab._walk import html as as_page
-    from regard.lab._walk._words import STEPS
+    from regard._walk import Settings
+    from regard._walk import html as as_page
+    from regard._walk._words import STEPS
 
     try:
         language(lang)
@@ -93,14 +93,18 @@ def walk(
 
 def _told(text: str | None, settings: Settings, model: str | None, layer: int, lang: str) -> Story:
     from regard._display.texts import text as say
-    from regard.lab._walk import walk_example, walk_layer, walk_text
-    from regard.lab._walk._words import STEPS
+    from regard._walk import walk_example, walk_layer, walk_text
+    from regard._walk._words import STEPS
+    from regard.lab._story import EXPERIMENTS, walk_experiment
 
     given = "E6" if text is None else text.strip()
     is_example = re.fullmatch(r"[Ee]\d{1,4}", given) is not None
     if model is None:
         with terminal.saying(say(STEPS, lang, "computing")):
-            return walk_example(given.upper(), settings, lang) if is_example else walk_text(given, settings, lang)
+            if not is_example:
+                return walk_text(given, settings, lang)
+            tell = walk_experiment if given.upper() in EXPERIMENTS else walk_example
+            return tell(given.upper(), settings, lang)
     if is_example and given.upper() != "E6":
         raise ValueError(f"--model reads a text, and {given.upper()} has its own numbers; give a text")
     if settings.cross is not None:
@@ -123,6 +127,6 @@ def _write(path: Path, page: str) -> None:
 
 
 def _show(story: Story, lang: str) -> None:
-    from regard.lab._walk import View
+    from regard._walk import View
 
     terminal.console().print(View(story, lang))

@@ -11,10 +11,10 @@ import numpy as np
 from regard._display.texts import left, text, visible
 from regard._page._document import as_text, document
 from regard._page._png import picture
-from regard.lab._walk._colours import smaller, strengths
-from regard.lab._walk._story import Numbers, Panel, Step, Story, decimals, number, shown
-from regard.lab._walk._style import LEVELS, STYLE
-from regard.lab._walk._words import STEPS
+from regard._walk._colours import smaller, strengths
+from regard._walk._story import Numbers, Panel, Step, Story, decimals, number, shown
+from regard._walk._style import LEVELS, STYLE
+from regard._walk._words import STEPS
 
 MOST_ROWS, MOST_COLUMNS = 24, 16  # of a matrix that is printed as numbers
 OPEN_PANELS = 8  # a step with more of them folds the rest away

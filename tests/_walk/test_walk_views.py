@@ -19,11 +19,12 @@ from tests.page_tree import Tree
 
 from regard._display import texts
 from regard._display.texts import LANGUAGES, width
-from regard.lab._walk import BY_NAME, Panel, Settings, Step, Story, View, html, walk_text
-from regard.lab._walk._colours import smaller, strengths
-from regard.lab._walk._story import decimals, number, plain
-from regard.lab._walk._terminal import Page
-from regard.lab._walk._words import STEPS
+from regard._walk import BY_NAME, Panel, Settings, Step, Story, View, html, walk_text
+from regard._walk._colours import smaller, strengths
+from regard._walk._story import decimals, number, plain
+from regard._walk._terminal import Page
+from regard._walk._words import STEPS
+from regard.lab._story import EXPERIMENTS
 
 CAT = "The cat sat on the mat."
 NASTY = (
@@ -59,7 +60,7 @@ def renamed(story: Story, tokens: tuple[str, ...]) -> Story:
 
 @pytest.mark.parametrize("lang", LANGUAGES)
 @pytest.mark.parametrize("columns", [44, 80, 120])
-@pytest.mark.parametrize("name", BY_NAME)
+@pytest.mark.parametrize("name", [*BY_NAME, *EXPERIMENTS])
 def test_no_line_is_wider_than_the_terminal(name: str, columns: int, lang: str) -> None:
     lines = printed(story_of(name, lang), lang, columns).splitlines()
     assert max(width(line) for line in lines) <= columns
@@ -164,7 +165,7 @@ def test_a_text_of_markup_stays_text() -> None:
 
 
 @pytest.mark.parametrize("lang", LANGUAGES)
-@pytest.mark.parametrize("name", BY_NAME)
+@pytest.mark.parametrize("name", [*BY_NAME, *EXPERIMENTS])
 def test_the_page_stands_alone_and_its_policy_allows_nothing_else(name: str, lang: str) -> None:
     page = html(story_of(name, lang), lang)
     tree = Tree(page)

@@ -13,10 +13,11 @@ from tests.lab.quick import story_of
 
 from regard import lab, masks, positions, reference
 from regard._display.texts import LANGUAGES, problems
-from regard.lab._walk import BY_NAME, Settings, Step, Story, walk_example, walk_text
-from regard.lab._walk._examples_words import EXAMPLES
-from regard.lab._walk._inputs import from_text, numbered, permitted, sinusoids, vectors, words
-from regard.lab._walk._words import STEPS
+from regard._walk import BY_NAME, Settings, Step, Story, walk_example, walk_text
+from regard._walk._examples_words import EXAMPLES
+from regard._walk._inputs import from_text, numbered, permitted, sinusoids, vectors, words
+from regard._walk._words import STEPS
+from regard.lab._story import EXPERIMENTS, walk_experiment
 
 CAT = "The cat sat on the mat."
 NAMES = [
@@ -145,7 +146,7 @@ def test_two_heads_by_hand() -> None:  # FACTS E2
 @pytest.mark.parametrize("name", ["E3", "E4", "E5", "E8", "E10"])  # FACTS; of E7, which is trained, see the lab's tests
 def test_an_experiment_is_computed_by_the_lab_and_shown_by_the_walk(name: str, lang: str) -> None:
     found = lab.run(name)
-    story = walk_example(name, Settings(), lang)
+    story = walk_experiment(name, Settings(), lang)
     assert story.settings["example"] == name
     assert story.data()["numbers"] == found.to_dict(lang)["numbers"]
     measured, look, *note = story.steps
@@ -157,7 +158,7 @@ def test_an_experiment_is_computed_by_the_lab_and_shown_by_the_walk(name: str, l
 
 
 def test_weights_of_an_experiment_are_drawn_as_a_matrix_and_its_seed_is_taken() -> None:
-    (measured, *_) = walk_example("E5", Settings(seed=3)).steps
+    (measured, *_) = walk_experiment("E5", Settings(seed=3)).steps
     found = lab.causal(seed=3)
     assert [panel.kind for panel in measured.panels] == ["weights", "weights"]
     assert np.array_equal(measured.panels[1].values, found.mistaken)
@@ -182,7 +183,7 @@ def test_from_scratch_is_reproducible_by_seed() -> None:  # FACTS E9
     assert np.allclose(step(story, "output").arrays["output"], out, atol=1e-15)
 
 
-@pytest.mark.parametrize("name", BY_NAME)
+@pytest.mark.parametrize("name", [*BY_NAME, *EXPERIMENTS])
 @pytest.mark.parametrize("lang", LANGUAGES)
 def test_every_example_is_told_in_both_languages_with_numbers_that_json_holds(name: str, lang: str) -> None:
     story = story_of(name, lang)
@@ -204,7 +205,7 @@ def test_what_an_example_does_not_have_is_refused() -> None:
         with pytest.raises(ValueError, match="does not apply to E1"):
             walk_example("E1", Settings(**options))
     with pytest.raises(ValueError, match="--cross does not apply to E5"):
-        walk_example("E5", Settings(cross="x"))
+        walk_experiment("E5", Settings(cross="x"))
     with pytest.raises(ValueError, match="no example E11; expected one of E1"):
         walk_example("E11", Settings())
     assert asdict(Settings())["heads"] == 2
@@ -220,7 +221,7 @@ def test_a_number_that_is_worked_out_is_the_one_in_the_matrix() -> None:
 
 def test_the_walkthrough_needs_no_torch() -> None:
     code = (
-        "import sys; from regard.lab._walk import Settings, html, walk_text;"
+        "import sys; from regard._walk import Settings, html, walk_text;"
         f"html(walk_text({CAT!r}, Settings()), 'zh'); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -8,10 +8,10 @@ from functools import partial
 import numpy as np
 
 from regard._display.texts import text
-from regard.lab._walk._inputs import Layer, Settings, from_text
-from regard.lab._walk._steps import steps_of
-from regard.lab._walk._story import Panel, Step, Story
-from regard.lab._walk._words import STEPS
+from regard._walk._inputs import Layer, Settings, from_text
+from regard._walk._steps import steps_of
+from regard._walk._story import Panel, Step, Story
+from regard._walk._words import STEPS
 
 
 def walk_text(given: str, settings: Settings, lang: str = "en") -> Story:

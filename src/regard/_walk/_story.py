@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from regard.lab._table import Table
+    from regard._walk._table import Table
 
 Numbers = NDArray[Any]
 

@@ -1,17 +1,17 @@
 """The walkthrough: every step of multi-head attention with real numbers, in the terminal and as a page.
 
 `regard walk` is its command; the numbers are those of `regard.reference.trace`. NumPy only: torch is not needed.
+Experiments are computed by `regard.lab`, which shows them as stories of this package.
 """
 
 from __future__ import annotations
 
-from regard.lab._walk._examples import BY_NAME, walk_example
-from regard.lab._walk._html import html
-from regard.lab._walk._inputs import Layer, Settings
-from regard.lab._walk._measured import walk_result
-from regard.lab._walk._story import Panel, Step, Story
-from regard.lab._walk._tell import Source, walk_layer, walk_text
-from regard.lab._walk._terminal import View
+from regard._walk._examples import BY_NAME, walk_example
+from regard._walk._html import html
+from regard._walk._inputs import Layer, Settings
+from regard._walk._story import Panel, Step, Story
+from regard._walk._tell import Source, walk_layer, walk_text
+from regard._walk._terminal import View
 
 __all__ = [
     "BY_NAME",
@@ -25,6 +25,5 @@ __all__ = [
     "html",
     "walk_example",
     "walk_layer",
-    "walk_result",
     "walk_text",
 ]

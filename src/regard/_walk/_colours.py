@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from regard.lab._walk._story import Numbers, Panel
+from regard._walk._story import Numbers, Panel
 
 
 def strengths(values: Numbers, kind: str, top: float | None = None) -> Numbers:

@@ -12,12 +12,12 @@ from rich.style import Style
 from rich.text import Text
 
 from regard._display.texts import folded, left, right, text, visible, width
-from regard.lab._walk._colours import smaller, strengths
-from regard.lab._walk._story import Numbers, Panel, Step, Story, decimals, number, plain, shown
-from regard.lab._walk._words import STEPS
+from regard._walk._colours import smaller, strengths
+from regard._walk._story import Numbers, Panel, Step, Story, decimals, number, plain, shown
+from regard._walk._words import STEPS
 
 if TYPE_CHECKING:
-    from regard.lab._table import Table
+    from regard._walk._table import Table
 
 MOST_ROWS = 20  # of a matrix that is printed as numbers
 LABEL, COLUMN = 12, 8  # columns of the terminal that a token may take next to a row, and above a column

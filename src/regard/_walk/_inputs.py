@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from regard.lab._walk._story import Numbers
+from regard._walk._story import Numbers
 
 MOST_TOKENS = 512
 MOST_WIDTH = 4096

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from regard._display.texts import text
-from regard.lab._walk._inputs import Layer
-from regard.lab._walk._story import Numbers, Panel, Step, number
-from regard.lab._walk._words import STEPS
+from regard._walk._inputs import Layer
+from regard._walk._story import Numbers, Panel, Step, number
+from regard._walk._words import STEPS
 from regard.reference import Trace, trace
 
 TERMS = 4  # of a sum that is written out; the rest is "…"

@@ -1,19 +1,36 @@
-"""The experiments of the lab as stories: what was computed, what to look at, and what a note gets wrong about it."""
+"""The experiments as stories of the walk: what was computed, what to look at, and what a note gets wrong about it."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
+from inspect import signature
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from regard import lab
 from regard._display.texts import text
-from regard.lab._walk._examples_words import EXAMPLES
-from regard.lab._walk._story import Panel, Step, Story
+from regard._walk._examples import check_options
+from regard._walk._examples_words import EXAMPLES
+from regard._walk._story import Panel, Step, Story
 
 if TYPE_CHECKING:
+    from regard._walk._inputs import Settings
+    from regard._walk._table import Table
     from regard.lab._result import Result
-    from regard.lab._table import Table
+
+EXPERIMENTS = ("E3", "E4", "E5", "E7", "E8", "E10")
+
+
+def walk_experiment(name: str, settings: Settings, lang: str = "en") -> Story:
+    """Run an experiment and show what it found; an option that was set and that it does not have is a ValueError."""
+    experiment = getattr(lab, lab.TOPICS[name])
+    options = frozenset({"seed"}) & signature(experiment).parameters.keys()
+    chosen = check_options(name, settings, options)
+    drawn = {"seed": settings.seed} if options else {}
+    intro = tuple(text(EXAMPLES, lang, "seed", seed=seed) for seed in drawn.values())
+    return replace(walk_result(experiment(**drawn), lang, intro), settings=chosen)
 
 
 def walk_result(found: Result, lang: str = "en", intro: tuple[str, ...] = ()) -> Story:
