@@ -1,5 +1,5 @@
 import { palette } from "./colours";
-import { Data, fromBase64, inflate } from "./data";
+import { Data, fromBase64, inflate, matrixFrom } from "./data";
 import { el, fill } from "./dom";
 import { opening } from "./opening";
 import { pieces } from "./tokens";
@@ -11,8 +11,9 @@ import { Overview } from "./views/overview";
 import { TextView } from "./views/text";
 import { CompareView } from "./views/compare";
 import { CostView } from "./views/cost";
-import { WalkView } from "./views/walk";
+import { type Begin, WalkView } from "./views/walk";
 import type { Detail } from "./state";
+import { learn } from "./learn";
 import { home as serverHome } from "./serve";
 import { say } from "./words";
 
@@ -60,7 +61,7 @@ function run(store: Store, page: HTMLElement, back?: () => void): void {
   const views: Partial<Record<View, Shown>> = {};
   const make: Record<string, () => Shown> = {
     text: () => new TextView(store), overview: () => new Overview(store), head: () => new HeadView(store), compare: () => new CompareView(store),
-    walk: () => new WalkView(store, spoken(store)), cost: () => new CostView(store),
+    walk: () => new WalkView(store, { text: spoken(store) }), cost: () => new CostView(store),
   };
   const header = el("header", {}), tabs = el("div", { class: "tabs", role: "tablist" }), main = el("main", {});
   const picks = pickers(store);
@@ -123,14 +124,6 @@ function run(store: Store, page: HTMLElement, back?: () => void): void {
   prepare(store);
 }
 
-/** The walk or the cost by itself, where there is no recording. */
-function alone(page: HTMLElement, name: "walk" | "cost", language: State["language"]): HTMLElement {
-  const isDark = page.dataset.theme === "dark", teller = { state: { language }, colours: palette(page, isDark) };
-  const view = name === "walk" ? new WalkView(teller, "The cat sat on the mat.") : new CostView(teller);
-  queueMicrotask(() => view.update(new Set()));
-  return view.element;
-}
-
 /** The text as one would say it: what a walk begins with. */
 function spoken(store: Store): string {
   const tokens = store.layer.keyText, piece = pieces(tokens);
@@ -166,7 +159,18 @@ export default { render };
 const server = typeof document === "undefined" ? null : document.getElementById("regard-server");
 if (server) {
   dress(server);
-  serverHome(server, (packed, around) => mount(server, packed, "file", around), (page, name, language) => alone(page, name, language));
+  serverHome(server, (packed, around) => mount(server, packed, "file", around), (view, around) => learn(server, {}, view, around));
+}
+
+// A walk in a file of its own: no recording, only what it begins with.
+const walked = typeof document === "undefined" ? null : document.getElementById("regard-walk");
+if (walked) {
+  const target = document.getElementById("regard")!;
+  dress(target);
+  inflate(fromBase64(walked.textContent ?? "")).then((bytes) => {
+    const begin = JSON.parse(new TextDecoder().decode(bytes), (_, value) => matrixFrom(value)) as Begin;
+    learn(target, begin, "walk", { language: begin.lang === "zh" ? "zh" : "en" });
+  }).catch((error: Error) => target.prepend(el("p", { class: "failed" }, say("en", "failed", { why: error.message }))));
 }
 
 // In a file of its own the data stand next to this script.

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
+from tests.browser.conftest import Opened
 from tests.browser.recordings import sentence
+from typer.testing import CliRunner
 
 from regard import reference
+from regard.cli import app
 
 
 def matrix(opened, step: str, name: str | None = None) -> np.ndarray:
@@ -59,7 +67,8 @@ def test_every_step_is_what_the_reference_computes(open_page, switches: list[str
     np.testing.assert_allclose(matrix(opened, "raw"), steps["raw_scores"][0], atol=1e-10)
     np.testing.assert_allclose(matrix(opened, "attention"), steps["weights"][0], atol=1e-12)
     np.testing.assert_allclose(matrix(opened, "heads"), steps["heads"][0], atol=1e-10)
-    np.testing.assert_allclose(matrix(opened, "concat", "C"), steps["concat"][0], atol=1e-10)
+    if heads > 1:
+        np.testing.assert_allclose(matrix(opened, "concat", "C"), steps["concat"][0], atol=1e-10)
     output = steps["output"][0]
     np.testing.assert_allclose(matrix(opened, "output", "Y"), output, atol=1e-10)
     residual = x + output
@@ -99,3 +108,129 @@ def test_the_walk_speaks_chinese(open_page) -> None:
     opened = open_page(sentence(), lang="zh")
     opened.view("walk")
     assert "词嵌入" in opened.page.inner_text('[data-step="embeddings"] h2')
+
+
+@pytest.fixture
+def open_walk(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Opened]]:
+    """Write a page as `regard walk --html` does, open it, and see that it said nothing and asked for nothing."""
+    opened, contexts = [], []
+
+    def opener(*given: str) -> Opened:
+        file = tmp_path / f"walk{len(opened)}.html"
+        result = CliRunner().invoke(app, ["walk", *given, "--html", str(file)])
+        assert result.exit_code == 0, result.output
+        contexts.append(browser.new_context(viewport={"width": 1300, "height": 900}))
+        found = Opened(contexts[-1].new_page())
+        opened.append(found)
+        found.page.goto(file.as_uri())
+        found.page.wait_for_selector("[data-step]")
+        return found
+
+    yield opener
+    for found in opened:
+        assert found.said == [] and len(found.asked) == 1
+    for context in contexts:
+        context.close()
+
+
+def arrays(*given: str) -> dict[str, dict[str, np.ndarray]]:
+    """What `regard walk --json` says, by step."""
+    result = CliRunner().invoke(app, ["walk", *given, "--json"])
+    return {
+        step["name"]: {name: np.array(held["values"], dtype=float) for name, held in step["arrays"].items()}
+        for step in json.loads(result.stdout)["steps"]
+    }
+
+
+def the_same_steps(opened: Opened, said: dict[str, dict[str, np.ndarray]]) -> None:
+    """The matrices of the page's steps are those that the command computes."""
+    for step, (name, array) in {
+        "raw": ("raw_scores", "raw_scores"),
+        "attention": ("weights", "weights"),
+        "heads": ("heads", "heads"),
+    }.items():
+        np.testing.assert_allclose(matrix(opened, step), said[name][array], atol=1e-9)
+    np.testing.assert_allclose(matrix(opened, "output", "Y"), said["output"]["output"], atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["The cat sat on the mat.", "--causal", "--heads", "4", "--d-model", "12", "--seed", "7"],
+        ["猫坐在垫子上。", "--window", "2", "--no-scale", "--lang", "zh"],
+        ["The cat sat.", "--cross", "Die Katze saß da."],
+        ["one two three", "--causal", "--window", "1"],
+    ],
+    ids=["causal", "window", "cross", "both"],
+)
+def test_the_page_of_a_walk_shows_the_numbers_of_the_command(open_walk, given: list[str]) -> None:
+    the_same_steps(open_walk(*given), arrays(*given))
+
+
+def test_a_trained_layer_is_walked_in_the_page_with_its_own_numbers(open_walk) -> None:
+    given = ["The cat sat.", "--model", "minilm", "--layer", "5"]
+    opened = open_walk(*given)
+    said = arrays(*given)
+    np.testing.assert_allclose(matrix(opened, "attention"), said["weights"]["weights"], atol=1e-9)
+    assert "layer 5" in opened.page.inner_text(".lead")
+    low, high = map(float, opened.page.get_attribute('[data-step="output"] [data-range]', "data-range").split())
+    output = said["output"]["output"]
+    np.testing.assert_allclose([low, high], [output.min(), output.max()], atol=1e-9)
+    switch(opened, "mask:causal")
+    logits = np.where(np.tri(len(output), dtype=bool), said["scores"]["scores"], -np.inf)
+    np.testing.assert_allclose(matrix(opened, "attention"), reference.softmax(logits), atol=1e-9)
+
+
+def test_every_worked_example_opens_and_shows_the_numbers_of_the_command(open_walk) -> None:
+    """FACTS E1 to E10, one after the other in one page."""
+    opened = open_walk("E1")
+    for name in (f"E{at}" for at in range(1, 11)):
+        opened.page.click(f'[data-example="{name}"]')
+        opened.settle()
+        said = arrays(name)
+        assert opened.page.get_attribute(f'[data-example="{name}"]', "aria-pressed") == "true"
+        if name in ("E1", "E2", "E6", "E9"):
+            the_same_steps(opened, said)
+            continue
+        assert f"regard lab {name}" in opened.page.inner_text(".lead")
+        shown = opened.page.eval_on_selector_all("[data-step]", "all => all.map(one => one.dataset.step)")
+        assert shown == list(said)
+    np.testing.assert_allclose(matrix(opened, "heads", "")[1], said["heads"]["parameters"])  # of E10
+    np.testing.assert_allclose(matrix(opened, "matrices", "W^Q"), said["matrices"]["W_q"], atol=1e-12)
+
+
+def test_the_experiments_measure_in_the_page_what_they_measure_in_the_terminal(open_walk) -> None:
+    opened = open_walk("E3", "--seed", "2")
+    said = arrays("E3", "--seed", "2")
+    np.testing.assert_allclose(matrix(opened, "raw_scores", "S"), said["raw_scores"]["raw_scores"], atol=1e-9)
+    widths = [said["widths"][name] for name in ("variance_raw", "variance_scaled")]
+    np.testing.assert_allclose(matrix(opened, "widths", ""), widths, rtol=1e-9)
+    opened.page.click('[data-example="E4"]')
+    switch(opened, "seed:1")
+    means = arrays("E4", "--seed", "1")["means"]
+    expected = np.stack([means[name] for name in ("largest_weight", "entropy", "gradient")], axis=1)
+    np.testing.assert_allclose(matrix(opened, "means", ""), expected, rtol=1e-9)
+    opened.page.click('[data-example="E5"]')
+    opened.settle()
+    wrong = arrays("E5")["inverted_weights"]["weights"]
+    np.testing.assert_allclose(matrix(opened, "inverted_weights"), wrong, atol=1e-12)
+    opened.page.click('[data-example="E8"]')
+    opened.settle()
+    np.testing.assert_allclose(matrix(opened, "mean", "mean of the heads"), arrays("E8")["mean"]["mean"], atol=1e-12)
+
+
+def test_examples_are_reached_by_keyboard_and_a_typed_sentence_is_cut_with_a_word(open_walk) -> None:
+    opened = open_walk("one two")
+    opened.page.focus('[data-example="E2"]')
+    opened.page.keyboard.press("Enter")
+    opened.settle()
+    assert opened.page.inner_text(".lead h2").startswith("E2")
+    assert opened.page.evaluate("document.activeElement.dataset.example") == "E2"
+    opened.page.click('[data-example="E6"]')
+    opened.page.fill("#walk-text", "a b c d e f g h i j k l m n o p q r s t")
+    opened.settle()
+    assert "first 16 tokens" in opened.page.inner_text(".steps > .note")
+    assert matrix(opened, "embeddings", "E").shape == (16, 8)
+    opened.page.fill("#walk-cross", "x y")
+    opened.settle()
+    assert matrix(opened, "attention").shape == (2, 16, 2)

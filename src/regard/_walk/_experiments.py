@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 
 from regard._text import text
+from regard._walk._draws import Draws
 from regard._walk._examples_words import EXAMPLES
 from regard._walk._inputs import Layer, Settings, drawn, from_text
 from regard._walk._steps import Teller, traced
@@ -22,9 +23,9 @@ LONGER = "The cat sat on the old red mat."
 
 def variance(settings: Settings, lang: str) -> Story:
     """E3: the variance of dot products, without and with scaling."""
-    say, rng = partial(text, EXAMPLES, lang), np.random.default_rng(settings.seed)
+    say, draws = partial(text, EXAMPLES, lang), Draws(settings.seed)
     head_dim, tokens = 64, 7
-    q, k = rng.standard_normal((2, tokens, head_dim))
+    q, k = draws.normal(2, tokens, head_dim)
     raw, scaled = q @ k.T, q @ k.T / np.sqrt(head_dim)
     top = float(np.abs(raw).max())
     shape = f"[{tokens}, {head_dim}] · [{head_dim}, {tokens}] → [{tokens}, {tokens}]"
@@ -55,14 +56,14 @@ def variance(settings: Settings, lang: str) -> Story:
             (_matrix(f"S / √{head_dim}", scaled, "q", "k", top),),
             arrays={"scores": scaled},
         ),
-        _at_widths(say, rng),
+        _at_widths(say, draws),
     )
     return _story("E3", steps, settings, lang)
 
 
-def _at_widths(say: partial[str], rng: np.random.Generator) -> Step:
-    pairs, widths = 4000, (4, 16, 64, 256, 1024)
-    measured = np.array([_variances(rng, pairs, width) for width in widths]).T
+def _at_widths(say: partial[str], draws: Draws) -> Step:
+    pairs, widths = 1000, (4, 16, 64, 256, 1024)
+    measured = np.array([_variances(draws, pairs, width) for width in widths]).T
     columns = tuple(f"d_k = {width}" for width in widths)
     return Step(
         "widths",
@@ -74,16 +75,16 @@ def _at_widths(say: partial[str], rng: np.random.Generator) -> Step:
     )
 
 
-def _variances(rng: np.random.Generator, pairs: int, width: int) -> tuple[float, float]:
-    products = (rng.standard_normal((pairs, width)) * rng.standard_normal((pairs, width))).sum(1)
+def _variances(draws: Draws, pairs: int, width: int) -> tuple[float, float]:
+    products = (draws.normal(pairs, width) * draws.normal(pairs, width)).sum(1)
     return float(products.var()), float((products / np.sqrt(width)).var())
 
 
 def saturation(settings: Settings, lang: str) -> Story:
     """E4: what softmax does with unscaled scores."""
-    say, rng = partial(text, EXAMPLES, lang), np.random.default_rng(settings.seed)
+    say, draws = partial(text, EXAMPLES, lang), Draws(settings.seed)
     head_dim, queries, keys, shown = 512, 512, 64, 12
-    raw = rng.standard_normal((queries, head_dim)) @ rng.standard_normal((keys, head_dim)).T
+    raw = draws.normal(queries, head_dim) @ draws.normal(keys, head_dim).T
     scores = {"raw": raw, "scaled": raw / np.sqrt(head_dim)}
     weights = {name: softmax(found) for name, found in scores.items()}
     top = float(np.abs(raw[:shown]).max())
@@ -168,7 +169,7 @@ def fixed_weights(settings: Settings, lang: str) -> Story:
     layers = [from_text(sentence, one_head) for sentence in (CAT, DOG, LONGER)]
     found = [traced(layer)["weights"][0, 0] for layer in layers]
     length = len(layers[0].tokens)
-    table = softmax(np.random.default_rng(settings.seed).standard_normal((length, length)))
+    table = softmax(Draws(settings.seed).normal(length, length))
     names = (say("E7.first"), say("E7.second"))
     fixed = [_weights(name, table, layer) for name, layer in zip(names, layers, strict=False)]
     made = [_weights(name, *both) for name, *both in zip(names, found, layers, strict=False)]
