@@ -1,4 +1,4 @@
-"""A walk as the page: its Walk view, opened with what the command was given. The page computes the numbers again itself.
+"""A walk as the page: its Walk view, opened with what the command was given. The page computes the numbers again.
 
 A text needs its settings only: Python and the page draw the same numbers from a seed (``_draws``). A trained layer
 carries its vectors. Readers without scripts get the words of the story.
@@ -90,15 +90,13 @@ _PLAIN = {"heads": 2, "width": 8, "seed": 0, "scale": True, "mask": "none", "win
 
 
 def _numbers(layer: Layer) -> dict[str, Any]:
-    """A layer as the page takes it: its input, what the projections make of it, and the matrix that follows the heads."""
+    """A layer as the page takes it: its input, queries, keys and values, and the matrix that follows the heads."""
     found = traced(layer)
     bias = layer.weights.get("out_bias")
     return {
         "x": _packed(layer.x),
         "ids": layer.before["ids"].tolist(),
-        "projected": {
-            letter: _packed(found[name][0]) for letter, name in zip("qkv", ("query", "key", "value"), strict=True)
-        },
+        "projected": {name[0]: _packed(found[name][0]) for name in ("query", "key", "value")},
         "out": _packed(layer.weights["out"]),
     } | ({} if bias is None else {"outBias": bias.tolist()})
 
