@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from regard._text import text
+from regard._display.texts import text
 from regard._walk import _experiments as experiments
 from regard._walk._draws import Draws
 from regard._walk._examples_words import EXAMPLES

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from importlib.resources import files
 
-from regard._text import Catalogue
+from regard._display.texts import Catalogue
 
 EXAMPLES: Catalogue = {
     name: (english, chinese)
