@@ -1,6 +1,6 @@
 import { palette } from "./colours";
 import { Data, fromBase64, inflate, matrixFrom } from "./data";
-import { el, fill } from "./dom";
+import { el, fill, reveal } from "./dom";
 import { opening } from "./opening";
 import { pieces } from "./tokens";
 import { pickers } from "./pickers";
@@ -103,6 +103,7 @@ function run(store: Store, page: HTMLElement, back?: () => void): void {
       },
     }, store.say(name as "text"))));
     if (focused) tabs.querySelector<HTMLElement>(`[data-view="${focused}"]`)?.focus();
+    reveal(tabs);
   }
 
   function update(changed: Set<keyof State>): void {
