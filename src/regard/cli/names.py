@@ -77,7 +77,7 @@ def _from_the_hub(name: str) -> Path:
 
 
 def cached() -> dict[str, Path]:
-    """Models that Hugging Face's cache holds whole enough to be looked at, by their names on the hub; nothing is asked."""
+    """Models in Hugging Face's cache that can be looked at, by their names on the hub; nobody is asked."""
     try:
         from huggingface_hub.constants import HF_HUB_CACHE
     except ImportError:
