@@ -85,7 +85,7 @@ function run(store: Store, page: HTMLElement, back?: () => void): void {
       back ? el("button", { type: "button", class: "chip wide", click: back }, `‹ ${store.say("back")}`) : null,
       el("div", { class: "title" }, el("h1", {}, el("bdi", {}, store.recording.title)), el("p", {}, store.say("sizes", {
         layers: scene.layers.length, heads: scene.layers.reduce((sum, layer) => sum + layer.heads.length, 0), tokens,
-      }))),
+      }).replace(/(?<!\S)1 (layer|head|token)s/g, "1 $1"))),
       el("div", { class: "tools" },
         el("button", { type: "button", class: "chip wide", lang: state.language === "zh" ? "en" : "zh-CN", click: () => store.set({ language: state.language === "zh" ? "en" : "zh" }) }, store.say("language")),
         el("button", { type: "button", class: "chip", "aria-label": store.say("theme"), title: store.say("theme"), click: () => store.set({ theme: page.dataset.theme === "dark" ? "light" : "dark" }) }, page.dataset.theme === "dark" ? "☀" : "☾")));
@@ -147,6 +147,9 @@ function prepare(store: Store): void {
 /** What anywidget calls with a notebook's cell. */
 function render({ model, el: cell }: { model: { get(name: string): unknown }; el: HTMLElement }): void {
   const shadow = cell.attachShadow({ mode: "open" }), place = el("div", {});
+  // notebooks listen to single keys, and do not see that a field inside the shadow root has the focus: "dd" would delete the cell
+  cell.dataset.lmSuppressShortcuts = "true";
+  place.addEventListener("keydown", (event) => event.stopPropagation());
   shadow.append(place);
   const given = model.get("data") as DataView;
   // the notebook's own theme, where it says which: JupyterLab and VS Code do
