@@ -132,6 +132,7 @@ def test_a_damaged_paged_file_is_refused_in_one_sentence(tmp_path: Path) -> None
         ({"built": {**built, "blocks": 3}}, {}, "its blocks do not fit its pool"),
         ({"built": {**built, "block_size": 7}}, {}, "its blocks do not fit its pool"),
         ({"built": {**built, "blocks": 1 << 40}}, {}, "the most that is made"),
+        ({"built": {**built, "block_size": 1 << 40}}, {}, "the most that is made"),
         ({"built": {**built, "blocks": "x"}}, {}, "blocks"),
         ({"held": [7, 9]}, {}, "table of blocks does not fit"),
         ({"table": [[0, 1], [2, 9]]}, {}, "names blocks that are not there"),

@@ -23,6 +23,7 @@ FORMAT, VERSION = "regard-cache", 1
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in _ATTENDED}
 _SIZES = ("capacity", "window", "sinks")
 _MOST_BYTES = 1 << 38  # a number in a file alone must not cost more
+_MOST_BLOCKS = 1 << 24
 
 
 def move(cache: _Slots, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
@@ -105,6 +106,9 @@ def load(path: str | Path, *, device: torch.device | str | None = None) -> Any:
         kinds = {kind.__name__: kind for kind in (_slots.KVCache, _slots.LatentCache, _slots.RollingCache)}
         kind, built = kinds.get(str(described.get("kind"))), described.get("built")
         if described.get("kind") == "PagedCache" and isinstance(built, dict):
+            blocks = built.get("blocks")
+            if type(blocks) is not int or blocks > _MOST_BLOCKS:
+                raise ValueError(f"it says {blocks!r} blocks; {_MOST_BLOCKS} are the most that is made")
             paged = _paged.PagedCache(_paged.BlockPool(**built))
             _fill_paged(paged, tensors, described)
             return paged if device is None else paged.to(device)

@@ -209,7 +209,7 @@ class PagedCache(TokenCache):
         return self
 
     def save(self, path: str | Path) -> None:
-        """Write what is held to a safetensors file, complete or not at all; `regard.cache.load` reads it into a new pool.
+        """Write what is held to a safetensors file, complete or not at all; `regard.cache.load` makes a pool for it.
 
         Blocks that sequences share are written once, and are shared again.
         """
