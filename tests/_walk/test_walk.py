@@ -14,10 +14,11 @@ from tests.lab.quick import story_of
 from regard import lab, masks, positions, reference
 from regard._display.texts import LANGUAGES, problems
 from regard._walk import BY_NAME, Settings, Step, Story, walk_example, walk_text
+from regard._walk._draws import Draws
 from regard._walk._examples_words import EXAMPLES
 from regard._walk._inputs import from_text, numbered, permitted, sinusoids, vectors, words
 from regard._walk._words import STEPS
-from regard.lab._story import EXPERIMENTS, walk_experiment
+from regard.lab._story import EXPERIMENTS, WORDS, walk_experiment
 
 CAT = "The cat sat on the mat."
 NAMES = [
@@ -34,6 +35,7 @@ def step(story: Story, name: str) -> Step:
 def test_both_languages_have_every_text() -> None:
     assert problems(STEPS) == []
     assert problems(EXAMPLES) == []
+    assert problems(WORDS) == []
 
 
 @pytest.mark.parametrize(
@@ -116,6 +118,20 @@ def test_a_word_has_its_number_and_its_vector_wherever_it_stands() -> None:
     assert numbered(("cat", "Katze"), more=("the", "cat")).tolist() == [1, 2]
 
 
+def test_the_draws_are_normal_and_go_on_where_they_stopped() -> None:
+    whole, parts = Draws(7), Draws(7)
+    drawn_at_once = whole.normal(30_003)
+    assert np.array_equal(
+        np.concatenate([parts.normal(11), parts.normal(3, 3331).ravel(), parts.normal(19_999)]), drawn_at_once
+    )
+    ranks = np.sort(drawn_at_once)
+    assert abs(drawn_at_once.mean()) < 5 / np.sqrt(ranks.size) and abs(drawn_at_once.var() - 1) < 5 * np.sqrt(
+        2 / ranks.size
+    )
+    assert np.allclose(ranks[[ranks.size // 6, ranks.size // 2]], [-0.967, 0], atol=0.03)
+    assert abs(np.corrcoef(drawn_at_once[1:], drawn_at_once[:-1])[0, 1]) < 5 / np.sqrt(ranks.size)
+
+
 def test_the_same_seed_gives_the_same_walk_and_another_seed_another() -> None:
     first, again, other = (walk_text(CAT, Settings(seed=seed)).data() for seed in (5, 5, 6))
     assert first == again
@@ -177,9 +193,9 @@ def test_the_sentence_is_walked_whole_with_every_option() -> None:  # FACTS E6
 
 def test_from_scratch_is_reproducible_by_seed() -> None:  # FACTS E9
     story = walk_example("E9", Settings(seed=5))
-    rng = np.random.default_rng(5)
+    draws = Draws(5)
     x = np.array([[0.1, 0.2, 0.3], [0.4, 0.5, 0.6], [0.7, 0.8, 0.9], [0.5, 0.2, 0.4]])
-    out = reference.attention(*(x @ rng.standard_normal((3, 3)) for _ in range(3)))
+    out = reference.attention(*(x @ draws.normal(3, 3) for _ in range(3)))
     assert np.allclose(step(story, "output").arrays["output"], out, atol=1e-15)
 
 
@@ -221,7 +237,7 @@ def test_a_number_that_is_worked_out_is_the_one_in_the_matrix() -> None:
 
 def test_the_walkthrough_needs_no_torch() -> None:
     code = (
-        "import sys; from regard._walk import Settings, html, walk_text;"
-        f"html(walk_text({CAT!r}, Settings()), 'zh'); sys.exit('torch' in sys.modules)"
+        "import sys; from regard._walk import Begin, Settings, html, walk_text;"
+        f"html(Begin(settings=Settings()), walk_text({CAT!r}, Settings()), 'zh'); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from regard._display.texts import text
+from regard._walk._draws import Draws
 from regard._walk._examples_words import EXAMPLES
 from regard._walk._inputs import Layer, Settings
 from regard._walk._steps import Teller, steps_of, traced
@@ -86,8 +87,8 @@ def _e6(settings: Settings, lang: str) -> Story:
 
 
 def _e9(settings: Settings, lang: str) -> Story:
-    rng = np.random.default_rng(settings.seed)
-    drawn = {name: rng.standard_normal((3, 3)) for name in "qkv"}
+    draws = Draws(settings.seed)
+    drawn = {name: draws.normal(3, 3) for name in "qkv"}
     layer = _given(E9_X, {**drawn, "out": np.eye(3)}, heads=1)
     return _whole("E9", layer, lang, (text(EXAMPLES, lang, "E9.intro", seed=settings.seed),))
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from regard import lab
-from regard._display.texts import text
+from regard._display.texts import Catalogue, text
 from regard._walk._examples import check_options
 from regard._walk._examples_words import EXAMPLES
 from regard._walk._story import Panel, Step, Story
@@ -20,6 +20,12 @@ if TYPE_CHECKING:
     from regard._walk._table import Table
     from regard.lab._result import Result
 
+WORDS: Catalogue = {
+    "measured": ("What was computed", "计算结果"),
+    "look": ("What to look at", "看什么"),
+    "note": ("What a widely copied note gets wrong", "流传笔记中的错误"),
+    "right": ("Right: {said}", "正确：{said}"),
+}
 EXPERIMENTS = ("E3", "E4", "E5", "E7", "E8", "E10")
 
 
@@ -35,7 +41,7 @@ def walk_experiment(name: str, settings: Settings, lang: str = "en") -> Story:
 
 def walk_result(found: Result, lang: str = "en", intro: tuple[str, ...] = ()) -> Story:
     """A result of the lab, shown as a walk is. Weights are drawn as matrices, everything else as tables."""
-    say = partial(text, EXAMPLES, lang)
+    say = partial(text, WORDS, lang)
     tables = found.tables(lang)
     panels = tuple(_drawn(table, table.weights) for table in tables if table.weights is not None)
     steps = [

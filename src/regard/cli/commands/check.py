@@ -78,7 +78,11 @@ def check(
     found: list[Report] = []
     with _progress([*ours, *theirs]) as of:
         for name, fn in {**ours, **theirs}.items():
-            found.append(testing.check(fn, rules=numbers, device=where, dtype=kinds, name=name, progress=of(name)))
+            report = testing.check(fn, rules=numbers, device=where, dtype=kinds, name=name, progress=of(name))
+            found.append(report)
+            if not sys.stderr.isatty():  # bars say it elsewhere
+                failed = sum(row.outcome == "fail" for row in report.rows)
+                typer.echo(f"regard: {name}: {len(report.rows)} checks, {failed or 'none'} failed", err=True)
     if as_json:
         terminal.data([json.loads(report.to_json()) for report in found])
     else:
@@ -110,7 +114,7 @@ def _peers(against: str | None) -> dict[str, functools.partial[Tensor]]:
 def _progress(names: list[str]) -> Iterator[Callable[[str], Callable[[int, int], None]]]:
     """A bar for each implementation where someone watches stderr; one line there otherwise, before the work begins."""
     if not sys.stderr.isatty():
-        typer.echo(f"regard: checking {', '.join(names)}; all rules on all backends take minutes", err=True)
+        typer.echo(f"regard: checking {', '.join(names)}, one after the other; all of it takes minutes", err=True)
     with terminal.progress() as bars:
         tasks = {name: bars.add_task(name, total=None) for name in names}
         yield lambda name: lambda done, total: bars.update(tasks[name], completed=done, total=total)

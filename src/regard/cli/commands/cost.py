@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -215,6 +216,13 @@ def _config(name: str | None, given: dict[str, Any], length: int | None) -> tupl
 
     changes = {FIELDS[option]: value for option, value in given.items()}
     if name is not None:
+        if name not in models.names():
+            near = difflib.get_close_matches(name, models.names(), n=1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise ValueError(
+                f"there is no configuration {name!r}: {hint}expected one of {', '.join(models.names())}, "
+                "or none and --layers, --d-model and --heads"
+            )
         known = {field.name for field in dataclasses.fields(models.config(name))}
         for option in given:
             if FIELDS[option] not in known:

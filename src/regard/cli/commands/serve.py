@@ -95,20 +95,23 @@ def _stopping(server: Any) -> Iterator[None]:
 
 
 class Models:
-    """Models that are on this machine, as `regard look` finds and runs them."""
+    """Models that are on this machine (packages, the folder, Hugging Face's cache), as `regard look` runs them."""
 
     def names(self, folder: Folder) -> list[str]:
         from importlib.util import find_spec
 
-        from regard.cli.names import PACKAGED
+        from regard.cli.names import PACKAGED, cached
 
-        return [name for name, (_, module, _) in PACKAGED.items() if find_spec(module)] + folder.models()
+        packaged = [name for name, (_, module, _) in PACKAGED.items() if find_spec(module)]
+        return list(dict.fromkeys([*packaged, *folder.models(), *cached()]))
 
     def load(self, name: str, folder: Folder) -> Any:
         from regard.cli.loading import load
-        from regard.cli.names import PACKAGED
+        from regard.cli.names import PACKAGED, cached
 
-        return load(name if name in PACKAGED else str(folder.root / name))
+        if name in PACKAGED:
+            return load(name)
+        return load(str(folder.root / name if name in folder.models() else cached()[name]))
 
     def layers(self, loaded: Any) -> int | None:
         found = getattr(loaded.model.config, "num_hidden_layers", None)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
 from regard.cli import complete, terminal
 
 if TYPE_CHECKING:
-    from regard._walk import Settings, Story
+    from regard._walk import Begin, Settings, Story
 
 NAMES = tuple(f"E{number}" for number in range(1, 11))
 
@@ -76,9 +76,9 @@ def walk(
         if model is not None and numbers:
             option = next(iter(numbers)).replace("_", "-")
             raise ValueError(f"--{option} does not apply to --model, which has its own; leave it out")
-        story = _told(text, settings, model, layer or 0, lang)
+        story, begin = _told(text, settings, model, layer or 0, lang)
         if html is not None:
-            _write(html, as_page(story, lang))
+            _write(html, as_page(begin, story, lang))
     except (ValueError, ImportError) as error:
         terminal.stop(str(error))
     except OSError as error:
@@ -91,33 +91,40 @@ def walk(
         typer.echo(say(STEPS, lang, "wrote", file=html), err=as_json)
 
 
-def _told(text: str | None, settings: Settings, model: str | None, layer: int, lang: str) -> Story:
+def _told(text: str | None, settings: Settings, model: str | None, layer: int, lang: str) -> tuple[Story, Begin]:
+    """The story, and what a page of it begins with."""
     from regard._display.texts import text as say
-    from regard._walk import walk_example, walk_layer, walk_text
+    from regard._walk import Begin, walk_example, walk_layer, walk_text
     from regard._walk._words import STEPS
     from regard.lab._story import EXPERIMENTS, walk_experiment
 
     given = "E6" if text is None else text.strip()
-    is_example = re.fullmatch(r"[Ee]\d{1,4}", given) is not None
+    name = given.upper() if re.fullmatch(r"[Ee]\d{1,4}", given) else None
+    read = "The cat sat on the mat." if name == "E6" else given
     if model is None:
         with terminal.saying(say(STEPS, lang, "computing")):
-            if not is_example:
-                return walk_text(given, settings, lang)
-            tell = walk_experiment if given.upper() in EXPERIMENTS else walk_example
-            return tell(given.upper(), settings, lang)
-    if is_example and given.upper() != "E6":
-        raise ValueError(f"--model reads a text, and {given.upper()} has its own numbers; give a text")
+            if name is None:
+                story = walk_text(given, settings, lang)
+            else:
+                story = (walk_experiment if name in EXPERIMENTS else walk_example)(name, settings, lang)
+        if name not in (None, "E6"):
+            return story, Begin(settings=settings, example=name)
+        words, cross = (tuple(cast("list[str]", story.settings[side])) for side in ("tokens", "key_tokens"))
+        return story, Begin(settings=settings, text=read, words=words, cross=() if settings.cross is None else cross)
+    if name not in (None, "E6"):
+        raise ValueError(f"--model reads a text, and {name} has its own numbers; give a text")
     if settings.cross is not None:
         raise ValueError("--cross has no place in --model: its layers read one text; leave one of the two out")
     settings.check_mask()
-    read = "The cat sat on the mat." if is_example else given
     if not read:
         raise ValueError("the text is empty; expected some words, such as 'The cat sat on the mat.'")
     from regard.cli.layers import trained
 
     with terminal.saying(say(STEPS, lang, "loading", model=model)):
-        found = trained(model, read, layer, settings)
-    return walk_layer(*found, settings, lang)
+        found, source = trained(model, read, layer, settings)
+    stories = {each: walk_layer(found, source, settings, each) for each in ("en", "zh")}
+    begin = Begin(settings=settings, text=read, words=found.tokens, layer=found, stories=stories)
+    return stories[lang], begin
 
 
 def _write(path: Path, page: str) -> None:
