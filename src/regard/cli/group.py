@@ -33,15 +33,15 @@ class Commands(TyperGroup):
         except (typer.Abort, KeyboardInterrupt):
             status = 130
         except OSError as error:
-            status = _said(f"{error.filename or 'the output'}: {error.strerror or error}")
+            status = _print_error(f"{error.filename or 'the output'}: {error.strerror or error}")
             _give_up_output()
         except ImportError as error:
-            status = _said(_missing(error))
+            status = _print_error(_missing(error))
         except Exception as error:
             # the parser's own errors, by what they can do: their classes have moved between versions of typer
             if not hasattr(error, "format_message"):
                 raise
-            status = _said(_about(error))
+            status = _print_error(_about(error))
         sys.exit(status if isinstance(status, int) else 0)
 
 
@@ -75,7 +75,7 @@ def _about(error: Any) -> str:
     return f"{error.format_message().rstrip('.')}{more}"
 
 
-def _said(message: str) -> int:
+def _print_error(message: str) -> int:
     if message:
         typer.echo(f"regard: {' '.join(message.split())}", err=True)
     return 2

@@ -72,9 +72,9 @@ def from_scratch(seed: int = 0) -> FromScratch:
         seed,
         weights=_plain(weights),
         out=_plain(out),
-        again=_apart(again, out),
-        redrawn=_apart(redrawn, out),
-        fast=_apart(fast, out),
+        again=_largest_difference(again, out),
+        redrawn=_largest_difference(redrawn, out),
+        fast=_largest_difference(fast, out),
     )
 
 
@@ -82,7 +82,7 @@ def _plain(matrix: Array) -> Matrix:
     return tuple(tuple(row) for row in matrix.tolist())
 
 
-def _apart(one: Array, other: Array) -> float:
+def _largest_difference(one: Array, other: Array) -> float:
     return float(np.abs(one - other).max())
 
 

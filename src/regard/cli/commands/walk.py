@@ -76,7 +76,7 @@ def walk(
         if model is not None and numbers:
             option = next(iter(numbers)).replace("_", "-")
             raise ValueError(f"--{option} does not apply to --model, which has its own; leave it out")
-        story, begin = _told(text, settings, model, layer or 0, lang)
+        story, begin = _story_of(text, settings, model, layer or 0, lang)
         if html is not None:
             _write(html, as_page(begin, story, lang))
     except (ValueError, ImportError) as error:
@@ -91,7 +91,7 @@ def walk(
         typer.echo(say(STEPS, lang, "wrote", file=html), err=as_json)
 
 
-def _told(text: str | None, settings: Settings, model: str | None, layer: int, lang: str) -> tuple[Story, Begin]:
+def _story_of(text: str | None, settings: Settings, model: str | None, layer: int, lang: str) -> tuple[Story, Begin]:
     """The story, and what a page of it begins with."""
     from regard._display.texts import text as say
     from regard._walk import Begin, walk_example, walk_layer, walk_text
