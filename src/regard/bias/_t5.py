@@ -70,7 +70,7 @@ class T5Bias(Bias, nn.Module):
         return found
 
     def forward(self, L: int, S: int, *, query_offset: Offset | None = None) -> Tensor:
-        """The whole bias (see `dense`), to look at; hand the module itself to `bias=`."""
+        """The whole bias (see `dense`), for inspection; pass the module itself as `bias=`."""
         return self.dense(L, S, query_offset=query_offset, device=self.weight.device)
 
     def extra_repr(self) -> str:
