@@ -154,6 +154,8 @@ class LatentAttention(nn.Module):
             cache: of `regard.cache`, such as a `LatentCache`. The first tokens it is given are expanded; later ones
                 attend by the absorbed form, over the latents as they are.
         """
+        if cache is not None and torch.compiler.is_compiling() and not torch.compiler.is_exporting():
+            return self._forward_aside(query, key, value, mask=mask, bias=bias, cache=cache)
         call = self._prepare(query, key, value, mask, bias, cache)
         if cache is not None and _is_in_use(cache) and _cached.can_attend(cache, call.keywords):
             w_uk, w_uv = self.up_projections
@@ -165,6 +167,8 @@ class LatentAttention(nn.Module):
         call, tensors, keywords, absorbed = self._arranged(call, cache)
         heads = api.attention(*tensors, **keywords)
         return self._finish(raise_values(heads, self.up_projections[1]) if absorbed else heads, call)
+
+    _forward_aside = _cached.aside(forward)
 
     def observe(
         self,

@@ -17,6 +17,7 @@ from regard.testing import (
     _poison,
     _shapes,
     _variants,
+    _watching,
 )
 from regard.testing._suite import check, numbers
 from regard.testing.report import Report, Row
@@ -24,4 +25,7 @@ from regard.testing.report import Report, Row
 __all__ = ["Report", "Row", "check", "numbers"]
 
 # Importing a file registers its checks.
-RULE_FILES = (_masks, _poison, _shapes, _numbers, _layouts, _derivatives, _invariance, _caching, _variants, _dropout)
+RULE_FILES = (
+    *(_masks, _poison, _shapes, _numbers, _layouts, _derivatives, _invariance, _caching, _variants, _dropout),
+    _watching,
+)
