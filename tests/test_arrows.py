@@ -37,7 +37,9 @@ ARROWS: dict[str, set[str]] = {
     "_linear": BELOW_API | {"_tables"},
     "linear": {"_linear"},
     "sparse": LEAVES,
-    "api": BELOW_API | {"_compiled", "_triton", "_linear"},
+    # calls on sequences that lie on several processes: what each of them calls is handed down by api
+    "_sharded": LEAVES | {"observation", "plan"},
+    "api": BELOW_API | {"_compiled", "_triton", "_linear", "_sharded"},
     # a cache attends piece by piece and merges what it gets as the backends do
     "cache": LEAVES | {"api", "backends"},
     "_latent": LEAVES | {"api"},
