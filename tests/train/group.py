@@ -30,7 +30,8 @@ def _member(
 def together(count: int, function: Callable[..., Any], *given: Any) -> list[Any]:
     """What `function(*given)` returns in each of `count` processes, which form one group."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch.distributed", "regard.train", "regard.interop"])
+    engines = ["torch.distributed.tensor.parallel", "torch.distributed.fsdp", "torch.nn.parallel"]
+    context.set_forkserver_preload(["torch", "torch.distributed", *engines, "regard.train", "regard.interop"])
     results = context.Queue()
     with tempfile.TemporaryDirectory() as folder:
         members = [
