@@ -1,4 +1,4 @@
-"""Many short training runs of one shape of model in one process: weights are set anew, captured steps serve all of them.
+"""Many short training runs of one model in one process: weights are set anew, captured steps serve all of them.
 
 Processes share a GPU by time slices, so several small models gain nothing from training at once. Here one process has
 the device to itself, and every shape of batch is one CUDA graph. Epochs are planned so that their shapes are the same

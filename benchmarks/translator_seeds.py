@@ -8,8 +8,8 @@
 1. Teachers: N models that differ in their seed (R-Drop, label smoothing, averaged weights).
 2. Lessons: together they translate the training sources (of their best few, the one closest to the reference), and say
    of every target token, real and translated, how likely they find which tokens.
-3. Students: one model per seed learns from real and translated sentences with those probabilities. `--teachers 0` leaves
-   1 and 2 out: the students learn from the text alone.
+3. Students: one model per seed learns from real and translated sentences with those probabilities. `--teachers 0`
+   leaves 1 and 2 out: the students learn from the text alone.
 
 Nothing is chosen on the test: the length penalty of each student is the one that is best on the validation text. What
 was done, and what was not, is in `report.json`; it is written after each model, next to the teachers and the lessons,
@@ -36,12 +36,12 @@ from typing import Any
 BEGAN = time.monotonic()
 
 import torch  # noqa: E402
-from _graph_training import Runs, attention_by, check_fused, prepared  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 
+from _graph_training import Runs, attention_by, check_fused, prepared  # noqa: E402
 from regard import interop  # noqa: E402
 from regard import train as engine  # noqa: E402
-from regard._write import write_atomically  # noqa: E402
+from regard._files.write import write_atomically  # noqa: E402
 from regard.train._batches import Corpus, join  # noqa: E402
 from regard.train._build import encode_pairs, model_of  # noqa: E402
 
@@ -74,7 +74,9 @@ class Session:
             **RECIPE | (TOY if given.toy else {}), r_drop=given.r_drop, source=given.source, target=given.target
         )
         self.path = self.out / "report.json"
-        fixed = {name: getattr(given, name) for name in ("teachers", "steps", "distill", "beams", "toy", "toy_sentences")}
+        fixed = {
+            name: getattr(given, name) for name in ("teachers", "steps", "distill", "beams", "toy", "toy_sentences")
+        }
         recipe = {**vars(self.settings), **fixed}
         self.report: dict[str, Any] = {"recipe": recipe, "teachers": [], "students": [], "calls": []}
         if self.path.is_file():

@@ -16,11 +16,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from regard import masks, statistics
-from regard._errors import Refused
 from regard._sharded._moving import Shared, added, move
 from regard._sharded._shares import Shares, Span, chunks, shares_of
 from regard.masks import Mask
 from regard.observation import Observation
+from regard.spec import Refused
 from regard.statistics import Want
 
 if TYPE_CHECKING:

@@ -118,7 +118,7 @@ def _kernel(  # type: ignore[no-untyped-def]
 
 
 class FusedLoss(torch.autograd.Function):
-    """(logits [passes · rows, words], outputs [rows], …, soft targets [rows, k]) → total, nll and tokens; see `loss_of`.
+    """(logits [passes · rows, words], outputs [rows], …, soft targets [rows, k]) → total, nll, tokens; see `loss_of`.
 
     `likely` and `weights` are None where no teachers speak.
     """
