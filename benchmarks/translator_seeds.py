@@ -56,7 +56,7 @@ TOY: dict[str, Any] = {
 }  # fmt: skip
 PENALTIES = (0.6, 1.0, 1.4)
 # seconds that are set aside: for the vocabulary and the first kernels, for graphs, for one student's evaluation
-START, CAPTURE, EVALUATE = 15.0, 15.0, 12.0
+START, CAPTURE, EVALUATE = 30.0, 15.0, 12.0
 
 
 class Late(Exception):
@@ -267,12 +267,13 @@ def learn(session: Session) -> None:
     runs = prepared(lambda graphs: Runs(settings, session.words, corpus, session.device, graphs=graphs), session.say)
     for seed in wanted:
         found = trained(session, runs, "student", 100 * bool(session.given.teachers) + seed)
-        model = runs.average.model.eval()
+        model, began = runs.average.model.eval(), time.monotonic()
         valid = {each: score(session, [model], session.data.valid, penalty=each)[0] for each in PENALTIES}
         found["length penalty"] = max(valid, key=lambda each: valid[each])
         found["valid"] = valid[found["length penalty"]]
         found["test"], lines = score(session, [model], session.test, penalty=found["length penalty"])
         found["chrf"], found["translated"] = engine.scores(lines, session.test.target)[2].score, lines
+        found["evaluated in"] = time.monotonic() - began
         students = session.report["students"]
         if found["valid"] >= max((each["valid"] for each in students), default=0.0):
             keep(model, session.words, settings, session.out)

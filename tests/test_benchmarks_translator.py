@@ -1,4 +1,4 @@
-"""The benchmark that trains translators, at toy scale on a CPU: its phases, what a second call does, what it reports."""
+"""The benchmark that trains translators, at toy scale on a CPU: its phases, second calls, what it reports."""
 
 from __future__ import annotations
 
