@@ -31,7 +31,6 @@ class Spread:
         from_machines: of those, what comes from other machines.
         receiving: seconds for that, what comes from within and from outside at the same time.
         room: bytes of the keys and values that it holds at once: all of them.
-        seconds: computing after receiving, as is done here; nothing overlaps.
     """
 
     gpus: int
@@ -44,6 +43,7 @@ class Spread:
 
     @property
     def seconds(self) -> float:
+        """Computing after receiving, as is done here: nothing overlaps."""
         return self.computing + self.receiving
 
     def to_dict(self) -> dict[str, Any]:
