@@ -156,6 +156,8 @@ def check_fused(words: int, device: torch.device) -> str:
     """Switch the fused loss off where it fails or differs from torch's operations, with and without teachers."""
     if device.type != "cuda":
         return "not on a CPU"
+    if not _loss.fuses():
+        return "NOT used: Triton is not installed"
     draw = torch.Generator(device=device).manual_seed(1)
     logits = torch.randn(2 * 64, 9, words, device=device, generator=draw).mul_(2).bfloat16().requires_grad_()
     outputs = torch.randint(4, words, (64, 9), device=device, generator=draw)

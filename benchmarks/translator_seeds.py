@@ -158,7 +158,7 @@ def steps_of(session: Session, runs: Runs, who: str) -> int:
 def trained(session: Session, runs: Runs, who: str, seed: int) -> dict[str, Any]:
     steps = steps_of(session, runs, who)
     expected = steps * runs.milliseconds / 1000
-    session.need(expected + (EVALUATE if who == "student" else 3.0), f"{who} {seed}")
+    session.need(expected, f"{who} {seed}")
 
     def progress(step: int, loss: float) -> None:
         if step % 2500 == 0 or step == steps:
