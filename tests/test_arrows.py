@@ -30,7 +30,9 @@ ARROWS: dict[str, set[str]] = {
     # linear attention describes a call as the others do, and runs it by forms of its own
     "linear": BELOW_API,
     "sparse": LEAVES,
-    "api": BELOW_API | {"_compiled", "_triton", "linear"},
+    # calls on sequences that lie on several processes: what each of them calls is handed down by api
+    "_sharded": LEAVES | {"spec", "observation", "plan"},
+    "api": BELOW_API | {"_compiled", "_triton", "linear", "_sharded"},
     # a cache attends piece by piece and merges what it gets as the backends do
     "cache": LEAVES | {"api", "backends"},
     "latent": LEAVES | {"api"},

@@ -77,8 +77,27 @@ def attention(
         return compiled(query, key, value, mask, bias, scale, softcap, sinks, dropout, query_offset, backend)
     if _tracing_state() is not None:
         _refuse_tracing()
+    if not type(query) is type(key) is type(value) is Tensor and is_sharded(query, key, value):
+        from regard import _sharded
+
+        how = _keywords(mask, bias, scale, softcap, sinks, dropout, query_offset, backend)
+        return _sharded.attention(attention, query, key, value, **how)
     given = (query, key, value, mask, bias, scale, softcap, sinks, dropout, query_offset)
     return _guard.run(*_prepared(given, backend)).out
+
+
+def is_sharded(*tensors: object) -> bool:
+    """Whether one of them is a DTensor: a sequence that lies in parts on several processes."""
+    return any(hasattr(each, "device_mesh") for each in tensors)
+
+
+def _keywords(
+    mask: Any, bias: Any, scale: Any, softcap: Any, sinks: Any, dropout: Any, query_offset: Any, backend: str
+) -> dict[str, Any]:
+    return {
+        "mask": mask, "bias": bias, "scale": scale, "softcap": softcap, "sinks": sinks, "dropout": dropout,
+        "query_offset": query_offset, "backend": backend,
+    }  # fmt: skip
 
 
 # torch.jit.trace, which torch has deprecated: lengths are tensors in it, and a plan is made for numbers
@@ -206,6 +225,11 @@ def explain(
     if linear:
         raise TypeError(f"attention has no argument {', '.join(linear)}; explain linear attention with kind='linear'")
     check_want(want)
+    if is_sharded(query, key, value):
+        from regard import _sharded
+
+        how = _keywords(mask, bias, scale, softcap, sinks, dropout, query_offset, backend)
+        return _sharded.explain(explain, query, key, value, want=want, **how)
     call = prepare(query, key, value, mask, bias, scale, softcap, sinks, dropout, query_offset)
     return make_plan(call, choose(call.spec, backend), None, want)
 
@@ -293,6 +317,11 @@ def observe(
     check_want(want)
     if torch.compiler.is_compiling():
         raise Refused("regard.observe cannot be compiled: call it outside torch.compile, or compile regard.attention")
+    if is_sharded(query, key, value):
+        from regard import _sharded
+
+        how = _keywords(mask, bias, scale, softcap, sinks, dropout, query_offset, backend)
+        return _sharded.observe(observe, query, key, value, want, **how)
     given = (query, key, value, mask, bias, scale, softcap, sinks, dropout, query_offset)
     program, call = _prepared(given, backend)
     if call.spec.mode in ("transform", "fake"):

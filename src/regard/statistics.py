@@ -34,6 +34,10 @@ if TYPE_CHECKING:
 BUCKETS = 32
 # Stands for log 0, below the log of any permitted weight: its exponential is 0, and 0 times it is 0 (0 · −inf is NaN).
 NEVER = -1e30
+# How parts that were computed on different ranges of queries merge: rows stand next to each other, sums are added. The
+# map is a sum as well, once its cells are multiplied by their numbers of pairs; `weights` are rows of a rectangle.
+OF_ROWS = ("lse", "entropy", "max_weight", "top_keys", "top_weights", "first_mass")
+SUMS = ("key_mass", "distance")
 
 
 @dataclass(frozen=True)

@@ -127,6 +127,14 @@ def cost(
         bool, typer.Option("--measure", help="For attention: also time the call on this machine.")
     ] = False,
     threads: Annotated[int | None, typer.Option(help="For attention on this machine: number of CPU threads.")] = None,
+    gpus: Annotated[
+        str | None,
+        typer.Option(help="For attention: split the tokens over this many GPUs of --on; several counts as 8,64,1024."),
+    ] = None,
+    link: Annotated[
+        float, typer.Option(help="With --gpus: GB/s that a GPU receives within a machine of 8 GPUs.")
+    ] = 450.0,
+    between: Annotated[float, typer.Option(help="With --gpus: GB/s that a GPU receives from other machines.")] = 50.0,
     plot: Annotated[
         Path | None,
         typer.Option(help="Plot the cost against the length into this file (png, svg, pdf).", dir_okay=False),
@@ -146,6 +154,7 @@ def cost(
       regard cost --layers 32 --d-model 4096 --heads 32 --kv-heads 8 --ff-dim 14336 --gated --experts 8 --active 2
       regard cost attention --length 4096 --heads 8 --head-dim 64 --causal --on h200
       regard cost attention --length 2048 --heads 8 --head-dim 64 --causal --measure
+      regard cost attention --length 1000000 --heads 32 --kv-heads 8 --head-dim 128 --causal --on h200 --gpus 8,64,1024
     """
     from regard._display.texts import language
 
@@ -167,9 +176,9 @@ def cost(
             from regard.cli import roofline
 
             call = {"length": length, "batch": batch, "causal": causal, **given}
-            roofline.show(call, dtype, on, measure, threads, as_json)
+            roofline.show(call, dtype, on, measure, threads, as_json, gpus, (link, between))
             return
-        calls_only = {"--causal": causal, "--measure": measure, "--threads": threads}
+        calls_only = {"--causal": causal, "--measure": measure, "--threads": threads, "--gpus": gpus}
         _refuse(calls_only, "is for one call: regard cost attention --length … --heads … --head-dim …")
         if plot is not None:
             _check_plot(plot)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import difflib
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -91,6 +93,7 @@ def train(
         given: dict[str, Any] = {
             name: value for name, value in (("steps", steps), ("minutes", minutes)) if value is not None
         }
+        _check_length(steps, minutes)
         chosen = dataclasses.replace(base, seed=seed, **given, **_changes(base, change or []))
         chosen = _resumed(out, chosen, given, change or []) if resume else _fresh(out, chosen)
         _check_words(chosen, data, text, toy, distill or [])
@@ -103,6 +106,8 @@ def train(
         trainer.start()
         if resume:
             trainer.resume()
+        if trainer.processes.first:
+            _say_start(trainer)
         with _reporting(chosen, out, tensorboard, as_json) as report:
             trainer.run(report)
     except engine.Stopped:
@@ -141,11 +146,21 @@ def _changes(base: Settings, words: list[str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for word in words:
         name, equals, value = word.partition("=")
-        if not equals or name not in kinds:
-            known = ", ".join(kinds)
-            raise ValueError(f"--set {word}: expected name=value with one of {known}")
+        if not equals:
+            raise ValueError(f"--set {word}: expected name=value, such as --set dropout=0.2")
+        if name not in kinds:
+            near = difflib.get_close_matches(name, kinds, 2, 0.6)
+            meant = f"did you mean {' or '.join(near)}? " if near else ""
+            raise ValueError(f"--set {word}: there is no setting {name}; {meant}regard train --settings lists them all")
         found[name] = _read(name, value, kinds[name])
     return found
+
+
+def _check_length(steps: int | None, minutes: float | None) -> None:
+    if steps is not None and steps < 1:
+        raise ValueError(f"--steps is {steps}; expected a number of steps to train for, at least 1")
+    if minutes is not None and not 0 < minutes < float("inf"):
+        raise ValueError(f"--minutes is {minutes:g}; expected a time to train for, above 0")
 
 
 def _read(name: str, value: str, like: Any) -> Any:
@@ -256,9 +271,16 @@ def _reporting(
     writer = _writer(out) if tensorboard else None
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bars:
         bar = bars.add_task("training", total=chosen.steps)
+        began, seen = time.monotonic(), list[int]()  # the steps that were reported
 
         def report(event: dict[str, Any]) -> None:
             bars.update(bar, completed=event["step"])
+            seen.append(event["step"])
+            if len(seen) == 2 and "loss" not in event and not sys.stderr.isatty():
+                # where no bar is drawn: an early word on how long it will take
+                pace = (time.monotonic() - began) / (seen[1] - seen[0] + 10)
+                left = pace * (chosen.steps - event["step"])
+                typer.echo(f"step {event['step']:6}  of {chosen.steps}: about {left:.0f} s to go", err=True)
             if "loss" not in event:
                 return
             speed = f"{event['tokens_per_second']:,.0f} tokens/s"
@@ -288,6 +310,15 @@ def _writer(out: Path) -> Any:
     except ImportError:
         raise ImportError("--tensorboard needs its package: pip install tensorboard") from None
     return SummaryWriter(str(out / "tensorboard"))
+
+
+def _say_start(trainer: Trainer) -> None:
+    """At once, and where the numbers of other programs do not go: the first line of a validation can be far away."""
+    chosen = trainer.settings
+    million = sum(each.numel() for each in trainer.model.parameters()) / 1e6
+    end = f"{chosen.steps} steps" if chosen.minutes is None else f"{chosen.steps} steps or {chosen.minutes:g} minutes"
+    what = f"{million:.2f} million parameters on {trainer.device} from step {trainer.step} for {end}"
+    typer.echo(f"training {what}; a line every {chosen.validate_every} steps", err=True)
 
 
 def _say_end(trainer: Trainer, out: Path, toy: bool) -> None:

@@ -84,7 +84,7 @@ def translate(
 
             write_atomically(out, [written.encode()])
         if show:
-            for line in lines:
+            for line in filter(str.strip, lines):
                 show_alignment(translator, line, page)
     except (ValueError, TypeError) as error:
         terminal.stop(str(error))
