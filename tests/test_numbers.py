@@ -285,7 +285,9 @@ def test_a_rule_as_bias_is_trained_on_through_its_table() -> None:
     query, key, value = tensors(B, H, G, L, S)
     rule = bias.T5Bias(H).double()
     entropy = regard.observe(query, key, value, bias=rule, differentiable=True).entropy
-    exact = dense((query, key, value), {"bias": rule.tile(range(L), range(S), L, S, offset=S - L, dtype=torch.float64)}, 1)
+    exact = dense(
+        (query, key, value), {"bias": rule.tile(range(L), range(S), L, S, offset=S - L, dtype=torch.float64)}, 1
+    )
     for mine, theirs in zip(
         torch.autograd.grad(entropy.sum(), list(rule.parameters())),
         torch.autograd.grad(exact["entropy"].sum(), list(rule.parameters())),

@@ -180,6 +180,18 @@ def _contents(given: Any) -> Any:
     return (given.shape, given.cpu().numpy().tobytes()) if isinstance(given, torch.Tensor) else given
 
 
+def checked_pairs(pairs: Tensor, queries: int, keys: int) -> Tensor:
+    """Pairs [n, 2] of a call; negative numbers count from the end."""
+    if not len(pairs):
+        return pairs
+    sizes = torch.tensor([queries, keys], device=pairs.device)
+    wrong = ((pairs < -sizes) | (pairs >= sizes)).any(1)
+    if bool(wrong.any()):
+        first = tuple(pairs[wrong][0].tolist())
+        raise ValueError(f"Want(pairs=...) names the pair {first}, and the call has {queries} queries and {keys} keys")
+    return torch.where(pairs < 0, pairs + sizes, pairs)
+
+
 # Of a query at position i and a key at position j, with tokens t: the first two need no tokens. "retrieval" says
 # whether the largest weight of the row lies on a key that "copying" names.
 RELATIONS = ("previous", "next", "duplicate", "induction", "copying", "retrieval")

@@ -52,7 +52,7 @@ class _Statistics(torch.autograd.Function):
         return tuple(part.clone() for part in given[4:])
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         query, key, bias, sinks, lse = ctx.saved_tensors
         call = ctx.call.replace(query=query, key=key, bias=bias, sinks=sinks)
@@ -108,10 +108,7 @@ class _Backward:
     def _logits(self, tile: Tile, shares: Tensor) -> Tensor:
         """The gradient of the tile's logits; its z is used up."""
         at = (tile.items, tile.heads, slice(tile.rows.start, tile.rows.stop))
-        if self.entropy is not None:
-            grad = tile.z.mul_(-self.entropy[at].unsqueeze(-1))
-        else:
-            grad = tile.z.zero_()
+        grad = tile.z.mul_(-self.entropy[at].unsqueeze(-1)) if self.entropy is not None else tile.z.zero_()
         if self.mass is not None:
             self._add_mass(tile, grad)
         if self.first is not None:
@@ -168,7 +165,9 @@ class _Backward:
         group = spec.heads // spec.kv_heads
         kv = slice(tile.heads.start // group, tile.heads.stop // group)
         rows = (tile.items, tile.heads, slice(tile.rows.start, tile.rows.stop))
-        flat = ds.view(-1, ds.shape[1] // (kv.stop - kv.start) * ds.shape[2], ds.shape[3])  # [items · kv, group · rows, keys]
+        flat = ds.view(
+            -1, ds.shape[1] // (kv.stop - kv.start) * ds.shape[2], ds.shape[3]
+        )  # [items · kv, group · rows, keys]
         if self.needs[0]:
             keys = [self.key[tile.items, kv, run.start : run.stop] for run in tile.runs]
             key = keys[0] if len(keys) == 1 else torch.cat(keys, 2)
@@ -176,7 +175,11 @@ class _Backward:
             d_query[rows] = made.view(*ds.shape[:3], -1).mul_(spec.scale)
         if self.needs[1]:
             query = self.query[rows].reshape(len(flat), -1, self.query.shape[-1])
-            made = torch.bmm(flat.transpose(1, 2), query).mul_(spec.scale).view(ds.shape[0], -1, *(ds.shape[3], query.shape[-1]))
+            made = (
+                torch.bmm(flat.transpose(1, 2), query)
+                .mul_(spec.scale)
+                .view(ds.shape[0], -1, *(ds.shape[3], query.shape[-1]))
+            )
             start = 0
             for run in tile.runs:
                 d_key[tile.items, kv, run.start : run.stop] += made[:, :, start : start + run.stop - run.start]

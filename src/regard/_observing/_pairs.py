@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from regard.backends._base import accumulation, no_autocast
+from regard.statistics import checked_pairs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,7 +21,7 @@ _NUMBERS = 1 << 22
 def weights_of_pairs(call: Call, lse: Tensor, pairs: Tensor) -> Tensor:
     """[B, H, n] for pairs [n, 2] of rows and columns of the call; what the mask or the bias hides is 0."""
     spec = call.spec
-    pairs = _checked(pairs, spec.queries, spec.keys).to(call.query.device)
+    pairs = checked_pairs(pairs, spec.queries, spec.keys).to(call.query.device)
     found = call.query.new_zeros(spec.batch, spec.heads, len(pairs), dtype=accumulation(spec.dtype))
     at_once = max(1, _NUMBERS // max(1, spec.batch * spec.heads * spec.head_dim))
     with torch.no_grad(), no_autocast(spec.device):
@@ -33,7 +34,7 @@ def weights_of_pairs(call: Call, lse: Tensor, pairs: Tensor) -> Tensor:
 def _weights(call: Call, lse: Tensor, rows: Tensor, keys: Tensor) -> Tensor:
     spec, work = call.spec, accumulation(call.spec.dtype)
     group = spec.heads // spec.kv_heads
-    query = call.query[:, :, rows].to(work).unflatten(1, (spec.kv_heads, group)) * spec.scale
+    query = torch.unflatten(call.query[:, :, rows].to(work), 1, (spec.kv_heads, group)) * spec.scale
     logits = (query * call.key[:, :, keys].to(work).unsqueeze(2)).sum(-1).flatten(1, 2)
     if spec.softcap is not None:
         logits = torch.tanh(logits / spec.softcap) * spec.softcap
@@ -71,22 +72,10 @@ def _permitted(call: Call, rows: Tensor, keys: Tensor) -> Tensor:
     found = torch.zeros(mask.batch, mask.heads, len(rows), dtype=torch.bool, device=keys.device)
     if isinstance(call.offset, torch.Tensor):
         found = found.expand(spec.batch, -1, -1).clone()
-    for row in rows.unique().tolist():
+    for row in sorted(set(rows.tolist())):
         here = rows == row
         seen = mask.tile(
             range(row, row + 1), range(spec.keys), spec.queries, spec.keys, offset=call.offset, device=keys.device
         )
         found[:, :, here] = seen[:, :, 0, keys[here]]
     return found
-
-
-def _checked(pairs: Tensor, queries: int, keys: int) -> Tensor:
-    """Pairs in the call's range; negative numbers count from the end."""
-    if not len(pairs):
-        return pairs
-    sizes = torch.tensor([queries, keys], device=pairs.device)
-    wrong = ((pairs < -sizes) | (pairs >= sizes)).any(1)
-    if bool(wrong.any()):
-        first = tuple(pairs[wrong][0].tolist())
-        raise ValueError(f"Want(pairs=...) names the pair {first}, and the call has {queries} queries and {keys} keys")
-    return torch.where(pairs < 0, pairs + sizes, pairs)

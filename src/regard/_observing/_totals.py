@@ -58,7 +58,9 @@ class Totals:
             self._new("map", *self.grid)
             if want.value_mass:
                 self._new("value_map", *self.grid)
-        for weights, keys in [("top_weights", "top_keys")] + [("value_top_lengths", "value_top_keys")] * want.value_mass:
+        for weights, keys in [("top_weights", "top_keys")] + [
+            ("value_top_lengths", "value_top_keys")
+        ] * want.value_mass:
             if want.top_k:
                 self._new(weights, spec.queries, want.top_k)
                 self.parts[keys] = self._new(keys, spec.queries, want.top_k, fill=-1.0).long()
@@ -100,7 +102,7 @@ class Totals:
             self._top(tile, tile.p, "top_weights", "top_keys")
 
     def _relations(self, tile: Tile) -> None:
-        spec, offset = self.call.spec, self.call.offset
+        offset = self.call.offset
         i = torch.arange(tile.rows.start, tile.rows.stop, device=tile.p.device)[:, None]
         i = i + (offset.to(i.device)[tile.items].view(-1, 1, 1, 1) if isinstance(offset, torch.Tensor) else offset)
         tokens = self.tokens if self.tokens is None or len(self.tokens) == 1 else self.tokens[tile.items]

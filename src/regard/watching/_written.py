@@ -64,6 +64,7 @@ class Tracker:
         self._known: dict[int, Any] = {}
         self._alive: dict[int, weakref.ref[Tensor]] = {}
         self.noise: dict[int, weakref.ref[Tensor]] = {}
+        self.product: tuple[Tensor, Tensor] | None = None  # values and output of the product that is being shown
 
     def __bool__(self) -> bool:
         return bool(self._known)
@@ -232,7 +233,9 @@ class Tracker:
         if summed == self._keys(known):
             if _learned(other):
                 return  # a softmax over rows that were learned: no tokens
+            self.product = (other, out) if side == 0 and not shift else None
             call = self.attended(known, rows)
+            self.product = None
             if call is not None and packet not in (aten.mv, aten.addmv, aten.addbmm):
                 made = (*lead, rows, feature) if side == 0 else (*lead, feature, rows)
                 self.note(out, Product(made, call))
