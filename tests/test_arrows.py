@@ -56,6 +56,8 @@ ARROWS: dict[str, set[str]] = {
     # the local page: recordings of a folder, and looks that the command knows how to run
     "_serve": LEAVES | {"_page", "recording"},
     "watching": BELOW_API | {"api", "recording"},
+    # rollout and attribution follow a model's calls as a watch does, and write nothing down
+    "attributing": BELOW_API | {"api", "recording", "watching"},
     # the walkthrough shows what the oracle computes, step by step
     "_walk": {"_text", "_page", "reference"},
     # the lab's examples are written with what users have; one shows the oracle itself, one reads what is walked through

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from regard.api import attention as attention
     from regard.api import explain as explain
     from regard.api import observe as observe
+    from regard.attributing import attribute as attribute
+    from regard.attributing import rollout as rollout
     from regard.observation import Observation as Observation
     from regard.plan import Plan as Plan
     from regard.recording import Recording as Recording
@@ -53,6 +55,8 @@ _FROM = {
     "Refused": "regard._errors",
     "watch": "regard.watching",
     "Recording": "regard.recording",
+    "rollout": "regard.attributing",
+    "attribute": "regard.attributing",
 }
 _MODULES = (
     "backends",

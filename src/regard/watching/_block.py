@@ -67,31 +67,38 @@ def watch(
     _check_numbers("layers", layers, names=paths(model))
     _check_numbers("heads", heads)
     recording = Recording(type(model).__name__)
-    with contextlib.ExitStack() as restore:
-        watcher = Watcher(
-            model,
-            recording,
-            layers=layers,
-            heads=heads,
-            want=Want() if want is None else want,
-            keep_on_cpu=keep_on_cpu,
-            count_padding=count_padding,
-            memory_limit=memory_limit,
-            heads_dim=heads_dim,
-            tokenizer=tokenizer,
-            on_call=on_call,
-        )
-        restore.callback(watcher.unhook)
-        restore.callback(_around.plain_calls(list(watcher.modules.values())))
-        _around.join(watcher)
-        restore.callback(_around.leave, watcher)
-        restore.enter_context(Listening(watcher))
+    watcher = Watcher(
+        model,
+        recording,
+        layers=layers,
+        heads=heads,
+        want=Want() if want is None else want,
+        keep_on_cpu=keep_on_cpu,
+        count_padding=count_padding,
+        memory_limit=memory_limit,
+        heads_dim=heads_dim,
+        tokenizer=tokenizer,
+        on_call=on_call,
+    )
+    with listening(watcher):
         yield recording
     watcher.take_tokens()
     if tokens is not None:
         recording.tokens = tokens
     _check_found(watcher, layers, heads)
     _warn_of_gaps(watcher)
+
+
+@contextlib.contextmanager
+def listening(watcher: Watcher) -> Iterator[None]:
+    """Show a watcher what its model does in the block; whatever way it is left, nothing of this stays behind."""
+    with contextlib.ExitStack() as restore:
+        restore.callback(watcher.unhook)
+        restore.callback(_around.plain_calls(list(watcher.modules.values())))
+        _around.join(watcher)
+        restore.callback(_around.leave, watcher)
+        restore.enter_context(Listening(watcher))
+        yield
 
 
 def _check_numbers(name: str, given: Sequence[int | str] | None, names: Mapping[str, object] | None = None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -24,6 +25,8 @@ class InMemory(NamedTuple):
     written_out: bool = True
     value: Tensor | None = None  # [batch, head, key, dim], where the product with values shows them
     result: Tensor | None = None  # that product, [batch, head, query, dim]
+    live: Tensor | None = None  # the softmax's output with its place in autograd's graph, where it was kept
+    arrange: Callable[[Tensor], Tensor] | None = None  # what makes [batch, head, query, key] of a tensor like ``live``
 
     @property
     def shape(self) -> tuple[int, int, int, int]:

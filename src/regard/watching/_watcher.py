@@ -237,9 +237,17 @@ class Watcher:
         def make() -> InMemory:
             if pending.version is not None and pending.weights.final._version != pending.version:
                 raise Unseen("its weights were overwritten after the product with values")
-            modules = [frame.module for frame in pending.stack]
-            made = laid_out(pending.weights, pending.rows, heads, self._given_dim(pending.site.path), modules)
-            return made if pending.product is None else with_values(made, pending.weights.final, *pending.product)
+            known, modules = pending.weights, [frame.module for frame in pending.stack]
+
+            def arranged(tensor: Tensor) -> InMemory:
+                more = (pending.rows, heads, self._given_dim(pending.site.path), modules)
+                return laid_out(known._replace(final=tensor), *more)
+
+            made = arranged(known.final)
+            live = None if self.tracker.kept is None else self.tracker.kept.get(id(known.softmax.lse))
+            if live is not None and live.shape == known.final.shape:
+                made = made._replace(live=live, arrange=lambda tensor: arranged(tensor).weights)
+            return made if pending.product is None else with_values(made, known.final, *pending.product)
 
         self._observe(make, pending.stack, pending.site, pending.number, None)
         del pending.weights  # what follows the output must not keep the weights

@@ -64,6 +64,9 @@ class Tracker:
         self._known: dict[int, Any] = {}
         self._alive: dict[int, weakref.ref[Tensor]] = {}
         self.noise: dict[int, weakref.ref[Tensor]] = {}
+        self.kept: dict[int, Tensor] | None = (
+            None  # where somebody asks for gradients: outputs of softmaxes, by their lse
+        )
         self.product: tuple[Tensor, Tensor] | None = None  # values and output of the product that is being shown
 
     def __bool__(self) -> bool:
@@ -98,6 +101,8 @@ class Tracker:
         if given.dim() == 0 or not out.is_floating_point() or given.is_nested:
             return
         lse = _lse(given.detach(), out.detach(), axis)
+        if self.kept is not None:
+            self.kept[id(lse)] = out
         self.note(out, softmax_weights(out, Softmax(axis, tuple(out.shape), lse, by_function, [])))
 
     def before(self, args: tuple[Any, ...]) -> None:
