@@ -140,8 +140,8 @@ def test_gradient_times_attention_is_that_of_the_dense_weights() -> None:
 
 
 def test_sinks_grouped_heads_and_a_rule_are_cut_as_by_hand() -> None:
-    from regard._observing import edge_effects
     from regard.masks import causal
+    from regard.observation._effects import edge_effects
 
     torch.manual_seed(0)
     query, key, value = (torch.randn(2, h, 9, 3, dtype=torch.float64) for h in (4, 2, 2))
@@ -164,7 +164,7 @@ def test_sinks_grouped_heads_and_a_rule_are_cut_as_by_hand() -> None:
 
 def test_an_edge_that_has_all_the_weight_keeps_its_digits() -> None:
     from regard._arguments import prepare
-    from regard._observing import edge_effects
+    from regard.observation._effects import edge_effects
 
     torch.manual_seed(0)
     key = torch.randn(1, 1, 5, 2)

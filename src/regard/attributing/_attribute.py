@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard._observing import edge_effects, edge_effects_of_weights
 from regard.attributing._collect import Collected, collecting, run
+from regard.observation._effects import edge_effects, edge_effects_of_weights
 from regard.statistics import Want
 from regard.watching._in_memory import InMemory
 

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from regard import api, statistics
-from regard._observing import weighted_key_mass
 from regard.attributing._collect import Collected, collecting, run
 from regard.backends._base import accumulation
+from regard.observation._effects import weighted_key_mass
 from regard.watching._in_memory import InMemory
 from regard.watching._seen import Seen
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regard._arguments import prepare
-from regard._observing import value_lengths
+from regard.observation._lengths import value_lengths
 from regard.recording._weights import statistics_of
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from regard import api, masks
 from regard._arguments import prepare
-from regard._observing import value_lengths
 from regard.bias import TableBias
+from regard.observation._lengths import value_lengths
 from regard.recording._calls import AXES
 from regard.statistics import Want
 
