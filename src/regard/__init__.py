@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from regard import attributing as attributing
     from regard import backends as backends
     from regard import bias as bias
     from regard import cache as cache
@@ -59,6 +60,7 @@ _FROM = {
     "attribute": "regard.attributing",
 }
 _MODULES = (
+    "attributing",
     "backends",
     "bias",
     "cache",
