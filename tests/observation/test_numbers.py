@@ -11,8 +11,11 @@ from torch import Tensor
 
 import regard
 from core_calls import differ, every_mask, oracle, tensors
+from memory import peak_bytes
 from regard import bias, masks, statistics
-from regard.observation import _rows
+from regard._arguments import prepare
+from regard.observation import _pairs, _rows
+from regard.observation._effects import edge_effects, weighted_key_mass
 
 B, H, G, L, S = 2, 4, 2, 13, 37
 WANT = regard.Want(map=(5, 7), top_k=6, queries=slice(2, -1), value_mass=True)
@@ -129,8 +132,6 @@ def test_pairs_are_single_weights(given: dict[str, Any]) -> None:
 
 
 def test_pairs_in_small_pieces_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    from regard.observation import _pairs
-
     inputs, pairs = tensors(B, H, G, L, S), [(i, j) for i in range(L) for j in range(S)]
     whole = regard.observe(*inputs, want=regard.Want(pairs=pairs, weights="all"))
     assert differ(whole.pairs, whole.weights.flatten(2)) < 1e-14
@@ -331,3 +332,38 @@ def test_only_what_was_asked_for_can_be_trained_on() -> None:
     assert seen.entropy.requires_grad and seen.key_mass.requires_grad and seen.first_mass.requires_grad
     assert not seen.map.requires_grad and not seen.max_weight.requires_grad
     assert not regard.observe(*inputs).entropy.requires_grad
+
+
+LONG = 4096
+WHOLE = 4 * LONG * LONG  # bytes of one head's matrix of weights
+
+
+@pytest.mark.parametrize(
+    "want",
+    [
+        regard.Want.none().but(value_mass=True, map=(64, 64), top_k=4),
+        regard.Want.none().but(scores=torch.arange(LONG) % 97),
+        regard.Want.none().but(pairs=torch.randint(0, LONG, (5000, 2))),
+    ],
+    ids=["value mass", "scores", "pairs"],
+)
+def test_no_whole_matrix_is_made(want: regard.Want) -> None:
+    inputs = [torch.randn(1, 1, LONG, 8) for _ in range(3)]
+    assert peak_bytes(lambda: regard.observe(*inputs, mask=masks.causal(), want=want)) < WHOLE // 2
+
+
+def test_no_whole_matrix_is_made_for_gradients_and_effects() -> None:
+    query, key, value = (torch.randn(1, 1, LONG, 8, requires_grad=True) for _ in range(3))
+
+    def penalty() -> None:
+        seen = regard.observe(
+            query, key, value, mask=masks.causal(), want=regard.Want(map=None, top_k=0), differentiable=True
+        )
+        torch.autograd.grad(seen.entropy.sum() + seen.key_mass.square().sum(), (query, key))
+
+    assert peak_bytes(penalty) < WHOLE // 2
+    call = prepare(*(t.detach() for t in (query, key, value)), masks.causal(), None, None, None, None, 0.0, None)
+    lse = regard.observe(query, key, value, mask=masks.causal(), want=regard.Want.none()).lse
+    assert peak_bytes(lambda: edge_effects(call, lse, value.detach(), (64, 64), 20)) < WHOLE // 2
+    rows = torch.rand(1, 3, LONG)
+    assert peak_bytes(lambda: weighted_key_mass(call, lse, rows)) < WHOLE // 2

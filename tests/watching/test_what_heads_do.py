@@ -1,4 +1,4 @@
-"""What the numbers say of trained models: sinks without length, induction and retrieval heads, heads that follow sound."""
+"""What the numbers say of trained models: sinks without length, induction, retrieval, and heads that follow sound."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_induction_heads_of_smollm2_stand_out_where_a_text_is_repeated(smollm2: 
 
 
 def needle(tokenizer: Any) -> tuple[Tensor, int]:
-    """A question whose answer stands in the middle of much that does not matter, with the answer, and where it begins."""
+    """A question whose answer stands amid much that does not matter, followed by the answer, and where that begins."""
     hay = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. " * 6
     asked = "\nQuestion: What is the secret code of the blue house? Answer: The secret code of the blue house is"
     prompt = f"{hay}The secret code of the blue house is 7391482. {hay}{asked}"
@@ -122,8 +122,8 @@ PUBLISHED = {(1, 0), (2, 0), (2, 5), (3, 0), (3, 1), (3, 2), (3, 3), (3, 4)}
 
 
 def test_whisper_s_alignment_heads_follow_the_sound_and_look_at_what_is_said_next(whisper: Any) -> None:  # noqa: F811
-    """Fifteen of tiny.en's 24 cross heads follow the sound closely. Those that OpenAI aligns words with look at the token
-    to be written; the others, but for one, trail behind, at the token that was written last."""
+    """Fifteen of tiny.en's 24 cross heads follow the sound closely. Those that OpenAI aligns words with look at the
+    token to be written; the others, but for one, trail behind, at the token that was written last."""
     model = whisper
     model.set_attn_implementation("sdpa")
     start, stop = [50257, 50362], 50256
