@@ -51,6 +51,8 @@ ARROWS: dict[str, set[str]] = {
     # the local page: recordings of a folder, and looks that the command knows how to run
     "_serve": LEAVES | {"_page", "recording"},
     "watching": BELOW_API | {"api", "recording"},
+    # rollout and attribution follow a model's calls as a watch does, and write nothing down
+    "attributing": BELOW_API | {"api", "recording", "watching"},
     # the walkthrough shows what the oracle computes, step by step
     "_walk": {"_display", "_page", "reference"},
     # the lab's examples are written with what users have, and shown as the walk shows its steps; one looks into a

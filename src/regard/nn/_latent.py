@@ -185,7 +185,8 @@ class LatentAttention(nn.Module):
         api.check_want(want)  # a cache keeps the tokens of a call that goes on
         call = self._prepare(query, key, value, mask, bias, cache)
         call, tensors, keywords, absorbed = self._arranged(call, cache)
-        seen = api.observe(*tensors, want=want, **keywords)
+        output = self._output(absorbed) if want is not None and want.value_mass else None
+        seen = api.observe(*tensors, want=want, output=output, **keywords)
         heads = raise_values(seen.out, self.up_projections[1]) if absorbed else seen.out
         seen.out = self._finish(heads, call)
         return seen
@@ -275,6 +276,14 @@ class LatentAttention(nn.Module):
     def _parts(self, latents: Tensor) -> tuple[Tensor, Tensor]:
         latent, rotary = torch.split_with_sizes(latents, [self.kv_lora_rank, self.rope_dim], -1)
         return latent, rotary
+
+    def _output(self, absorbed: bool) -> Tensor:
+        """The matrix that reads the heads side by side: of their values, or of their latents."""
+        weight: Tensor = self.out_proj.weight
+        if not absorbed:
+            return weight
+        by_head = torch.unflatten(weight, 1, (self.num_heads, -1))
+        return torch.einsum("mhv,hvr->mhr", by_head, self.up_projections[1]).flatten(1)
 
     def _queries(self, x: Tensor) -> Tensor:
         q = self.q_proj(x) if self.q_lora_rank is None else self.q_up_proj(self.q_norm(self.q_down_proj(x)))
