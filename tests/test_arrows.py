@@ -34,7 +34,7 @@ ARROWS: dict[str, set[str]] = {
     "observation": LEAVES | {"spec", "plan"},
     "_compiled": BELOW_API,
     # linear attention describes a call as the others do, and runs it by forms of its own
-    "_linear": BELOW_API | {"_tables"},
+    "_linear": BELOW_API | {"_tables", "_triton"},
     "linear": {"_linear"},
     "sparse": LEAVES,
     "api": BELOW_API | {"_compiled", "_triton", "_linear"},

@@ -7,13 +7,14 @@ import textwrap
 import torch
 
 from regard._errors import Refused
-from regard._linear import forms
+from regard._linear import forms, fused
 from regard._linear.request import Request
 from regard._tables import binary, si
 from regard.plan import Cost, Plan
 
 FORMS = {
     "whole": "one sum over all keys, read by every query",
+    "fused": "the chunks by our Triton kernels, their sums in float32",
     "chunked": "products inside chunks, sums between them: time O(L)",
     "recurrent": "one token after another: O(1) a token",
     "quadratic": "all L × S weights at once: any mask",
@@ -30,6 +31,8 @@ def refuse(form: str, request: Request) -> list[str]:
     if form == "whole":
         reasons = ["the mask is causal"] if reading.causal else []
         return reasons + (["the mask has documents"] if reading.documents is not None else [])
+    if form == "fused":
+        return fused.refuse(request)
     if form == "recurrent" and not reading.causal:
         return ["rows see keys that come after them: only a causal call can go token by token"]
     return []
@@ -54,7 +57,7 @@ def choose(request: Request, form: object) -> tuple[str, str, dict[str, list[str
         return "whole", f"every row sees the same keys: {FORMS['whole']}", refusals
     if "recurrent" not in refusals and request.spec.queries == request.spec.keys == 1:
         return "recurrent", f"a single token: {FORMS['recurrent']}", refusals
-    return "chunked", FORMS["chunked"], refusals
+    return next((name, FORMS[name], refusals) for name in ("fused", "chunked") if name not in refusals)
 
 
 class LinearPlan(Plan):
