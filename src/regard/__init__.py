@@ -29,15 +29,15 @@ if TYPE_CHECKING:
     from regard import sparse as sparse
     from regard import testing as testing
     from regard import train as train
-    from regard._errors import Refused as Refused
-    from regard._latent import latent_attention as latent_attention
-    from regard._linear.call import linear_attention as linear_attention
     from regard.api import attention as attention
     from regard.api import explain as explain
     from regard.api import observe as observe
+    from regard.latent import latent_attention as latent_attention
+    from regard.linear._call import linear_attention as linear_attention
     from regard.observation import Observation as Observation
     from regard.plan import Plan as Plan
     from regard.recording import Recording as Recording
+    from regard.spec import Refused as Refused
     from regard.statistics import Want as Want
     from regard.watching import watch as watch
 
@@ -45,12 +45,12 @@ _FROM = {
     "attention": "regard.api",
     "observe": "regard.api",
     "explain": "regard.api",
-    "latent_attention": "regard._latent",
-    "linear_attention": "regard._linear.call",
+    "latent_attention": "regard.latent",
+    "linear_attention": "regard.linear._call",
     "Observation": "regard.observation",
     "Want": "regard.statistics",
     "Plan": "regard.plan",
-    "Refused": "regard._errors",
+    "Refused": "regard.spec",
     "watch": "regard.watching",
     "Recording": "regard.recording",
 }

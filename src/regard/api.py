@@ -10,16 +10,15 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
-from regard import _guard
 from regard._arguments import prepare
-from regard._errors import Refused
-from regard._observing import observe_rows, observing_bytes
+from regard.backends import _guard
 from regard.backends._base import accumulation, reads_values
 from regard.masks import Mask
 from regard.masks._flags import Fused
 from regard.observation import Observation
+from regard.observation._rows import observe_rows, observing_bytes
 from regard.plan import Choice, Cost, Plan, choose, program_of, programs, recall, size_kind
-from regard.spec import Call, CallSpec
+from regard.spec import Call, CallSpec, Refused
 from regard.statistics import Want
 
 if TYPE_CHECKING:
@@ -218,7 +217,7 @@ def _explain_linear(
         raise ValueError(f"kind must be 'softmax' or 'linear', got {kind!r}")
     if extra := [name for name, value in softmax_only.items() if value is not None]:
         raise TypeError(f"linear attention has no {' and no '.join(extra)}: leave out, or explain kind='softmax'")
-    from regard._linear.call import explain_linear
+    from regard.linear._call import explain_linear
 
     return explain_linear(*tensors, **given)
 

@@ -1,4 +1,4 @@
-"""Statistics of a call by the kernels of this package: the same results as ``regard._observing``, without a host read.
+"""Statistics of a call by the kernels of this package: the same results as ``regard.observation``, without a host read.
 
 ``refuse`` says from the spec alone what the kernels cannot do; ``observe`` does the rest.
 """

@@ -10,16 +10,21 @@ from torch import Tensor
 from regard._triton.inputs import power
 from regard._triton.launcher import Launch, kept
 from regard._triton.run import on
+from regard._triton.tile_sizes import shared_memory
 
 MAPS = {"identity": 0, "elu": 1, "relu": 2}  # those of ``scan``
-# columns of values that a program has, programs that fill a device, and numbers of a state that ``carry`` takes at once
-_COLUMNS, _PROGRAMS, _CARRIED = 64, 512, 1024
+# columns of values that a program has, programs that fill a device, chunks that a segment has at least, and numbers of a
+# state that ``carry`` takes at once
+_COLUMNS, _PROGRAMS, _FEWEST, _CARRIED = 64, 512, 2, 1024
+# bytes of shared memory that states of 256 rows take
+_NEEDED_BY_256 = 120_000
 _NO_SIDE, _ROW_SIDE, _KEY_SIDE = 0, 1, 2
 
 
-def widest(dtype: torch.dtype) -> int:
+def widest(dtype: torch.dtype, device: str) -> int:
     """Most features, and most numbers of a value, that the kernels' states hold."""
-    return 256 if dtype == torch.bfloat16 else 128
+    roomy = shared_memory(device) > _NEEDED_BY_256
+    return 256 if dtype == torch.bfloat16 and roomy else 128
 
 
 class Given(NamedTuple):
@@ -166,16 +171,16 @@ def chunk_of(dtype: torch.dtype) -> int:
 
 
 def split_tokens(tokens: int, chunk: int, items: int) -> tuple[int, int]:
-    """Segments, and chunks of each: as many as fill a device, of two chunks at least."""
+    """Segments, and chunks of each: as many as fill a device."""
     chunks = -(-tokens // chunk)
-    segments = max(1, min(-(-_PROGRAMS // items), chunks // 2))
+    segments = max(1, min(-(-_PROGRAMS // items), chunks // _FEWEST))
     each = -(-chunks // segments)
     return -(-chunks // each), each
 
 
 def launch_options(wide: int, dtype: torch.dtype) -> dict[str, int]:
     """Warps and stages of the pipeline, for states of so many rows."""
-    return {"num_warps": 8 if wide > 128 else 4, "num_stages": 2 if dtype == torch.bfloat16 and wide <= 128 else 1}
+    return {"num_warps": 8 if wide > 64 else 4, "num_stages": 2 if dtype.itemsize == 2 and wide <= 128 else 1}
 
 
 def _run(

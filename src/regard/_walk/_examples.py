@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from regard._text import text
+from regard._display.texts import text
 from regard._walk import _experiments as experiments
 from regard._walk._examples_words import EXAMPLES
 from regard._walk._inputs import Layer, Settings

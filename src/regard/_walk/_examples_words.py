@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from regard._text import Catalogue
+from regard._display.texts import Catalogue
 
 EXAMPLES: Catalogue = {
     "lab": (

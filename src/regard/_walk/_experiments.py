@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from regard._text import text
+from regard._display.texts import text
 from regard._walk._examples_words import EXAMPLES
 from regard._walk._inputs import Layer, Settings, drawn, from_text
 from regard._walk._steps import Teller, traced

@@ -8,9 +8,9 @@ from functools import partial
 
 import numpy as np
 
+from regard._display.texts import left, text, visible
 from regard._page._document import as_text, document
 from regard._page._png import picture
-from regard._text import left, text, visible
 from regard._walk._colours import smaller, strengths
 from regard._walk._story import Numbers, Panel, Step, Story, decimals, number, shown
 from regard._walk._style import LEVELS, STYLE

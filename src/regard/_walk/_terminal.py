@@ -10,7 +10,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.style import Style
 from rich.text import Text
 
-from regard._text import folded, left, right, text, visible, width
+from regard._display.texts import folded, left, right, text, visible, width
 from regard._walk._colours import smaller, strengths
 from regard._walk._story import Numbers, Panel, Step, Story, decimals, number, plain, shown
 from regard._walk._words import STEPS

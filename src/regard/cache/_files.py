@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from regard import _safetensors
-from regard._write import write_atomically
+from regard._files import safetensors_files
+from regard._files.write import write_atomically
 from regard.cache import _storage
 from regard.cache._given import _ATTENDED, Made
 from regard.cache._lengths import Lengths
@@ -68,7 +68,7 @@ def save(cache: _Slots, path: Path) -> None:
         "gone": None if gone is None else list(gone.counts),
         "padded_by_mask": cache._padded_by_mask,
     }
-    write_atomically(path, _safetensors.pieces(tensors, {"regard": json.dumps(described)}))
+    write_atomically(path, safetensors_files.pieces(tensors, {"regard": json.dumps(described)}))
 
 
 def load(path: str | Path, *, device: torch.device | str | None = None) -> Any:
@@ -80,8 +80,8 @@ def load(path: str | Path, *, device: torch.device | str | None = None) -> Any:
     from regard.cache import _slots
 
     try:
-        tensors, metadata = _safetensors.read(Path(path))
-        described = _safetensors.parse(metadata.get("regard", "null"))
+        tensors, metadata = safetensors_files.read(Path(path))
+        described = safetensors_files.parse(metadata.get("regard", "null"))
         if not isinstance(described, dict) or described.get("format") != FORMAT:
             raise ValueError("it holds no cache")
         if described.get("version") != VERSION:

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from regard import _safetensors, models, positions
-from regard._write import Staged
+from regard import models, positions
+from regard._files import safetensors_files
+from regard._files.write import Staged
 from regard.interop._hf_fields import listed
 from regard.interop._hf_files import WHOLE, Tensors, parse_json, read_json
 from regard.interop._hf_weights import check_amounts, check_dtypes, check_target, loaded
@@ -58,7 +59,7 @@ def save(model: nn.Module, folder: str | Path, *, stop: Sequence[int] = ()) -> N
     with ExitStack() as staged:
         weights, shown = (staged.enter_context(closing(Staged(folder / name))) for name in (WHOLE, "config.json"))
         try:
-            weights.write(_safetensors.pieces(model.state_dict(), {"format": "pt", IN_HEADER: text}))
+            weights.write(safetensors_files.pieces(model.state_dict(), {"format": "pt", IN_HEADER: text}))
         except OSError as error:  # a full disk
             raise OSError(f"the weights cannot be written: {error.strerror or error}") from None
         shown.write([text.encode()])

@@ -6,9 +6,9 @@ import base64
 import json
 from typing import TYPE_CHECKING
 
+from regard._display.texts import Catalogue, text
+from regard._files.write import write_atomically
 from regard._page._document import as_text, document
-from regard._text import Catalogue, text
-from regard._write import write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

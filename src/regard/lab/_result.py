@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 
-from regard import _text, api
+from regard import api
+from regard._display import texts
 from regard.lab._words import words_of
 from regard.statistics import Want
 
@@ -54,13 +55,13 @@ class Result:
         }
 
     @classmethod
-    def words(cls) -> _text.Catalogue:
+    def words(cls) -> texts.Catalogue:
         """All texts of the experiment, by key; `claim`, `right` and `why` only where a note is wrong."""
         return words_of(cls.topic)
 
     def say(self, key: str, lang: str = "en", **values: object) -> str:
         """One text of the experiment."""
-        return _text.text(self.words(), lang, key, **values)
+        return texts.text(self.words(), lang, key, **values)
 
     def tables(self, lang: str = "en") -> list[Table]:
         raise NotImplementedError

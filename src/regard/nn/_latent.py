@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard import _latent, api
+from regard import api
 from regard.cache import TokenCache
 from regard.cache._base import Padded
+from regard.latent import absorb, expand, raise_values
 from regard.masks import Mask
 from regard.nn import _cached, _checks, _inputs
 from regard.nn._inputs import Inputs
@@ -156,14 +157,14 @@ class LatentAttention(nn.Module):
         call = self._prepare(query, key, value, mask, bias, cache)
         if cache is not None and _is_in_use(cache) and _cached.can_attend(cache, call.keywords):
             w_uk, w_uv = self.up_projections
-            given = (_latent.absorb(*call.query, w_uk), call.latent, None)
+            given = (absorb(*call.query, w_uk), call.latent, None)
             mask, bias = call.keywords["mask"], call.keywords["bias"]
             heads = cache.attend(*given, mask=mask, bias=bias, value_dim=self.kv_lora_rank, scale=self.scale)
-            heads = _latent.raise_values(heads, w_uv)
+            heads = raise_values(heads, w_uv)
             return self._finish(heads, call)
         call, tensors, keywords, absorbed = self._arranged(call, cache)
         heads = api.attention(*tensors, **keywords)
-        return self._finish(_latent.raise_values(heads, self.up_projections[1]) if absorbed else heads, call)
+        return self._finish(raise_values(heads, self.up_projections[1]) if absorbed else heads, call)
 
     def observe(
         self,
@@ -181,7 +182,7 @@ class LatentAttention(nn.Module):
         call = self._prepare(query, key, value, mask, bias, cache)
         call, tensors, keywords, absorbed = self._arranged(call, cache)
         seen = api.observe(*tensors, want=want, **keywords)
-        heads = _latent.raise_values(seen.out, self.up_projections[1]) if absorbed else seen.out
+        heads = raise_values(seen.out, self.up_projections[1]) if absorbed else seen.out
         seen.out = self._finish(heads, call)
         return seen
 
@@ -203,7 +204,7 @@ class LatentAttention(nn.Module):
         call = self._prepare(query, key, value, mask, bias, cache)
         if cache is None or not _is_in_use(cache):
             return api.explain(*self._expanded(call, call.latent), want=want, scale=self.scale, **call.keywords)
-        given = (_latent.absorb(*call.query, self.up_projections[0]), call.latent, None)
+        given = (absorb(*call.query, self.up_projections[0]), call.latent, None)
         more = {"value_dim": self.kv_lora_rank, "scale": self.scale}
         return _cached.explain(cache, given, call.keywords, want, **more)
 
@@ -241,7 +242,7 @@ class LatentAttention(nn.Module):
         }
         call = _Call(inputs, (plain, turned), torch.cat([latent, rotary], -1), keywords, pads, itself)
         if cache is not None:
-            given = (_latent.absorb(*call.query, self.up_projections[0]), call.latent, None)
+            given = (absorb(*call.query, self.up_projections[0]), call.latent, None)
             _cached.check_call(cache, given, keywords)
         return call
 
@@ -259,12 +260,12 @@ class LatentAttention(nn.Module):
             call = call._replace(pads=rows)
         if not in_use:
             return call, self._expanded(call, latents), keywords, False
-        query = _latent.absorb(*call.query, self.up_projections[0])
+        query = absorb(*call.query, self.up_projections[0])
         return call, (query, latents, latents[..., : self.kv_lora_rank]), keywords, True
 
     def _expanded(self, call: _Call, latents: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         latent, rotary = self._parts(latents.squeeze(1))
-        key, value = _latent.expand(latent, rotary, *self.up_projections)
+        key, value = expand(latent, rotary, *self.up_projections)
         return torch.cat(call.query, -1), key, value
 
     def _parts(self, latents: Tensor) -> tuple[Tensor, Tensor]:

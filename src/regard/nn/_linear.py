@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard._linear.call import explain_linear, linear_attention
-from regard._linear.plan import LinearPlan
-from regard._linear.state import LinearState
+from regard.linear._call import explain_linear, linear_attention
+from regard.linear._plan import LinearPlan
+from regard.linear._state import LinearState
 from regard.masks import Mask
 from regard.nn import _checks, _inputs
 from regard.nn._inputs import Inputs, split_heads, without_padding

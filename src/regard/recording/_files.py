@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from regard import _safetensors
-from regard._write import write_atomically
+from regard._files import safetensors_files
+from regard._files.write import write_atomically
 from regard.recording._calls import AXES, KINDS, PHASES, Recorded, Site
 
 if TYPE_CHECKING:
@@ -51,15 +51,15 @@ def save(recording: Recording, path: Path) -> None:
         "missed": [list(entry) for entry in recording.missed],
         "calls": calls,
     }
-    write_atomically(path, _safetensors.pieces(tensors, {"regard": json.dumps(header)}))
+    write_atomically(path, safetensors_files.pieces(tensors, {"regard": json.dumps(header)}))
 
 
 def load(path: Path) -> Recording:
     try:
-        tensors, metadata = _safetensors.read(path, DTYPES)
+        tensors, metadata = safetensors_files.read(path, DTYPES)
         if "regard" not in metadata:
             raise ValueError("it holds no recording")
-        return _rebuilt(_safetensors.parse(metadata["regard"]), tensors)
+        return _rebuilt(safetensors_files.parse(metadata["regard"]), tensors)
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from None
     except ValueError as error:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import regard
-from regard._errors import Refused
+from regard.spec import Refused
 from regard.testing._calls import Attention, Call, Failed, array, expect, largest, normal
 from regard.testing.report import Outcome, Report, Row
 

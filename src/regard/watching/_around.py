@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from regard import _guard
+from regard.backends import _guard
 from regard.watching import _seen
 from regard.watching._silence import silence
 
