@@ -49,11 +49,11 @@ def multiply_bfloat16(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)
 
 
-def calls(dtype: torch.dtype, gated: bool, heads: int = HKV) -> tuple[list[Tensor], list[Tensor]]:
+def calls(dtype: torch.dtype, gated: bool, heads: int = HKV, items: int = B) -> tuple[list[Tensor], list[Tensor]]:
     """Query, key, value and gates for the kernels, and the same in float64."""
-    exact = [x.detach().to(dtype) for x in inputs(B, H, L, L, D, Dv=DV, Hkv=heads)]
+    exact = [x.detach().to(dtype) for x in inputs(items, H, L, L, D, Dv=DV, Hkv=heads)]
     if gated:
-        exact.append(F.logsigmoid(torch.randn(B, H, L, generator=torch.Generator().manual_seed(3)) + 2))
+        exact.append(F.logsigmoid(torch.randn(items, H, L, generator=torch.Generator().manual_seed(3)) + 2))
     return [x.to(DEVICE).requires_grad_() for x in exact], [x.double().requires_grad_() for x in exact]
 
 
@@ -79,7 +79,7 @@ CASES: dict[str, tuple[masks.Mask, Tensor | None, dict[str, Any]]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_values_and_gradients_are_those_of_the_formula(case: str) -> None:
     mask, hidden, given = CASES[case]
-    mine, exact = calls(torch.float32, "gates" in case)
+    mine, exact = calls(torch.float32, "gates" in case, items=B if "gates" in case else 1)
     gates = [{"log_gate": tensors[3]} if "gates" in case else {} for tensors in (mine, exact)]
     found = linear_attention(*mine[:3], mask=placed(mask), form="fused", **given, **gates[0])
     truth = attend(*exact[:3], mask, hidden=hidden, **given, **gates[1])
@@ -89,14 +89,14 @@ def test_values_and_gradients_are_those_of_the_formula(case: str) -> None:
 
 
 def test_a_decay_of_each_head_gets_its_gradient_and_a_row_sees_only_what_came_before() -> None:
-    mine, exact = calls(torch.float32, False, heads=H)
+    mine, exact = calls(torch.float32, False, heads=H, items=1)
     decay = torch.tensor([0.9, 0.5], dtype=torch.float64)
     rates = [decay.to(DEVICE).requires_grad_(), decay.clone().requires_grad_()]
     # fewer queries than keys, at the end
     query, query64 = (tensors[0][:, :, 40:] for tensors in (mine, exact))
     options = {"feature_map": "identity", "normalize": False}
     found = linear_attention(query, *mine[1:], mask=masks.causal(), form="fused", decay=rates[0], **options)
-    logs = rates[1].log()[None, :, None].expand(B, H, L)
+    logs = rates[1].log()[None, :, None].expand(1, H, L)
     truth = attend(query64, *exact[1:], masks.causal(), log_gate=logs, **options)
     assert worst(found, truth) < 2e-6
     pairs = zip(gradients(found, *mine, rates[0]), gradients(truth, *exact, rates[1]), strict=True)
@@ -105,7 +105,7 @@ def test_a_decay_of_each_head_gets_its_gradient_and_a_row_sees_only_what_came_be
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_errs_no_more_than_plain_arithmetic_does_twice(dtype: torch.dtype) -> None:
-    mine, exact = calls(dtype, False, heads=H)
+    mine, exact = calls(dtype, False, heads=H, items=1)
     found = linear_attention(*mine, mask=masks.causal(), form="fused")
     truth = attend(*exact, masks.causal())
     plain = [x.detach().to(dtype).requires_grad_() for x in exact]
@@ -140,15 +140,16 @@ def test_a_state_goes_on_where_the_call_before_it_ended() -> None:
 
 
 def test_what_is_hidden_stays_hidden_whatever_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_guard, "reads_values", lambda spec: False)  # as on a GPU: nothing is cleaned before the kernels
-    mine, _ = calls(torch.float32, False)
-    mask = placed(masks.causal() & masks.padding(LENGTHS, side="right"))
+    monkeypatch.setattr(
+        _guard, "reads_values", lambda spec: False
+    )  # as on a GPU: nothing is cleaned before the kernels
+    mine, _ = calls(torch.float32, False, items=1)
+    mask = placed(masks.causal() & masks.padding(LENGTHS[1:]))
     clean = linear_attention(*mine, mask=mask, form="fused")
     wanted = gradients(clean, *mine)
     query, key, value = (x.detach().clone() for x in mine)
-    for item, length in enumerate(LENGTHS):
-        key[item, :, length:] = torch.nan
-        value[item, :, length:] = torch.inf
+    key[:, :, LENGTHS[1] :] = torch.nan
+    value[:, :, LENGTHS[1] :] = torch.inf
     spoilt = [x.requires_grad_() for x in (query, key, value)]
     found = linear_attention(*spoilt, mask=mask, form="fused")
     assert torch.equal(found, clean)
@@ -157,7 +158,7 @@ def test_what_is_hidden_stays_hidden_whatever_it_is(monkeypatch: pytest.MonkeyPa
 
 def test_a_map_of_ones_own_and_second_derivatives_go_through_torch() -> None:
     weight = torch.randn(D, 7, generator=torch.Generator().manual_seed(1)).to(DEVICE).requires_grad_()
-    mine, exact = calls(torch.float32, False, heads=H)
+    mine, _ = calls(torch.float32, False, heads=H, items=1)
     short = [x[:, :, :40] for x in mine]
 
     def features(x: Tensor) -> Tensor:

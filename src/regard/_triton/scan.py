@@ -11,9 +11,10 @@ Each of them is a sum over the tokens that come before a row (REVERSE: after it)
     gradient of v     x = φ(k)   k = φ(q)   v = dO      f = 1 / weights of j, REVERSE                (KEY_SIDE)
 
 with δ = dO·out. The tokens are cut into segments, one for each program, so that short sequences fill a device too:
-``sum_segments`` leaves the state Σ k_jᵀ v_j of each segment, ``carry`` turns these into the states where segments begin,
-and ``scan`` goes through the chunks of its segment with the state in registers: products of matrices inside a chunk, the
-state between chunks. A state is kept in float32; what gates leave is an exponential of a number that is never above 0.
+``sum_segments`` leaves the state Σ k_jᵀ v_j of each segment, ``carry`` turns these into the states where segments
+begin, and ``scan`` goes through the chunks of its segment with the state in registers: products of matrices inside a
+chunk, the state between chunks. A state is kept in float32; what gates leave is an exponential of a number that is
+never above 0.
 
 Legend: T tokens, C of them in a chunk; W width of x and k, padded to a power of two; E a block of v's columns. A state
 takes W·(v's width, in whole blocks) numbers, and behind them those of the sum of weights: W for NORMED, else as many
@@ -243,13 +244,13 @@ def scan(
     H: tl.constexpr, GX: tl.constexpr, GK: tl.constexpr, GV: tl.constexpr, GG: tl.constexpr, GS: tl.constexpr,
     GR: tl.constexpr, K_WIDTH: tl.constexpr, W: tl.constexpr, V_WIDTH: tl.constexpr, E: tl.constexpr, C: tl.constexpr,
     X_MAP: tl.constexpr, K_MAP: tl.constexpr, V_MAP: tl.constexpr, Y_MAP: tl.constexpr, GATED: tl.constexpr,
-    MARKED: tl.constexpr, SIDE: tl.constexpr, NORMED: tl.constexpr, LINED: tl.constexpr, DIVIDED: tl.constexpr, TURNS: tl.constexpr,
-    REVERSE: tl.constexpr, STARTED: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    MARKED: tl.constexpr, SIDE: tl.constexpr, NORMED: tl.constexpr, LINED: tl.constexpr, DIVIDED: tl.constexpr,
+    TURNS: tl.constexpr, REVERSE: tl.constexpr, STARTED: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Y: [B, H, T, V_WIDTH]; WEIGHT (NORMED): [B, H, T]; TURNED (TURNS): [B, H, T, blocks], products of a row's features
-    (RAW, the rows that y is a gradient of, by Y_MAP) with their gradient, from which that of the gates is summed.
-    STATES: where segments begin (STARTED). GX … GR: how many of the H heads share a head of X, K, V, GATES, STATES, RAW.
-    """
+    """Y: [B, H, T, V_WIDTH]; WEIGHT (NORMED): [B, H, T]; TURNED (TURNS): [B, H, T, blocks], products of a row's
+    features (RAW, the rows that y is a gradient of, by Y_MAP) with their gradient, from which that of the gates is
+    summed. STATES: where segments begin (STARTED). GX … GR: how many of the H heads share a head of X, K, V, GATES,
+    STATES, RAW."""
     segment = tl.program_id(0)
     block = tl.program_id(1)
     item = tl.program_id(2)

@@ -13,8 +13,8 @@ from regard._triton.run import on
 from regard._triton.tile_sizes import shared_memory
 
 MAPS = {"identity": 0, "elu": 1, "relu": 2}  # those of ``scan``
-# columns of values that a program has, programs that fill a device, chunks that a segment has at least, and numbers of a
-# state that ``carry`` takes at once
+# columns of values that a program has, programs that fill a device, chunks that a segment has at least, and numbers of
+# a state that ``carry`` takes at once
 _COLUMNS, _PROGRAMS, _FEWEST, _CARRIED = 64, 512, 2, 1024
 # bytes of shared memory that states of 256 rows take
 _NEEDED_BY_256 = 120_000
@@ -68,12 +68,13 @@ class Numbers(NamedTuple):
 
 
 def attend(given: Given, before: Tensor | None, leave: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """The result [B, H, T, e]; the sums of its weights [B, H, T], if it is normalised or has a state; the state behind the
-    last token, if it is to be left. States are those of ``packed``."""
+    """The result [B, H, T, e]; the sums of its weights [B, H, T], if it is normalised or has a state; the state behind
+    the last token, if it is to be left. States are those of ``packed``."""
     query, value = given.query, given.value
     B, H, T, _ = query.shape
     out = query.new_empty(B, H, T, value.shape[3], dtype=given.dtype)
-    weight = query.new_empty(B, H, T, dtype=torch.float32) if given.normalize or leave or before is not None else None
+    weighed = given.normalize or leave or before is not None
+    weight = query.new_empty(B, H, T, dtype=torch.float32) if weighed else None
     one = _Sum("out", query, given.key, value, (given.map, given.map, 0))
     with on(query.device):
         after = _run(given, one, out, None, weight, None, before, leave)
@@ -101,7 +102,7 @@ def gradients(
             _run(given, one, y, numbers, None, turns, None, False)
             if turns is not None:
                 turned.append(turns)
-            return y.unflatten(1, (like.shape[1], -1)).sum(2).to(like.dtype) if shared else y
+            return _summed(y, like.shape[1]).to(like.dtype) if shared else y
 
         made: list[Tensor | None] = [None] * 4
         if needs[0] or needs[3]:
@@ -123,9 +124,14 @@ def _gate_gradient(gates: Tensor, of_queries: Tensor, of_keys: Tensor) -> Tensor
     """A gate is in the weights of the pairs that lie on both sides of it: those of later rows, less those of later
     keys."""
     each = of_queries.sum(-1, dtype=torch.float64) - of_keys.sum(-1, dtype=torch.float64)  # [B, H, T]
-    each = each.unflatten(1, (gates.shape[1], -1)).sum(2)
-    later = each.flip(2).cumsum(2).flip(2)
+    each = _summed(each, gates.shape[1])
+    later: Tensor = each.flip(2).cumsum(2).flip(2)
     return (later.sum(0, keepdim=True) if gates.shape[0] == 1 else later).to(gates.dtype)
+
+
+def _summed(x: Tensor, heads: int) -> Tensor:
+    """[B, H, …] over the heads that share one of ``heads``."""
+    return torch.unflatten(x, 1, (heads, -1)).sum(2)
 
 
 def packed(sums: Tensor, norms: Tensor) -> Tensor:
@@ -208,8 +214,9 @@ def _run(
     mark_stride = marks.stride(0) if given.marks is not None and marks.shape[0] > 1 else 0
     raw = empty if one.raw is None else one.raw
     key = (
-        one.name, given.dtype, y.device, B, H, T, given.map, given.scale, given.normalize, normed, one.side, one.turns, started,
-        segments, before is None, leave, given.marks is None, gates.dtype, gates.shape[1], gate_strides, mark_stride,
+        one.name, given.dtype, y.device, B, H, T, given.map, given.scale, given.normalize, normed, one.side, one.turns,
+        started, segments, before is None, leave, given.marks is None, given.gates is None, gates.dtype,
+        gates.shape[1], gate_strides, mark_stride,
         *[(t.shape, t.stride(), t.dtype) for t in (one.x, one.k, one.v, raw, y)],
     )  # fmt: skip
 

@@ -143,8 +143,8 @@ class KVCache(_Slots):
 
     @property
     def memory(self) -> tuple[Tensor, Tensor]:
-        """All slots, of keys and of values: `[batch, num_kv_heads, capacity, dim]`. Of a cache that holds something, and
-        holds it as it was given."""
+        """All slots, of keys and of values: `[batch, num_kv_heads, capacity, dim]`. Of a cache that holds something,
+        as it was given."""
         (key,), (value,) = self._key, self._value
         return key, value
 

@@ -27,6 +27,7 @@ class Steps:
         """Before a step of one token for each item: where it will stand, and which slots it may see."""
         # tensors of their own: what was made of those of the step before must not be taken for this one's
         self.place = self.lengths.clone()
+        self.place.tables = {}  # type: ignore[attr-defined]  # see `regard.positions.Rotary`: one for all layers
         self.filled = masks.padding(self.place + 1)
 
     def end(self) -> None:

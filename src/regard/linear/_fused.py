@@ -1,4 +1,4 @@
-"""Chunked linear attention by our Triton kernels, joined to autograd; derivatives of higher order by plain operations."""
+"""Chunked linear attention by our Triton kernels, joined to autograd; higher derivatives by plain operations."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from regard.backends._base import no_autocast
 from regard.linear._chunks import Part, Sums, attend
 from regard.linear._features import NAMED
-from regard.backends._base import no_autocast
 
 if TYPE_CHECKING:
+    from regard._triton.scanning import Given
     from regard.linear._forms import Segment
     from regard.linear._request import Request
-    from regard._triton.scanning import Given
 
 # heads of all items: what the grid of a kernel holds on an axis, less than half
 _MOST_HEADS = 32_767
@@ -136,7 +136,9 @@ def _differentiable(given: Given, grad_out: Tensor, needs: tuple[bool, ...]) -> 
     # views: where one input is made from another, or is the same tensor, a gradient must not run on into the other
     inputs = [None if t is None else t.view_as(t) for t in given[:4]]
     wanted = [t for t, need in zip(inputs, needs, strict=True) if need and t is not None]
-    made = iter(torch.autograd.grad(_plain(_joined(given, (*inputs, given.marks))), wanted, grad_out, create_graph=True))
+    made = iter(
+        torch.autograd.grad(_plain(_joined(given, (*inputs, given.marks))), wanted, grad_out, create_graph=True)
+    )
     return tuple(next(made) if need and t is not None else None for t, need in zip(inputs, needs, strict=True))
 
 

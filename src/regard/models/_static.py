@@ -132,7 +132,7 @@ class StaticSteps:
             return
         there = torch.empty(self._chosen.shape, dtype=torch.int64, pin_memory=True)
         there.copy_(self._chosen, non_blocking=True)
-        done = torch.cuda.Event()
+        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
         done.record(torch.cuda.current_stream(self._chosen.device))
         self._waiting.append((there, done))
 
