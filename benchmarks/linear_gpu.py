@@ -59,7 +59,7 @@ def ours(kind: str, form: str = "auto") -> Call:
         given |= {"feature_map": "identity", "normalize": False}
 
     def call(q: Tensor, k: Tensor, v: Tensor, gate: Tensor) -> Tensor:
-        more = {"decay": RATES} if kind == "decayed" else {"log_gate": gate} if kind == "gated" else {}
+        more = {"decay": RATES.to(q.device)} if kind == "decayed" else {"log_gate": gate} if kind == "gated" else {}
         return linear_attention(q, k, v, **given, **more)
 
     return call
