@@ -28,7 +28,7 @@ ARROWS: dict[str, set[str]] = {
     "observation": LEAVES | {"spec", "backends", "plan"},
     "_compiled": BELOW_API,
     # linear attention describes a call as the others do, and runs it by forms of its own
-    "linear": BELOW_API,
+    "linear": BELOW_API | {"_triton"},
     "sparse": LEAVES,
     # calls on sequences that lie on several processes: what each of them calls is handed down by api
     "_sharded": LEAVES | {"spec", "observation", "plan"},

@@ -141,6 +141,13 @@ class KVCache(_Slots):
         super().__init__(int(capacity), int8)
         self.capacity = int(capacity)
 
+    @property
+    def memory(self) -> tuple[Tensor, Tensor]:
+        """All slots, of keys and of values: `[batch, num_kv_heads, capacity, dim]`. Of a cache that holds something,
+        as it was given."""
+        (key,), (value,) = self._key, self._value
+        return key, value
+
     def truncate(self, length: int | Sequence[int]) -> None:
         """Forget the tokens after the first `length`."""
         self._held = self._view = Lengths(shortened(self._held.counts, length), self._held.device)
