@@ -18,7 +18,6 @@ from core_calls import every_mask, permitted, prepare, tensors
 from memory import peak_bytes
 from regard import backends, masks
 from regard import plan as planning
-from regard._arguments import prepare
 from regard.backends import _cuda
 from regard.spec import CallSpec
 
