@@ -322,7 +322,6 @@ def crossover(sizes: Sizes) -> Iterator[Row]:
 def _steps_or_whole(sizes: Sizes) -> Iterator[Row]:
     """Where steps give way to one masked call of all pairs, which `STEP_PAIRS` says: at a quarter of the pairs that
     each step is to save, the whole is to be the faster, and at sixteen times as many the slower."""
-    from regard._arguments import prepare
     from regard.backends._grouped import Steps, grouped_steps
     from regard.backends._steps import Run, Step
     from regard.backends.sdpa import STEP_PAIRS, Sdpa

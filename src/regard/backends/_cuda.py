@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from regard._errors import Refused
 from regard.backends._autograd import held_tensors, second_derivative
 from regard.backends._base import no_autocast
 from regard.backends._kernel_call import SecondDerivative
+from regard.spec import Refused
 
 if TYPE_CHECKING:
     from torch import Tensor
