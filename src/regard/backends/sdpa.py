@@ -80,9 +80,9 @@ class Sdpa(TiledBackend):
         usual = spec.dtype.itemsize > 2 and call.bias is None and not spec.sinks and spec.scale > 0
         if spec.device != "cpu" or not usual or spec.empty or spec.mode != "plain":
             return super().program(call, named=named)
-        steps = (
-            Steps() if isinstance(call.offset, torch.Tensor) or by_heads(call) is not call else self.plan_steps(call)
-        )
+        if isinstance(call.offset, torch.Tensor) or by_heads(call) is not call:
+            return super().program(call, named=named)
+        steps = self.plan_steps(call)
         alone = steps[0] if len(steps) == 1 else None
         if not isinstance(alone, Step) or not alone.is_whole(spec):
             return super().program(call, named=named)
