@@ -181,17 +181,23 @@ class Recording:
             for row in self.described(call)
         ]
 
-    def summary(self) -> Summary:
-        """A table: for each layer its mean entropy, weight on the first key, distance, tokens and kinds of heads."""
-        return Summary(self.cpu())
+    def summary(self, lang: str = "en") -> Summary:
+        """A table: for each layer its mean entropy, weight on the first key, distance, tokens and kinds of heads.
 
-    def notes(self) -> list[str]:
+        It is in English, or in Chinese with ``lang="zh"``.
+        """
+        return Summary(self.cpu(), lang)
+
+    def notes(self, lang: str = "en") -> list[str]:
         """What a reader must know: calls without statistics, by reason."""
+        from regard._display.texts import text
+        from regard.recording._summary_words import WORDS
+
         by_reason: dict[str, list[str]] = {}
         for path, reason in self.missed:
             by_reason.setdefault(reason, []).append(path)
         return [
-            f"{len(paths)} calls have no statistics ({reason}), the first in {paths[0]}"
+            text(WORDS, lang, "missed", count=len(paths), reason=reason, path=paths[0])
             for reason, paths in by_reason.items()
         ]
 
