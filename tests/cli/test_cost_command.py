@@ -158,7 +158,8 @@ def test_this_machine_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ([], "give the name of a configuration (regard models lists them), or --layers, --d-model, --heads too"),
         (["--layers", "3"], "or --d-model, --heads too"),
-        (["gpt5"], "name must be one of bert-base"),
+        (["gpt5"], "there is no configuration 'gpt5': did you mean gpt2? expected one of bert-base"),
+        (["nosuch"], "there is no configuration 'nosuch': expected one of bert-base"),
         (["gpt2", "--dtype", "int4"], "--dtype must be one of"),
         (["gpt2", "--length", "0"], "--length must be at least 1"),
         (["gpt2", "--length", "many"], "--length"),

@@ -1,4 +1,4 @@
-"""`regard cost attention`: the least time of one call, and beside it the measured one."""
+"""`regard cost attention`: the least time of one call, next to the measured one."""
 
 from __future__ import annotations
 

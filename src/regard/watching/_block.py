@@ -73,25 +73,20 @@ def watch(
     layout = _together.layout_of(model) if gather else None
     by_heads = layout is not None and layout.heads is not None
     recording = Recording(_title(model))
-    with contextlib.ExitStack() as restore:
-        watcher = Watcher(
-            model,
-            recording,
-            layers=layers,
-            heads=None if by_heads else heads,  # numbers mean the model's heads, of which this process has some
-            want=Want() if want is None else want,
-            keep_on_cpu=keep_on_cpu,
-            count_padding=count_padding,
-            memory_limit=memory_limit,
-            heads_dim=heads_dim,
-            tokenizer=tokenizer,
-            on_call=on_call,
-        )
-        restore.callback(watcher.unhook)
-        restore.callback(_around.plain_calls(list(watcher.modules.values())))
-        _around.join(watcher)
-        restore.callback(_around.leave, watcher)
-        restore.enter_context(Listening(watcher))
+    watcher = Watcher(
+        model,
+        recording,
+        layers=layers,
+        heads=None if by_heads else heads,  # numbers mean the model's heads, of which this process has some
+        want=Want() if want is None else want,
+        keep_on_cpu=keep_on_cpu,
+        count_padding=count_padding,
+        memory_limit=memory_limit,
+        heads_dim=heads_dim,
+        tokenizer=tokenizer,
+        on_call=on_call,
+    )
+    with listening(watcher):
         yield recording
     watcher.take_tokens()
     if tokens is not None:
@@ -110,6 +105,18 @@ def _title(model: nn.Module) -> str:
     if name == "DistributedDataParallel" and isinstance(inner, nn.Module):
         return type(inner).__name__
     return name.removeprefix("FSDP") if hasattr(model, "unshard") else name
+
+
+@contextlib.contextmanager
+def listening(watcher: Watcher) -> Iterator[None]:
+    """Show a watcher what its model does in the block; whatever way it is left, nothing of this stays behind."""
+    with contextlib.ExitStack() as restore:
+        restore.callback(watcher.unhook)
+        restore.callback(_around.plain_calls(list(watcher.modules.values())))
+        _around.join(watcher)
+        restore.callback(_around.leave, watcher)
+        restore.enter_context(Listening(watcher))
+        yield
 
 
 def _check_numbers(name: str, given: Sequence[int | str] | None, names: Mapping[str, object] | None = None) -> None:

@@ -24,50 +24,55 @@ MAY_CHANGE = ("steps", "minutes", "patience", "save_every", "validate_every", "b
 
 
 def train(
-    out: Annotated[Path, typer.Option(help="Folder of the run: weights, checkpoint, metrics.")] = Path(
+    out: Annotated[Path, typer.Option(help="Output folder of the run: weights, checkpoint, metrics.")] = Path(
         "runs/translator"
     ),
     data: Annotated[
         Path | None,
-        typer.Option(help="Folder with train.SOURCE, train.TARGET and val.* (also .gz).", envvar="REGARD_DATA"),
+        typer.Option(help="Data folder with train.SOURCE, train.TARGET and val.* (also .gz).", envvar="REGARD_DATA"),
     ] = None,
-    source: Annotated[str, typer.Option(help="Ending of the source files.")] = "en",
-    target: Annotated[str, typer.Option(help="Ending of the target files.")] = "de",
-    task: Annotated[str, typer.Option(help="translate, or lm: continue a text.")] = "translate",
-    text: Annotated[Path | None, typer.Option(help="With --task lm: the text file to learn from.")] = None,
-    toy: Annotated[bool, typer.Option("--toy", help="A small generated language: no data, about a minute.")] = False,
-    steps: Annotated[int | None, typer.Option(help="Number of steps.")] = None,
-    minutes: Annotated[float | None, typer.Option(help="Stop after this time.")] = None,
-    seed: Annotated[int, typer.Option(help="Of the first weights, the order of the data and dropout.")] = 1,
+    source: Annotated[str, typer.Option(help="File extension of the source language.")] = "en",
+    target: Annotated[str, typer.Option(help="File extension of the target language.")] = "de",
+    task: Annotated[str, typer.Option(help="Task: translate, or lm (language model).")] = "translate",
+    text: Annotated[Path | None, typer.Option(help="With --task lm: text file to train on.")] = None,
+    toy: Annotated[
+        bool, typer.Option("--toy", help="Train on a small generated language: needs no data, takes about a minute.")
+    ] = False,
+    steps: Annotated[int | None, typer.Option(help="Number of training steps.")] = None,
+    minutes: Annotated[float | None, typer.Option(help="Stop after this many minutes.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the initial weights, the data order and dropout.")] = 1,
     device: Annotated[
-        str, typer.Option(help="auto, cpu, cuda or mps.", autocompletion=complete.one_of(complete.DEVICES))
+        str, typer.Option(help="Device: auto, cpu, cuda or mps.", autocompletion=complete.one_of(complete.DEVICES))
     ] = "auto",
     change: Annotated[
         list[str] | None,
-        typer.Option("--set", help="Change a setting: name=value; may be given several times. See --settings."),
+        typer.Option("--set", help="Change a setting, name=value; repeat for several. See --settings."),
     ] = None,
     distill: Annotated[
         list[Path] | None,
-        typer.Option(help="Folder of a trained teacher; several teach together. Its translations join the data."),
+        typer.Option(
+            help="Folder of a trained teacher model, whose translations are added to the data; repeat for an ensemble."
+        ),
     ] = None,
     shard: Annotated[
-        bool, typer.Option("--shard", help="Under torchrun: spread weights and optimizer over the processes (FSDP2).")
+        bool,
+        typer.Option("--shard", help="Under torchrun: shard weights and optimizer state over the processes (FSDP2)."),
     ] = False,
     tensor_parallel: Annotated[
         bool,
-        typer.Option("--tensor-parallel", help="Under torchrun: spread the heads over the processes."),
+        typer.Option("--tensor-parallel", help="Under torchrun: split the heads over the processes."),
     ] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint in --out.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume from the checkpoint in --out.")] = False,
     tensorboard: Annotated[
-        bool, typer.Option("--tensorboard", help="Write event files into the run's folder.")
+        bool, typer.Option("--tensorboard", help="Write TensorBoard event files into the output folder.")
     ] = False,
     settings: Annotated[bool, typer.Option("--settings", help="Show every setting and its default, and exit.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per validation.")] = False,
 ) -> None:
     """Train a translator on parallel text, or a language model on any text.
 
-    The vocabulary is learnt from the training text alone. The folder then serves `regard translate` and `evaluate`.
-    After SIGTERM the run saves itself and exits with status 143; --resume goes on exactly where it stopped.
+    The vocabulary is learnt from the training text alone. `regard translate` and `evaluate` read the output folder.
+    On SIGTERM the run saves a checkpoint and exits with status 143; --resume continues exactly where it stopped.
 
     Examples:
       regard train --toy --out runs/toy
@@ -75,7 +80,7 @@ def train(
       regard train --task lm --text book.txt --out runs/book --steps 2000
       regard train --data multi30k --out runs/en-de --resume
 
-    On several GPUs or machines the same words follow torchrun (DDP; FSDP2 with --shard):
+    On several GPUs or machines, run the same command under torchrun (DDP; FSDP2 with --shard):
       torchrun --nproc-per-node 8 -m regard train --data multi30k --out runs/en-de
     """
     from regard import train as engine
