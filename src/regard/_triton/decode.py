@@ -19,6 +19,18 @@ from regard._triton.tiles import LN2, LOG2E, load_keys, locate_band, tanh
 _NOTHING = tl.constexpr(float("-inf"))
 
 
+@triton.jit
+def fold(z, v, m, total, acc, PRECISION: tl.constexpr):
+    """A tile of logits and values joined to what was there: the largest logit, the sum of weights, that of values."""
+    top = tl.maximum(m, tl.max(z, 1))
+    base = tl.where(top == _NOTHING, 0.0, top)
+    p = tl.exp2((z - base[:, None]) * LOG2E)
+    kept = tl.exp2((m - base) * LOG2E)
+    total = total * kept + tl.sum(p, 1)
+    acc = tl.dot(p.to(v.dtype), v, acc * kept[:, None], input_precision=PRECISION)
+    return top, total, acc
+
+
 @triton.jit(do_not_specialize=["L", "S", "splits", "offset", "left", "right", "given"])
 def decode(
     Q, K, V, LENGTHS, OFFSETS, M, TOTAL, ACC,
@@ -65,18 +77,12 @@ def decode(
             z = tanh(z) * cap
         seen = (cols >= tl.maximum(rows + band[0], band[2])) & (cols < tl.minimum(rows + band[1], band[3]))
         z = tl.where(seen, z, _NOTHING)
-        top = tl.maximum(m, tl.max(z, 1))
-        base = tl.where(top == _NOTHING, 0.0, top)
-        p = tl.exp2((z - base[:, None]) * LOG2E)
-        kept = tl.exp2((m - base) * LOG2E)
-        total = total * kept + tl.sum(p, 1)
         if SAME:
             v = k
         else:
             strides = (v_stride_b, v_stride_h, v_stride_s)
             v = load_keys(V, b, kv, j0, strides, band, S, BN, VALUE, DV, False, True, PADDED)
-        acc = tl.dot(p.to(v.dtype), v, acc * kept[:, None], input_precision=PRECISION)
-        m = top
+        m, total, acc = fold(z, v, m, total, acc, PRECISION)
     row = (item.to(tl.int64) * splits + split) * (BM * tl.num_programs(2)) + at
     tl.store(M + row, m)
     tl.store(TOTAL + row, total)

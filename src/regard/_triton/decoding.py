@@ -58,6 +58,11 @@ def _second_width(head_dim: int) -> int:
     return max(16, power(rest)) if rest > 0 else 0
 
 
+def split_keys(keys: int, items: int, most: int = _MOST_SPLITS) -> int:
+    """Among how many programs the keys of each of ``items`` are split."""
+    return max(1, min(most, -(-_PROGRAMS // items), keys // _LEAST))
+
+
 def decode_options(wide: int, wide_v: int, same: bool, dtype: torch.dtype) -> dict[str, int]:
     """Keys of a tile, warps and stages of the pipeline."""
     widest_part = max(wide, wide_v)
@@ -78,8 +83,7 @@ def decode(call: Call, band: Band) -> tuple[Tensor, Tensor]:
     blocks = -(-spec.queries * group // block)
     rows = blocks * block
     wide, rest, wide_v = _first_width(spec.head_dim), _second_width(spec.head_dim), max(16, power(spec.value_dim))
-    most = _MOST_SPLITS if wide_v <= 256 else _MOST_SPLITS // 2
-    splits = max(1, min(most, -(-_PROGRAMS // (items * blocks)), spec.keys // _LEAST))
+    splits = split_keys(spec.keys, items * blocks, _MOST_SPLITS if wide_v <= 256 else _MOST_SPLITS // 2)
     # the values of latent attention are the first numbers of its keys
     same = (call.key.data_ptr(), call.key.stride()) == (value.data_ptr(), value.stride())
     same = same and spec.value_dim == wide <= spec.head_dim
