@@ -223,9 +223,11 @@ class TokenCache(ABC):
         return held
 
     def _one_call(self, fresh: Fresh, like: Tensor) -> bool:
-        """Whether all keys are there as a view, without slots to hide, and nothing has to be made of them."""
+        """Whether all keys are there as a view, without slots to hide where that costs, and nothing has to be made of
+        them."""
         half = like.device.type == "cpu" and like.dtype.itemsize == 2  # would be copied to float32
-        return self._reads_views and not half and fresh.counts is None and self._held.same is not None
+        even = self._held.same is not None or _hides_for_nothing(like)
+        return self._reads_views and not half and fresh.counts is None and even
 
     def _check_new(self, fresh: Fresh, key: Tensor, value: Tensor | None) -> None:
         if fresh.counts is None and self._made is not None and self._made.fits(key, value, len(self._held.counts)):
@@ -402,6 +404,11 @@ class TokenCache(ABC):
             held = self._held.counts if self._made is not None else (0,) * batch
             view = Lengths(self._start_after(held, fresh.of(batch)), key.device).plus(fresh.of(batch))
             _pieces.explain(query, keys, values, view, offset, newest=fresh.one, **how)
+
+
+def _hides_for_nothing(like: Tensor) -> bool:
+    """Whether the kernels of the device leave out the empty slots of items of unequal lengths by themselves."""
+    return like.is_cuda
 
 
 class Padded:
