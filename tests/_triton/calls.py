@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 from tests._triton import definitions
+from tests.core_calls import prepare
 from torch import Tensor
 
 from regard import Want, masks
-from regard._arguments import prepare
 from regard._triton import launch
 from regard.spec import Call
 

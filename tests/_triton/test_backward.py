@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 import torch
 from tests._triton.calls import DEVICE, placed, sample
-from tests.core_calls import every_mask
+from tests.core_calls import every_mask, prepare
 from torch import Tensor
 
 import regard
 from regard import bias, masks
-from regard._arguments import prepare
 from regard._hash import uniform
 from regard._triton import attend, gradients
 

@@ -14,11 +14,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import regard
-from core_calls import every_mask, permitted, tensors
+from core_calls import every_mask, permitted, prepare, tensors
 from memory import peak_bytes
 from regard import backends, masks
 from regard import plan as planning
-from regard._arguments import prepare
 from regard.backends import _cuda
 from regard.spec import CallSpec
 

@@ -41,7 +41,7 @@ def stream(
     stops = set(token_numbers("stop", stop))
     check_vocabulary("stop", stops, model.config.vocab_size)
     if caches is not None and not use_cache:
-        raise ValueError("caches are given beside use_cache=False")
+        raise ValueError("caches are given together with use_cache=False")
     check_caches(caches, len(model.layers))
     held = _held(caches, len(rows))
     _check_room(caches, [len(row) + before + max_new_tokens - 1 for row, before in zip(rows, held, strict=True)])

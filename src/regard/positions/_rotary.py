@@ -25,7 +25,7 @@ _AHEAD = 64
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False) -> Tensor:
-    """Turn the first `2 · cos.shape[-1]` entries of `x` by the angles of the tables; the rest passes unchanged.
+    """Rotate the first `2 · cos.shape[-1]` entries of `x` by the angles of the tables; the rest passes unchanged.
 
     Args:
         x: `[..., token, dim]`.
@@ -99,8 +99,8 @@ class Rotary(nn.Module):
         query = rotate(query, cos, sin)                             # as often as needed
 
     Args:
-        dim: how many entries of a head are turned, the first ones; the rest of a wider head passes unchanged.
-        base: the slowest pair turns by base^(2/dim − 1) a position.
+        dim: number of entries of a head to rotate, the first ones; the rest of a wider head passes unchanged.
+        base: the slowest pair turns by base^(2/dim − 1) per position.
         interleaved: pairs are neighbours (GPT-J, DeepSeek, Llama's own files); otherwise entry i is paired with entry
             i + dim/2 (GPT-NeoX, Hugging Face's Llama).
         scaling: `Linear`, `DynamicNTK`, `YaRN`, `Llama3` or your own `Scaling`.
