@@ -341,7 +341,7 @@ def show(row: Row) -> None:
     if row.note:
         print(f"{row.group:8} {row.name:44} FAIL {row.note}", flush=True)
         return
-    good = row.ratio <= row.bar + max(0.0, row.control - (1 if row.unit == "×" else 0)) and row.error <= 2
+    good = row.ratio <= row.bar + max(0.0, row.control - (row.unit == "×")) and row.error <= 2
     times = " ".join(f"{name} {time:.3f}" for name, time in row.milliseconds.items() if name != "again")
     print(
         f"{row.group:8} {row.name:44} {row.ratio:7.2f}{row.unit} (bar {row.bar:g}, control {row.control:.2f}) "

@@ -61,7 +61,7 @@ def attention(
             of ``regard.bias`` (``alibi``, ``T5Bias``), for which no [L, S] tensor is made.
         scale: 1/sqrt(dim) when None; may be 0 or negative.
         softcap: c > 0 replaces each scaled product s by c·tanh(s/c).
-        sinks: [head], one logit a head that joins the denominator only.
+        sinks: [head], one logit per head that joins the softmax's denominator only.
         dropout: probability of dropping a weight, applied as given (modules pass 0 in eval).
         query_offset: position of the first query among the keys, an int or one per item; S - L when None.
         backend: "auto", or a name: then that backend runs or ``regard.Refused`` is raised.
@@ -80,8 +80,27 @@ def attention(
         return compiled(query, key, value, mask, bias, scale, softcap, sinks, dropout, query_offset, backend)
     if _tracing_state() is not None:
         _refuse_tracing()
+    if not type(query) is type(key) is type(value) is Tensor and is_sharded(query, key, value):
+        from regard import _sharded
+
+        how = _keywords(mask, bias, scale, softcap, sinks, dropout, query_offset, backend)
+        return _sharded.attention(attention, query, key, value, **how)
     given = (query, key, value, mask, bias, scale, softcap, sinks, dropout, query_offset)
     return _guard.run(*_prepared(given, backend)).out
+
+
+def is_sharded(*tensors: object) -> bool:
+    """Whether one of them is a DTensor: a sequence that lies in parts on several processes."""
+    return any(hasattr(each, "device_mesh") for each in tensors)
+
+
+def _keywords(
+    mask: Any, bias: Any, scale: Any, softcap: Any, sinks: Any, dropout: Any, query_offset: Any, backend: str
+) -> dict[str, Any]:
+    return {
+        "mask": mask, "bias": bias, "scale": scale, "softcap": softcap, "sinks": sinks, "dropout": dropout,
+        "query_offset": query_offset, "backend": backend,
+    }  # fmt: skip
 
 
 # torch.jit.trace, which torch has deprecated: lengths are tensors in it, and a plan is made for numbers
@@ -193,10 +212,10 @@ def explain(
 ) -> Plan:
     """How ``attention`` (or ``observe``, with ``want``) would run this call; runs nothing.
 
-    Only shapes, dtypes and devices are looked at: tensors on the device "meta" will do. Print the plan for a table, or
+    Only shapes, dtypes and devices matter: tensors on the device "meta" are enough. Print the plan for a table, or
     read ``plan.backend``, ``plan.reason``, ``plan.refusals`` and ``plan.cost``.
 
-    ``kind="linear"`` asks about ``linear_attention`` in its place: with that call's keywords, its form as ``backend``.
+    ``kind="linear"`` explains ``linear_attention`` instead, with that call's keywords; ``backend`` is then its form.
 
     Raises:
         TypeError, ValueError: as ``attention`` does, for a call that could not run.
@@ -209,6 +228,11 @@ def explain(
     if linear:
         raise TypeError(f"attention has no argument {', '.join(linear)}; explain linear attention with kind='linear'")
     check_want(want)
+    if is_sharded(query, key, value):
+        from regard import _sharded
+
+        how = _keywords(mask, bias, scale, softcap, sinks, dropout, query_offset, backend)
+        return _sharded.explain(explain, query, key, value, want=want, **how)
     call = prepare(query, key, value, mask, bias, scale, softcap, sinks, dropout, query_offset)
     return make_plan(call, choose(call.spec, backend), None, want)
 
@@ -287,8 +311,8 @@ def observe(
 ) -> Observation:
     """``attention`` that also returns exact statistics of its weights (before dropout).
 
-    ``.out`` is what ``attention`` gives for the same call: the same backend and the same random draw. The matrix of
-    weights is never held: memory grows with the length, not with its square.
+    ``.out`` equals what ``attention`` returns for the same call: the same backend and the same random draw. The
+    matrix of weights is never stored: memory grows with the length, not with its square.
 
     Args:
         want: which statistics, ``regard.Want()`` when None. The other arguments are those of ``attention``.
@@ -300,12 +324,17 @@ def observe(
 
     Raises:
         TypeError, ValueError: as ``attention`` does.
-        Refused: under torch.compile, vmap and other transforms, which give no numbers to look at.
+        Refused: under torch.compile, vmap and other transforms, where the numbers cannot be read.
     """
     want = Want() if want is None else want
     check_want(want)
     if torch.compiler.is_compiling():
         raise Refused("regard.observe cannot be compiled: call it outside torch.compile, or compile regard.attention")
+    if is_sharded(query, key, value):
+        from regard import _sharded
+
+        how = _keywords(mask, bias, scale, softcap, sinks, dropout, query_offset, backend)
+        return _sharded.observe(observe, query, key, value, want, **how)
     given = (query, key, value, mask, bias, scale, softcap, sinks, dropout, query_offset)
     program, call = _prepared(given, backend)
     if call.spec.mode in ("transform", "fake"):

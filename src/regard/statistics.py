@@ -37,20 +37,24 @@ if TYPE_CHECKING:
 BUCKETS = 32
 # Stands for log 0, below the log of any permitted weight: its exponential is 0, and 0 times it is 0 (0 · −inf is NaN).
 NEVER = -1e30
+# How parts that were computed on different ranges of queries merge: rows stand next to each other, sums are added. The
+# map is a sum as well, once its cells are multiplied by their numbers of pairs; `weights` are rows of a rectangle.
+OF_ROWS = ("lse", "entropy", "max_weight", "top_keys", "top_weights", "first_mass")
+SUMS = ("key_mass", "distance")
 
 
 @dataclass(frozen=True, eq=False)
 class Want:
-    """Which statistics ``regard.observe`` gives; what is not asked for costs nothing, and is absent.
+    """Which statistics ``regard.observe`` computes. What is not asked for costs nothing and is absent from the result.
 
     Args:
-        rows: ``entropy`` and ``max_weight``, a number a query each.
+        rows: ``entropy`` and ``max_weight``, one number per query each.
         key_mass: what each key receives, added over the queries.
         map: rows and columns of the thumbnail of all weights; None for no map.
-        top_k: how many of each query's largest weights, with their keys; 0 for none.
+        top_k: number of largest weights to return per query, with their keys; 0 for none.
         distance: total weight by distance between query and key, in buckets that double.
         first: with n > 0, ``first_mass``: the weight each query gives to keys 0 … n−1.
-        queries: only these count in ``key_mass`` and ``map``.
+        queries: slice of the queries that ``key_mass`` and ``map`` count.
         weights: (queries, keys), two slices: the exact weights of that rectangle; "all" for the whole matrix, which
             grows with the square of the length.
         value_mass: each weight times the length of the value it carries: ``value_length`` of each key, ``value_mass``

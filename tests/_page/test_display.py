@@ -106,12 +106,16 @@ from regard._page import script
 from regard._page._widget import Page
 widget = Page(data=b"abc")
 print(len(widget.data), str(widget._esm) == script())
+import sys
+sys.modules["google.colab"] = types.ModuleType("colab")  # which shows an error in place of foreign widgets
+print(sorted(sentence()._repr_mimebundle_()))
 """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
-    first, second = run.stdout.strip().splitlines()
+    first, second, colab = run.stdout.strip().splitlines()
     assert "application/vnd.jupyter.widget-view+json" in first and "image/png" in first and "text/html" in first
     assert second == "3 True"
+    assert colab == "['image/png', 'text/html', 'text/plain']"
 
 
 def test_importing_regard_loads_nothing_of_the_page() -> None:

@@ -9,11 +9,10 @@ import pytest
 import torch
 from tests._triton import definitions
 from tests._triton.calls import DEVICE, placed
-from tests.core_calls import every_mask
+from tests.core_calls import every_mask, prepare
 
 import regard
 from regard import Want, bias, masks
-from regard._arguments import prepare
 from regard._triton import attend, decoding, launch
 from regard.spec import Call
 from regard.testing import check

@@ -23,6 +23,8 @@ MADE: dict[str, Any] = {
     "RollingCache": lambda: RollingCache(5, sinks=2),
     "RollingCache of bytes": lambda: RollingCache(5, sinks=2, int8=True),
     "LatentCache": lambda: LatentCache(23),
+    "PagedCache": lambda: PagedCache(BlockPool(40, 4)),
+    "PagedCache of bytes": lambda: PagedCache(BlockPool(40, 4, int8=True)),
 }
 
 
@@ -87,7 +89,65 @@ def test_a_cache_moves_to_another_dtype_and_device(name: str) -> None:
     with pytest.raises(TypeError, match="dtype must be one of"):
         held.to(dtype=torch.int64)
     meta = held.to("meta")
-    assert meta._key[0].is_meta
+    assert (meta.pool if isinstance(meta, PagedCache) else meta)._key[0].is_meta
+
+
+def test_paged_sequences_share_their_blocks_after_a_move_and_in_a_file(tmp_path: Path) -> None:
+    module, pool = module_for(""), BlockPool(17, 4)
+    x = torch.randn(1, 6, 24)
+    held, other = PagedCache(pool), PagedCache(pool)
+    steps(module, held, x, [0, 6])
+    steps(module, other, x, [0, 3])
+    held.reorder([0, 0, 0])
+    more = torch.randn(3, 5, 24)
+    copy = held.fork()
+    expected = steps(module, copy, more, [0, 5])
+    copy.free()
+    held.save(tmp_path / "paged")
+    again = cache.load(tmp_path / "paged")
+    assert again.blocks == [[0, 1]] * 3 and again.pool.free_blocks == 15  # shared as before
+    assert torch.equal(steps(module, again, more, [0, 5]), expected)
+    assert again.pool.free_blocks == 17 - 1 - 3 - 3  # each wrote into a copy of the second, and took a third
+    held.to(torch.float64)
+    assert held.pool is not pool and pool.free_blocks == 16 and other.lengths == [3]  # it left, and the other stays
+    found = steps(module.double(), held, more.double(), [0, 5])
+    torch.testing.assert_close(found.float(), expected, rtol=0, atol=1e-5)
+    held.free()
+    assert held.pool.free_blocks == 17
+    PagedCache(BlockPool(3, 2, int8=True)).save(tmp_path / "empty")
+    empty = cache.load(tmp_path / "empty")
+    assert (empty.pool.blocks, empty.pool.block_size, empty.int8, empty.lengths) == (3, 2, True, [])
+
+
+def test_a_damaged_paged_file_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    file, held = tmp_path / "paged", PagedCache(BlockPool(9, 4))
+    steps(module_for(""), held, torch.randn(2, 7, 24), [0, 7])
+    held.fill_unused(float("nan"))
+    held.save(file)
+    tensors, metadata = safetensors_files.read(file)
+    assert all(bool(part.isfinite().all()) for part in tensors.values())  # what holds no token is not written
+    good = json.loads(metadata["regard"])
+    built = good["built"]
+    for changes, parts, complaint in (
+        ({"built": {**built, "blocks": 3}}, {}, "its blocks do not fit its pool"),
+        ({"built": {**built, "block_size": 7}}, {}, "its blocks do not fit its pool"),
+        ({"built": {**built, "blocks": 1 << 40}}, {}, "the most that is made"),
+        ({"built": {**built, "block_size": 1 << 40}}, {}, "the most that is made"),
+        ({"built": {**built, "blocks": "x"}}, {}, "blocks"),
+        ({"held": [7, 9]}, {}, "table of blocks does not fit"),
+        ({"table": [[0, 1], [2, 9]]}, {}, "names blocks that are not there"),
+        ({"table": [[0, 1], [2, "3"]]}, {}, "names blocks that are not there"),
+        ({"table": 3}, {}, "table of blocks does not fit"),
+        ({"dtype": "int64"}, {}, "not those of a cache"),
+        ({"dtype": None}, {}, "tokens of no dtype"),
+        ({}, {"value.0": tensors["value.0"][:, :, :1]}, "value.0 is malformed"),
+        ({}, {"odd": tensors["key.0"]}, "not those of a cache"),
+    ):
+        text = json.dumps({**good, **changes})
+        pieces = safetensors_files.pieces({**tensors, **parts}, {"regard": text})
+        file.write_bytes(b"".join(bytes(piece) for piece in pieces))
+        with pytest.raises(ValueError, match=complaint):
+            cache.load(file)
 
 
 def test_a_damaged_file_is_refused_in_one_sentence(tmp_path: Path) -> None:

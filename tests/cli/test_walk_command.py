@@ -46,7 +46,7 @@ def test_a_page_is_written_and_its_name_is_said(tmp_path: Path) -> None:
     page = tmp_path / "walk.html"
     result = run("E1", "--lang", "zh", "--html", str(page))
     assert result.stdout == f"已写入 {page}\n"
-    assert "两个词元，手算一遍" in page.read_text(encoding="utf-8")
+    assert "<title>E1 · 两个词元，手算一遍</title>" in page.read_text(encoding="utf-8")
     assert [path.name for path in tmp_path.iterdir()] == ["walk.html"]
 
 
@@ -77,9 +77,9 @@ def test_one_head_of_the_first_layer_looks_at_the_token_before_as_the_manual_say
 def test_heads_are_counted_from_0_in_the_lab_too() -> None:
     walked = run("E6").stdout
     (row,) = [line for line in walked.splitlines() if line.startswith("sat   →")]
-    assert row.split() == ["sat", "→", "mat", "64%", "→", "sat", "31%"]
+    assert row.split() == ["sat", "→", "The", "19%", "→", "sat", "54%"]
     printed = CliRunner().invoke(app, ["lab", "E6"]).stdout
-    assert "head 0 ┃ entropy ┃   head 1" in printed and "sat │ mat 0.64 │    1.27 │ sat 0.31" in printed
+    assert "head 0 ┃ entropy ┃   head 1" in printed and "sat │ The 0.19 │    1.92 │ sat 0.54" in printed
 
 
 def test_nothing_moves_on_stderr_where_nobody_sits_even_with_colours_forced(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,7 +99,7 @@ def with_dtensors() -> torch.Tensor:
     spread = ContextParallel()
     out: Any = spread.attention(query, key, value, mask=masks.causal())
     assert tuple(out.placements) == (Shard(2),)
-    with pytest.raises(ValueError, match="key must be a DTensor"):
+    with pytest.raises(TypeError, match="key must be a DTensor"):
         spread.attention(query, key.to_local(), value)
     return out.full_tensor()
 

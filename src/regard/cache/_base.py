@@ -187,7 +187,7 @@ class TokenCache(ABC):
         ragged = fresh.counts is not None or self._held.same is None
         if side == "right" or (side is not None and ragged):
             raise ValueError(
-                f"mask {mask!r} pads on the {side} beside a cache, which would keep the padding between the tokens: "
+                f"mask {mask!r} pads on the {side} with a cache, which would keep the padding between the tokens: "
                 f"leave it out and pass cache=cache.padded(lengths, side={side!r}), in the calls that have padding"
             )
         if self._padded_by_mask and not padded:

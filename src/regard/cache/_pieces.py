@@ -1,4 +1,4 @@
-"""Attention over keys that are read a piece at a time: what is held at once does not grow with the cache.
+"""Attention over keys that are read piece by piece: working memory does not grow with the cache.
 
 Each piece is a call of its own, whose result merges with the others' by log-sum-exp, exactly.
 """

@@ -76,6 +76,22 @@ def _from_the_hub(name: str) -> Path:
         ) from None
 
 
+def cached() -> dict[str, Path]:
+    """Models in Hugging Face's cache that can be looked at, by their names on the hub; nobody is asked."""
+    try:
+        from huggingface_hub.constants import HF_HUB_CACHE
+    except ImportError:
+        return {}
+    found = {}
+    for folder in sorted(Path(HF_HUB_CACHE).glob("models--*")):
+        with contextlib.suppress(OSError):
+            snapshot = folder / "snapshots" / (folder / "refs" / "main").read_text(encoding="utf-8").strip()
+            there = [file.name for file in snapshot.iterdir() if file.exists()]  # a link whose file is gone does not
+            if "config.json" in there and any(name.endswith(".safetensors") for name in there):
+                found[folder.name.removeprefix("models--").replace("--", "/")] = snapshot
+    return found
+
+
 def _with_config(folder: Path) -> Path:
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(folder / "config.json")

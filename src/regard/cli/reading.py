@@ -65,6 +65,11 @@ def tokens(tokenizer: Any, words: str, limit: int | None) -> Read:
     if limit is None:
         ids = tokenizer(words, return_tensors="pt")["input_ids"]
         return Read({"input_ids": ids}, ids, ids.shape[1])
+    own = tokenizer.num_special_tokens_to_add()
+    if limit <= own:
+        raise ValueError(
+            f"--length is {limit}; the model's own marks are {own} of the tokens: expected at least {own + 1}"
+        )
     size = min(len(words), max(_PER_TOKEN * limit, 2000))
     while True:
         with quiet():  # it warns that a text is longer than the model takes, which is said here in other words

@@ -43,12 +43,12 @@ class _Call(NamedTuple):
 class LatentAttention(nn.Module):
     """Multi-head latent attention (MLA) of DeepSeek-V2 and -V3.
 
-    Keys and values of all heads are made from one latent a token, c = norm(W^DKV x), beside one rotary key that the
+    Keys and values of all heads are made from one latent per token, c = norm(W^DKV x), plus one rotary key that the
     heads share; queries come from a latent of their own, or from x itself. Only c and the rotary key are cached.
 
         mla = LatentAttention(7168, 128, q_lora_rank=1536, kv_lora_rank=512, nope_dim=128, rope_dim=64,
                               value_head_dim=128)
-        cache = regard.cache.LatentCache(4096)                      # 576 numbers a token
+        cache = regard.cache.LatentCache(4096)                      # 576 numbers per token
         y = mla(prompt, mask=masks.causal(), cache=cache)           # keys and values of the prompt are expanded
         y = mla(next_token, mask=masks.causal(), cache=cache)       # and never again: what is cached stays as it is
 
@@ -154,6 +154,8 @@ class LatentAttention(nn.Module):
             cache: of `regard.cache`, such as a `LatentCache`. The first tokens it is given are expanded; later ones
                 attend by the absorbed form, over the latents as they are.
         """
+        if cache is not None and torch.compiler.is_compiling() and not torch.compiler.is_exporting():
+            return self._forward_aside(query, key, value, mask=mask, bias=bias, cache=cache)
         call = self._prepare(query, key, value, mask, bias, cache)
         if cache is not None and _is_in_use(cache) and _cached.can_attend(cache, call.keywords):
             w_uk, w_uv = self.up_projections
@@ -165,6 +167,8 @@ class LatentAttention(nn.Module):
         call, tensors, keywords, absorbed = self._arranged(call, cache)
         heads = api.attention(*tensors, **keywords)
         return self._finish(raise_values(heads, self.up_projections[1]) if absorbed else heads, call)
+
+    _forward_aside = _cached.aside(forward)
 
     def observe(
         self,

@@ -11,7 +11,16 @@ from torch.nn import functional as F
 from regard import api
 from regard.masks import Mask
 from regard.nn import _checks, _inputs
-from regard.nn._cached import can_attend, check_call, claim, explain, pads_of, update, without_rows
+from regard.nn._cached import (
+    aside,
+    can_attend,
+    check_call,
+    claim,
+    explain,
+    pads_of,
+    update,
+    without_rows,
+)
 from regard.nn._inputs import Inputs
 from regard.nn._layouts import convert_projections
 from regard.nn._protocols import Cache, Positions
@@ -176,6 +185,8 @@ class MultiHeadAttention(nn.Module):
         `positions` depend on where a token stands, as a padded batch; either way positions start at 0 in each item,
         `masks.keep` and a bias index rows and columns of the padded batch, and the result is nested as `query` is.
         """
+        if cache is not None and torch.compiler.is_compiling() and not torch.compiler.is_exporting():
+            return self._forward_aside(query, key, value, mask=mask, bias=bias, cache=cache, **how)
         call = self._prepare(query, key, value, mask, bias, cache, how)
         if cache is None:
             return self._finish(api.attention(*call.tensors, **call.keywords), call)
@@ -186,6 +197,8 @@ class MultiHeadAttention(nn.Module):
             return self._finish(out, call)
         call = self._through(cache, call)
         return self._finish(api.attention(*call.tensors, **call.keywords), call)
+
+    _forward_aside = aside(forward)
 
     def observe(
         self,

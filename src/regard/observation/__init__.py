@@ -1,4 +1,4 @@
-"""The result of ``regard.observe``: the output beside the statistics that were asked for."""
+"""The result of ``regard.observe``: the output and the statistics that were asked for."""
 
 from __future__ import annotations
 

@@ -26,8 +26,8 @@ __all__ = ["THRESHOLDS", "Head", "Recorded", "Recording", "Scores", "Site", "Sum
 class Recording:
     """Attention calls in the order in which they ran.
 
-        recording.summary()                    # one row a layer
-        recording[3, 5].entropy                # layer 3, head 5: one number a query
+        recording.summary()                    # one row per layer
+        recording[3, 5].entropy                # layer 3, head 5: one number per query
         recording.tokens = ["The", " cat"]     # text for the positions, for all of the above
         recording.plot(layer=3, head=5)
         recording.save("run.regard"); recording = regard.Recording.load("run.regard")

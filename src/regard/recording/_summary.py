@@ -26,7 +26,7 @@ _NUMBERS = 40  # columns that the numbers take before it, where it does not
 
 
 class Summary:
-    """One row a layer. Print it, or read ``rows`` (a list of dicts, as pandas.DataFrame takes them)."""
+    """One row per layer. Print it, or read ``rows`` (a list of dicts, as pandas.DataFrame takes them)."""
 
     def __init__(self, recording: Recording) -> None:
         self.title = recording.title

@@ -62,13 +62,13 @@ class ContextParallel:
     def attention(self, query: Tensor, key: Tensor, value: Tensor, **keywords: Any) -> Tensor:
         """`regard.attention` of this process's queries with the keys of all; its keywords, its result's rows.
 
-        Given DTensors (sharded over tokens, on a mesh of one dim), it gives one, whatever `layout` says.
+        DTensors, which say themselves how they lie, go to `regard.attention` as they are.
 
         Raises:
             ValueError: a mask that names rows of a call by number (`masks.keep`), or parts of different lengths.
         """
         if hasattr(query, "device_mesh"):
-            return _with_dtensors(query, key, value, keywords)
+            return regard.attention(query, key, value, **keywords)
         calls = self._calls(query, key, keywords)
         keys, values = self.gather(key), self.gather(value)
         return torch.cat([regard.attention(query[:, :, rows], keys, values, **given) for rows, given in calls], 2)
@@ -178,15 +178,3 @@ def _refuse_rows(mask: Any) -> None:
             "mask: masks.keep and masks.drop name rows of one call by number; over several processes give a rule of "
             "positions (causal, window, padding, documents, …)"
         )
-
-
-def _with_dtensors(query: Any, key: Any, value: Any, keywords: dict[str, Any]) -> Tensor:
-    from torch.distributed.tensor import DTensor, Shard
-
-    mesh = query.device_mesh
-    for name, x in (("query", query), ("key", key), ("value", value)):
-        if not isinstance(x, DTensor) or tuple(x.placements) != (Shard(2),) or x.device_mesh != mesh:
-            raise ValueError(f"{name} must be a DTensor with Shard(2) on the mesh of query (of one dim)")
-    spread = ContextParallel(mesh.get_group(), layout="contiguous")
-    out = spread.attention(query.to_local(), key.to_local(), value.to_local(), **keywords)
-    return DTensor.from_local(out, mesh, [Shard(2)], run_check=False)

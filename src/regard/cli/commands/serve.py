@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 
 
 def serve(
-    folder: Annotated[Path, typer.Argument(help="Folder with recordings; looks are saved there too.")] = Path("."),
-    port: Annotated[int, typer.Option(help="Port on this machine (default: a free one)")] = 0,
+    folder: Annotated[Path, typer.Argument(help="Folder with recordings; new recordings are saved there too.")] = Path(
+        "."
+    ),
+    port: Annotated[int, typer.Option(help="Port on this machine (default: a free one).")] = 0,
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
     lang: Annotated[
         str, typer.Option(help="Language of the page: en or zh.", autocompletion=complete.one_of(("en", "zh")))
@@ -93,20 +95,23 @@ def _stopping(server: Any) -> Iterator[None]:
 
 
 class Models:
-    """Models that are on this machine, as `regard look` finds and runs them."""
+    """Models that are on this machine (packages, the folder, Hugging Face's cache), as `regard look` runs them."""
 
     def names(self, folder: Folder) -> list[str]:
         from importlib.util import find_spec
 
-        from regard.cli.names import PACKAGED
+        from regard.cli.names import PACKAGED, cached
 
-        return [name for name, (_, module, _) in PACKAGED.items() if find_spec(module)] + folder.models()
+        packaged = [name for name, (_, module, _) in PACKAGED.items() if find_spec(module)]
+        return list(dict.fromkeys([*packaged, *folder.models(), *cached()]))
 
     def load(self, name: str, folder: Folder) -> Any:
         from regard.cli.loading import load
-        from regard.cli.names import PACKAGED
+        from regard.cli.names import PACKAGED, cached
 
-        return load(name if name in PACKAGED else str(folder.root / name))
+        if name in PACKAGED:
+            return load(name)
+        return load(str(folder.root / name if name in folder.models() else cached()[name]))
 
     def layers(self, loaded: Any) -> int | None:
         found = getattr(loaded.model.config, "num_hidden_layers", None)
