@@ -394,3 +394,23 @@ def test_where_kernels_observe_the_rest_is_computed_next_to_them(monkeypatch: py
         assert torch.equal(getattr(seen, name).nan_to_num(-1), getattr(expected, name).nan_to_num(-1)), name
     assert "value mass, pairs and scores by torch operations" in str(seen.plan)
     assert seen.plan.cost.peak_bytes > 1000
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_gradients_and_lengths_in_every_precision_are_as_near_as_plain_arithmetic(dtype: torch.dtype) -> None:
+    query, key, value = (t.to(dtype) for t in tensors(B, H, G, L, S))
+    exact = tuple(t.double().requires_grad_() for t in (query, key, value))
+    plain = tuple(t.clone().requires_grad_() for t in (query, key, value))
+    given: dict[str, Any] = {"mask": masks.causal()}
+    want = regard.Want(first=3, queries=slice(2, -1), value_mass=True)
+    mine = tuple(t.clone().requires_grad_() for t in (query, key, value))
+    seen = regard.observe(*mine, want=want, differentiable=True, **given)
+    assert seen.entropy.dtype == seen.value_mass.dtype == torch.float32
+    assert differ(seen.value_length, value.double().norm(dim=-1).repeat_interleave(H // G, 1)) < 1e-5
+    losses = [dense(inputs, given, 3)["entropy"].sum() for inputs in (exact, plain)] + [seen.entropy.sum()]
+    truth, naive, found = (
+        torch.autograd.grad(loss, inputs[:2]) for loss, inputs in zip(losses, (exact, plain, mine), strict=True)
+    )
+    for right, usual, ours in zip(truth, naive, found, strict=True):
+        assert ours.dtype == dtype
+        assert differ(ours, right) <= 3 * differ(usual, right) + 1e-5  # what rule 28 allows gradients
