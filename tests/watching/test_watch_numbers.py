@@ -274,3 +274,17 @@ def test_recordings_with_all_numbers_are_saved_loaded_and_shown(tmp_path: Path) 
     recording.to_html(tmp_path / "run.html")
     assert (tmp_path / "run.html").stat().st_size > 10_000
     assert "value" in str(recording.summary())
+
+
+def test_torch_s_fused_encoder_layer_has_the_projection_of_its_own_attention() -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(24, 4, 17, batch_first=True).eval()
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    x = torch.randn(2, 9, 24)
+    with torch.no_grad(), regard.watch(model, want=regard.Want(value_mass=True)) as recording:
+        model(x)
+    assert [call.projection for call in recording] == [f"layers.{n}.self_attn.out_proj" for n in range(2)]
+    first = model.layers[0].self_attn
+    value = nn.functional.linear(x, first.in_proj_weight[48:], first.in_proj_bias[48:]).detach()
+    expected = lengths_of(value.view(2, 9, 4, 6).transpose(1, 2), first.out_proj.weight)
+    torch.testing.assert_close(recording.calls[0].value_length, expected)

@@ -288,7 +288,7 @@ class Watcher:
             self._stop_waiting()
         elif self._waiting is not None:
             # the lengths of values are those behind the output projection: it runs next, and is waited for
-            self._take_known_projection(stack)
+            self._take_known_projection(stack, site.path)
 
     @contextlib.contextmanager
     def _noting(self, site: Site) -> Iterator[None]:
@@ -307,14 +307,14 @@ class Watcher:
         if self.on_call is not None:
             self.on_call(call)
 
-    def _take_known_projection(self, stack: list[Frame]) -> None:
+    def _take_known_projection(self, stack: list[Frame], path: str) -> None:
         """torch's own module multiplies by the weight of its projection without calling it."""
         module = next((f.module for f in reversed(stack) if isinstance(f.module, nn.MultiheadAttention)), None)
         inner = getattr(stack[-1].module, "self_attn", None)
         if module is None and isinstance(stack[-1].module, nn.TransformerEncoderLayer):
             module = inner
         if isinstance(module, nn.MultiheadAttention):
-            self._stop_waiting(Projection(f"{stack[-1].path}.out_proj".lstrip("."), module.out_proj.weight))
+            self._stop_waiting(Projection(f"{path}.out_proj".lstrip("."), module.out_proj.weight))
 
     def _try_projection(self, path: str, module: nn.Module, args: tuple[Any, ...]) -> None:
         """A module with a matrix begins: it is the output projection if it was handed what the call gave."""
