@@ -288,3 +288,17 @@ def test_torch_s_fused_encoder_layer_has_the_projection_of_its_own_attention() -
     value = nn.functional.linear(x, first.in_proj_weight[48:], first.in_proj_bias[48:]).detach()
     expected = lengths_of(value.view(2, 9, 4, 6).transpose(1, 2), first.out_proj.weight)
     torch.testing.assert_close(recording.calls[0].value_length, expected)
+
+
+def test_what_is_written_into_before_the_projection_is_not_taken_for_the_call_s_own_output() -> None:
+    class Gated(Plain):
+        def forward(self, ids: Tensor) -> Tensor:
+            q, k, v = (t.view(*ids.shape, 4, 6).transpose(1, 2) for t in self.qkv(self.embed(ids)).chunk(3, -1))
+            mixed = nn.functional.scaled_dot_product_attention(q, k, v)
+            mixed.mul_(0.5)
+            return self.out(mixed.transpose(1, 2).flatten(2))
+
+    model = Gated().eval()
+    with torch.no_grad(), regard.watch(model, want=regard.Want(value_mass=True)) as recording:
+        model(IDS)
+    assert recording.calls[0].projection is None
