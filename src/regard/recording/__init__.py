@@ -182,10 +182,10 @@ class Recording:
             for row in self.described(call)
         ]
 
-    def summary(self) -> Summary:
-        """A table: for each layer its mean entropy, weight on the first key, distance, tokens and kinds of heads."""
-        return Summary(self.cpu())
+    def summary(self, lang: str = "en") -> Summary:
+        """A table: for each layer its mean entropy, weight on the first key, distance, tokens and kinds of heads.
 
+<<<<<<< HEAD
     def scores(self, *, queries: slice | None = None) -> Scores:
         """How much each head does of what heads are known to do: one row for each head of self attention.
 
@@ -206,7 +206,17 @@ class Recording:
         return Scores(self, queries)
 
     def notes(self) -> list[str]:
+=======
+        It is in English, or in Chinese with ``lang="zh"``.
+        """
+        return Summary(self.cpu(), lang)
+
+    def notes(self, lang: str = "en") -> list[str]:
+>>>>>>> page
         """What a reader must know: calls without statistics, by reason."""
+        from regard._display.texts import text
+        from regard.recording._summary_words import WORDS
+
         by_reason: dict[str, list[str]] = {}
         for path, reason in self.missed:
             by_reason.setdefault(reason, []).append(path)
@@ -214,6 +224,7 @@ class Recording:
         alone = [call for call in measured if call.projection is None]
         unseen = [call for call in self.calls if "value_length" not in call.parts] if measured else []
         return [
+<<<<<<< HEAD
             *(
                 f"{len(paths)} calls have no statistics ({reason}), the first in {paths[0]}"
                 for reason, paths in by_reason.items()
@@ -226,6 +237,10 @@ class Recording:
                 )
                 if calls
             ),
+=======
+            text(WORDS, lang, "missed", count=len(paths), reason=reason, path=paths[0])
+            for reason, paths in by_reason.items()
+>>>>>>> page
         ]
 
     def plot(
