@@ -216,10 +216,9 @@ class Recording:
         by_reason: dict[str, list[str]] = {}
         for path, reason in self.missed:
             by_reason.setdefault(reason, []).append(path)
-        alone = [call for call in self.calls if "value_length" in call.parts and call.projection is None]
-        unseen = [call for call in self.calls if "value_length" not in call.parts]
-        if len(unseen) == len(self.calls) or not any("value_length" in call.parts for call in self.calls):
-            unseen = []
+        measured = [call for call in self.calls if "value_length" in call.parts]
+        alone = [call for call in measured if call.projection is None]
+        unseen = [call for call in self.calls if "value_length" not in call.parts] if measured else []
         return [
             *(
                 text(WORDS, lang, "missed", count=len(paths), reason=reason, path=paths[0])

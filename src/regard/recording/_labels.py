@@ -38,10 +38,8 @@ def describe(call: Recorded) -> list[dict[str, Any]]:
     if "key_mass" in call.parts:
         numbers["first"] = _first(call.key_mass) / call.key_mass.sum(-1).clamp_min(1e-30)
         if "value_mass" in call.parts:
-            key = first_key(call.key_mass)
-            numbers["first_value"] = call.value_mass.gather(-1, key).squeeze(-1) / call.value_mass.sum(-1).clamp_min(
-                1e-30
-            )
+            carried = call.value_mass.gather(-1, first_key(call.key_mass)).squeeze(-1)
+            numbers["first_value"] = carried / call.value_mass.sum(-1).clamp_min(1e-30)
     if "distance" in call.parts and call.kind == "self":
         share = call.distance / call.distance.sum(-1, keepdim=True).clamp_min(1e-30)
         numbers["distance"] = (share * _middles(share)).sum(-1)
