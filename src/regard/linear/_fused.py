@@ -27,6 +27,8 @@ _CHUNK = 64
 def refuse(request: Request) -> list[str]:
     """Why the kernels cannot run a request whose mask a sum over keys can honour."""
     spec = request.spec
+    if spec.mode != "plain":
+        return [f"the Triton kernels cannot be traced ({spec.mode} mode)"]
     if not _has_triton():
         return ["triton is not installed"]
     if spec.device != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
@@ -34,8 +36,6 @@ def refuse(request: Request) -> list[str]:
     from regard._triton.scanning import widest
 
     reasons = [] if request.reading.causal else ["the mask is not causal"]
-    if spec.mode != "plain":
-        reasons.append(f"the Triton kernels cannot be traced ({spec.mode} mode)")
     if spec.dtype == torch.float64:
         reasons.append("the Triton kernels accumulate in float32")
         return reasons
