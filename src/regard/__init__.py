@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from regard import cache as cache
     from regard import compat as compat
     from regard import cost as cost
+    from regard import edits as edits
     from regard import interop as interop
     from regard import lab as lab
     from regard import linear as linear
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from regard.api import attention as attention
     from regard.api import explain as explain
     from regard.api import observe as observe
+    from regard.editing import edit as edit
     from regard.observation import Observation as Observation
     from regard.plan import Plan as Plan
     from regard.recording import Recording as Recording
@@ -52,6 +54,7 @@ _FROM = {
     "Plan": "regard.plan",
     "Refused": "regard._errors",
     "watch": "regard.watching",
+    "edit": "regard.editing",
     "Recording": "regard.recording",
 }
 _MODULES = (
@@ -60,6 +63,7 @@ _MODULES = (
     "cache",
     "compat",
     "cost",
+    "edits",
     "interop",
     "lab",
     "linear",

@@ -301,6 +301,7 @@ def observe(
     if want.rows and not want.asks_more and not reads_values(call.spec):
         call = call.replace(wants_rows=True)
     result = _guard.run(program, call)
+    call = call if result.ran is None else result.ran
     lse = result.lse.detach().to(accumulation(call.spec.dtype))
     found = result.rows or (_observe(_plain(call), lse, want) if want.asks else {})
     return Observation(result.out, lse, make_plan(call, choose(call.spec, backend), program, want), want, found)

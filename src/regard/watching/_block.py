@@ -32,6 +32,7 @@ def watch(
     tokens: Sequence[str] | Sequence[Sequence[str]] | None = None,
     tokenizer: Any = None,
     on_call: Callable[[Recorded], None] | None = None,
+    keep: Sequence[str] = (),
 ) -> Iterator[Recording]:
     """Record the statistics of every attention call that the model makes inside the block.
 
@@ -59,6 +60,9 @@ def watch(
         tokens: text of the positions, see ``Recording.tokens``.
         tokenizer: gives the tokens of ``input_ids`` instead.
         on_call: called with each recorded call, for progress.
+        keep: "output", "pattern" or both: also what each head wrote, and query and key of each call, for
+            ``regard.edits.ablate`` and ``patch``. Held in memory as they are, and not written to files; torch's own
+            modules leave their fused path for it.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
@@ -85,6 +89,8 @@ def watch(
         restore.callback(_around.plain_calls(list(watcher.modules.values())))
         _around.join(watcher)
         restore.callback(_around.leave, watcher)
+        if keep:
+            restore.enter_context(_keeping(model, recording, keep, layers, heads_dim))
         restore.enter_context(Listening(watcher))
         yield recording
     watcher.take_tokens()
@@ -92,6 +98,14 @@ def watch(
         recording.tokens = tokens
     _check_found(watcher, layers, heads)
     _warn_of_gaps(watcher)
+
+
+def _keeping(model: nn.Module, recording: Recording, keep: Sequence[str], layers: Any, heads_dim: Any) -> Any:
+    from regard.editing._kept import KINDS, keeping  # outputs are taken where edits act
+
+    if isinstance(keep, str) or any(what not in KINDS for what in keep):
+        raise ValueError(f"keep must be a list of {' and '.join(map(repr, KINDS))}, got {keep!r}")
+    return keeping(model, recording, tuple(keep), layers, heads_dim)
 
 
 def _check_numbers(name: str, given: Sequence[int | str] | None, names: Mapping[str, object] | None = None) -> None:
