@@ -128,8 +128,8 @@ def _interface(get: Callable[..., Any]) -> Callable[..., Any]:
         def shown(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, *rest: Any, **given: Any) -> Any:
             before = [(watcher, watcher.met) for watcher in here()]
             out = real(module, query, key, value, attention_mask, *rest, **given)
-            for watcher, met in before:
-                if watcher.met == met:  # none of its operators was known
+            if all(watcher.met == met for watcher, met in before):  # none of its operators was known
+                for watcher, _ in before:
                     watcher.see(
                         lambda: _seen.from_interface(
                             attn_implementation, module, query, key, value, attention_mask, given
