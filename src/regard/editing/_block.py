@@ -72,6 +72,7 @@ def edit(
     texts = [] if tokens is None else checked_tokens(tokens, "tokens")
     with acting(model, given, report, layers, heads, texts, tokenizer, heads_dim) as editor:
         yield report
+        editor.check_ended()
     _check_found(editor, layers, heads)
     if not report.calls:
         raise CannotEdit(_nothing(editor, given))
@@ -104,7 +105,8 @@ def acting(
         _around.join(editor)
         restore.callback(_around.leave, editor)
         functions = Functions(editor, lambda: _others(editor))
-        leaving = model.register_forward_hook(_Leaving(functions))
+        editor.check_ended = functions.written.check_ended
+        leaving = model.register_forward_hook(_Leaving(functions), prepend=True)
         restore.callback(leaving.remove)
         restore.callback(functions.written.clear)
         restore.enter_context(Listening(editor))
@@ -122,7 +124,9 @@ class _Leaving:
         editor = self.functions.editor
         if threading.get_ident() != editor.thread or not editor.tracker or editor.busy:
             return None
-        return self._edited(out)
+        found = self._edited(out)
+        self.functions.written.check_ended()
+        return found
 
     def _edited(self, out: Any) -> Any:
         if isinstance(out, Tensor):

@@ -64,6 +64,9 @@ class Chain:
     def of(self, tensor: object) -> Node | None:
         return self._nodes.get(id(tensor)) if self._nodes else None
 
+    def living(self) -> list[Tensor]:
+        return [tensor for ref in list(self._alive.values()) if (tensor := ref()) is not None]
+
     def note(self, tensor: Tensor, node: Node) -> None:
         at = id(tensor)
 

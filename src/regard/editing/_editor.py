@@ -20,6 +20,7 @@ from regard.edits._edit import CannotEdit, Change, Edit, Place
 from regard.plan import program_of
 from regard.recording import Recording, Site
 from regard.statistics import Want
+from regard.watching import _around
 from regard.watching._modules import Frame, inside_transform, is_cross
 from regard.watching._padding import real_queries
 from regard.watching._seen import Seen, Unseen
@@ -50,6 +51,7 @@ class Used(NamedTuple):
     weights: Weights
     rows: Sequence[Piece]
     met: Met | None  # None where it is not to be edited
+    also: tuple[tuple[Editor, Met], ...] = ()  # edits of blocks around this one, which are made at once
 
 
 class Editor(Watcher):
@@ -84,6 +86,7 @@ class Editor(Watcher):
         self.busy = 0  # above 0 while a call runs that this edit has changed, or leaves as it is
         self.used: list[Used] = []  # products and uses of them that the operator under way was found to be
         self.settled: list[tuple[Used, Any]] = []
+        self.check_ended: Callable[[], None] = lambda: None  # raises where an output went away unedited
         self._met_before: Counter[Site] = Counter()
         self._memories: dict[tuple[int, Site], dict[Any, Any]] = {}
 
@@ -139,8 +142,15 @@ class Editor(Watcher):
                 raise self._refuse(met.site, met.layer, "the product of weights and values runs inside a function "
                                    "that cannot be taken apart (TorchScript, say)")  # fmt: skip
             return None
-        self.used.append(Used(weights, rows, self.meet()))
+        met = self.meet()
+        also = () if met is None else tuple((one, there) for one in self._around() if (there := one.meet()) is not None)
+        self.used.append(Used(weights, rows, met, also))
         return self.used[-1]
+
+    def _around(self) -> list[Editor]:
+        """The edits whose blocks are around this one's, innermost first."""
+        here = _around.here()
+        return [one for one in reversed(here[: here.index(self)]) if isinstance(one, Editor) and not one.busy]
 
     def _settled(self, pending: Any, heads: Any) -> None:
         if isinstance(pending, Used):

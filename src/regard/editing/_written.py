@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -118,7 +120,7 @@ class Written:
     def _ended(self, use: Used, heads: Any, func: Any, args: Any, kwargs: Any) -> Any:
         """What a function gives, of an output of attention that was edited."""
         replay = self._replay(use, heads)
-        with self.editor.running():
+        with _running(use, self.editor):
             return func(*replay.value(self.chain.linked(args)), **replay.value(self.chain.linked(kwargs)))
 
     def edited(self, tensor: Tensor) -> Tensor | None:
@@ -127,9 +129,18 @@ class Written:
         node = self.chain.of(tensor)
         if not isinstance(known, Product) or known.call.met is None or node is None:
             return None
-        with self.editor.running():
-            value: Tensor = self._replay(known.call, None).value(node)
+        replay = self._replay(known.call, None)
+        with _running(known.call, self.editor):
+            value: Tensor = replay.value(node)
         return value
+
+    def check_ended(self) -> None:
+        """Raise where an output of attention lives on that was to be edited, and was not."""
+        for tensor in self.chain.living():
+            known = self.editor.tracker.of(tensor)
+            if isinstance(known, Product) and known.call.met is not None and id(known.call) not in self._replays:
+                met = known.call.met
+                raise self.editor._refuse(met.site, met.layer, "its output leaves the model before any use of it")
 
     def _replay(self, use: Used, heads: Any) -> Replay:
         if id(use) in self._replays:
@@ -141,7 +152,7 @@ class Written:
             found = arranged(use.weights, use.rows, heads, editor.given_dim(met.site), modules)
         except Unseen as reason:
             raise editor._refuse(met.site, met.layer, str(reason).replace("watch(", "edit(")) from None
-        call = _Call(editor, met, use, found, self._nodes.get(id(use)))
+        call = _Call([(editor, met), *use.also], use, found, self._nodes.get(id(use)))
         replay = Replay(call.weights, call.output)
         self._replays[id(use)] = (use, replay)
         return replay
@@ -169,31 +180,29 @@ class _Layout(NamedTuple):
 class _Call:
     """One written-out call while it is done again."""
 
-    def __init__(self, editor: Editor, met: Met, use: Used, found: Arranged, product: Node | None) -> None:
-        self.editor, self.met, self.use, self.product = editor, met, use, product
-        self.arranged = found
+    def __init__(self, editors: list[tuple[Editor, Met]], use: Used, found: Arranged, product: Node | None) -> None:
+        self.arranged, self.product = found, product
         self.layout = _Layout(found, use.weights.softmax.shape)
         with silence(), torch.no_grad():
             weights = rearranged(use.weights.final, found.pieces(use.weights.final_dims), found.groups)
             seen = InMemory(weights, weights.new_zeros(weights.shape[:3]))
-            self.place: Place = editor.place(met, seen, weights.shape[1])
-        self.changes = editor.changes(self.place)
-        self._wrote = False
-        self._changed_output = False
+            self.steps = [_Step(editor, editor.place(met, seen, weights.shape[1])) for editor, met in editors]
 
     def weights(self, node: Node) -> Tensor:
         """The softmax again, of other logits."""
         logits = node.logits if node.takes_softmax else _logarithm(node.logits)
         x = self.layout.out_of(logits)
         empty = None
-        for change in self.changes:
-            x, more = self._change(x, change)
-            empty = more if empty is None or more is None else empty | more
+        for step in self.steps:
+            for change in step.changes:
+                x, more = _changed(x, change, step.place)
+                empty = more if empty is None else empty if more is None else empty | more
         out = self._softmax(node, self.layout.back(x, logits))
         if empty is not None:
             out = self.layout.back(self.layout.out_of(out).masked_fill(empty, 0.0), out)
-        self._tell(out)
-        self._write(bool(self.changes))
+        for step in self.steps:
+            step.tell(self.layout.out_of(out.detach()))
+            step.write(bool(step.changes))
         return out
 
     def _softmax(self, node: Node, logits: Tensor) -> Tensor:
@@ -203,74 +212,95 @@ class _Call:
             return node.run(node.args, {**node.kwargs, "input": logits})
         return node.run((logits, *node.args[1:]), node.kwargs)
 
-    def _change(self, x: Tensor, change: Change) -> tuple[Tensor, Tensor | None]:
-        """Logits after a change, and the rows [batch, head, query, 1] that it left without keys."""
-        place = self.place
-        extra = x.shape[3] - place.keys
-        mine = _fused.head_rows(place)
-        if change.pattern is not None:
-            return torch.where(mine, self._pattern(change.pattern, x), x), None
-        if change.add is not None:
-            u, b = change.add
-            more = u[:, None, :, None] * b[:, None, None].to(u.device)
-            x = torch.where(mine, x + torch.nn.functional.pad(more, (0, extra)).to(x), x)
-        if change.hide is None:
-            return x, None
-        rows, columns = range(place.queries), range(place.keys)
-        offset = place.offset.to(x.device) if isinstance(place.offset, Tensor) else place.offset
-        change.hide.check(place.batch, place.count, place.queries, place.keys)
-        hide = change.hide.tile(rows, columns, place.queries, place.keys, offset=offset, device=x.device)
-        hide = torch.nn.functional.pad(hide & mine, (0, extra)).expand(*x.shape[:2], -1, -1)
-        with torch.no_grad():
-            top = x.amax(-1, keepdim=True)
-            shown = (x > -torch.inf) & (x >= top - _HIDDEN)
-            empty = ~(shown & ~hide).any(-1, keepdim=True) & hide.any(-1, keepdim=True)
-        # a row without keys keeps its logits, which are numbers, and then loses its weights
-        return x.masked_fill(hide & ~empty, -torch.inf), empty
-
-    def _pattern(self, pattern: Pattern, x: Tensor) -> Tensor:
-        """The recorded weights as logits: their logarithm."""
-        weights = pattern.weights
-        if weights is None:
-            assert pattern.seen is not None
-            with silence():
-                weights = pattern.seen.observe(Want(map=None, top_k=0, weights="all")).weights
-        if weights.shape[1:] != x.shape[1:] or weights.shape[0] not in (1, x.shape[0]):
-            raise self.place.refuse(
-                f"its weights are {list(x.shape)} [batch, head, query, key], and the recorded ones "
-                f"{list(weights.shape)}: patch a pattern from a run of the same length"
-            )
-        return _logarithm(weights.to(x)).expand_as(x)
-
     def output(self, node: Node, out: Tensor) -> Tensor:
         """The product, with the edits of its output."""
-        editor, place = self.editor, self.place
-        if not any(edit.acts_on_output for edit in editor.edits):
+        if not any(edit.acts_on_output for step in self.steps for edit in step.editor.edits):
             return out
         pieces = self.arranged.pieces(node.dims or ())
         groups = [*self.arranged.groups[:3], [piece for piece in pieces if piece.axis == FEATURE]]
         if node is not self.product or sorted(pieces) != sorted(piece for group in groups for piece in group):
-            raise place.refuse("its output is laid out, or added up, in a way in which no head stands apart")
-        new = editor.outputs(rearranged(out, pieces, groups), place)
-        self._write(new is not None)
-        return out if new is None else put_back(new, pieces, groups, out)
+            raise self.steps[0].place.refuse("its output is laid out, or added up, so that no head stands apart")
+        apart, last = rearranged(out, pieces, groups), None
+        for step in reversed(self.steps):  # the innermost has the last word
+            new = step.editor.outputs(apart, step.place)
+            step.write(new is not None)
+            if new is not None:
+                apart = last = new
+        return out if last is None else put_back(last, pieces, groups, out)
 
-    def _write(self, changed: bool) -> None:
+
+class _Step:
+    """What one edit does to a call."""
+
+    def __init__(self, editor: Editor, place: Place) -> None:
+        self.editor, self.place = editor, place
+        self.changes = editor.changes(place)
+        self._wrote = False
+
+    def write(self, changed: bool) -> None:
         if changed and not self._wrote:
             self._wrote = True
             self.editor.wrote(self.place, True)
 
-    def _tell(self, weights: Tensor) -> None:
+    def tell(self, weights: Tensor) -> None:
+        """The weights [batch, head, query, key] that are used, to edits that go by them."""
         place = self.place
         with silence(), torch.no_grad():
-            found = self.layout.out_of(weights.detach())
             for edit in self.editor.each(place):
                 if edit.wants_mass:
-                    seen = found[..., : place.keys]
+                    seen = weights[..., : place.keys]
                     if place.real is not None:
                         seen = seen.masked_fill(~place.real[:, None, :, None], 0.0)
                     edit.after(seen[:, :, edit.mass_of(place) or slice(None)].sum(2), place)
-                edit.saw(Pattern(None, found, found.shape[3] - place.keys), place)
+                edit.saw(Pattern(None, weights, weights.shape[3] - place.keys), place)
+
+
+@contextlib.contextmanager
+def _running(use: Used, editor: Editor) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for one in (editor, *(other for other, _ in use.also)):
+            stack.enter_context(one.running())
+        yield
+
+
+def _changed(x: Tensor, change: Change, place: Place) -> tuple[Tensor, Tensor | None]:
+    """Logits after a change, and the rows [batch, head, query, 1] that it left without keys."""
+    extra = x.shape[3] - place.keys
+    mine = _fused.head_rows(place)
+    if change.pattern is not None:
+        return torch.where(mine, _pattern(change.pattern, x, place), x), None
+    if change.add is not None:
+        u, b = change.add
+        more = u[:, None, :, None] * b[:, None, None].to(u.device)
+        x = torch.where(mine, x + torch.nn.functional.pad(more, (0, extra)).to(x), x)
+    if change.hide is None:
+        return x, None
+    rows, columns = range(place.queries), range(place.keys)
+    offset = place.offset.to(x.device) if isinstance(place.offset, Tensor) else place.offset
+    change.hide.check(place.batch, place.count, place.queries, place.keys)
+    hide = change.hide.tile(rows, columns, place.queries, place.keys, offset=offset, device=x.device)
+    hide = torch.nn.functional.pad(hide & mine, (0, extra)).expand(*x.shape[:2], -1, -1)
+    with torch.no_grad():
+        top = x.amax(-1, keepdim=True)
+        shown = (x > -torch.inf) & (x >= top - _HIDDEN)
+        empty = ~(shown & ~hide).any(-1, keepdim=True) & hide.any(-1, keepdim=True)
+    # a row without keys keeps its logits, which are numbers, and then loses its weights
+    return x.masked_fill(hide & ~empty, -torch.inf), empty
+
+
+def _pattern(pattern: Pattern, x: Tensor, place: Place) -> Tensor:
+    """The recorded weights as logits: their logarithm."""
+    weights = pattern.weights
+    if weights is None:
+        assert pattern.seen is not None
+        with silence():
+            weights = pattern.seen.observe(Want(map=None, top_k=0, weights="all")).weights
+    if weights.shape[1:] != x.shape[1:] or weights.shape[0] not in (1, x.shape[0]):
+        raise place.refuse(
+            f"its weights are {list(x.shape)} [batch, head, query, key], and the recorded ones "
+            f"{list(weights.shape)}: patch a pattern from a run of the same length"
+        )
+    return _logarithm(weights.to(x)).expand_as(x)
 
 
 def put_back(tensor: Tensor, pieces: list[Piece], groups: Any, like: Tensor) -> Tensor:
