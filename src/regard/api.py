@@ -19,7 +19,7 @@ from regard.masks import Mask
 from regard.masks._flags import Fused
 from regard.observation import Observation
 from regard.plan import Choice, Cost, Plan, choose, program_of, programs, recall, size_kind
-from regard.spec import Call, CallSpec
+from regard.spec import Call, CallSpec, OfOtherCall
 from regard.statistics import Want
 
 if TYPE_CHECKING:
@@ -301,7 +301,7 @@ def observe(
     if want.rows and not want.asks_more and not reads_values(call.spec):
         call = call.replace(wants_rows=True)
     result = _guard.run(program, call)
-    call = call if result.ran is None else result.ran
+    call = result.ran if isinstance(result, OfOtherCall) else call
     lse = result.lse.detach().to(accumulation(call.spec.dtype))
     found = result.rows or (_observe(_plain(call), lse, want) if want.asks else {})
     return Observation(result.out, lse, make_plan(call, choose(call.spec, backend), program, want), want, found)

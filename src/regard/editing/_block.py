@@ -122,7 +122,7 @@ class _Leaving:
 
     def __call__(self, module: nn.Module, args: Any, out: Any) -> Any:
         editor = self.functions.editor
-        if threading.get_ident() != editor.thread or not editor.tracker or editor.busy:
+        if threading.get_ident() != editor.thread or editor.busy:
             return None
         found = self._edited(out)
         self.functions.written.check_ended()

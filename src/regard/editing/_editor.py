@@ -19,6 +19,7 @@ from regard.editing._report import Changed, Report
 from regard.edits._edit import CannotEdit, Change, Edit, Place
 from regard.plan import program_of
 from regard.recording import Recording, Site
+from regard.spec import OfOtherCall
 from regard.statistics import Want
 from regard.watching import _around
 from regard.watching._modules import Frame, inside_transform, is_cross
@@ -86,6 +87,7 @@ class Editor(Watcher):
         self.busy = 0  # above 0 while a call runs that this edit has changed, or leaves as it is
         self.used: list[Used] = []  # products and uses of them that the operator under way was found to be
         self.settled: list[tuple[Used, Any]] = []
+        self.trouble: CannotEdit | None = None
         self.check_ended: Callable[[], None] = lambda: None  # raises where an output went away unedited
         self._met_before: Counter[Site] = Counter()
         self._memories: dict[tuple[int, Site], dict[Any, Any]] = {}
@@ -113,10 +115,15 @@ class Editor(Watcher):
         return Met(site, layer, turn, list(stack))
 
     def see(self, make: Callable[[], Seen | InMemory], out: Any = None) -> None:
-        """An attention kernel ran that nothing above it has shown."""
+        """An attention kernel ran that nothing above it has shown. Raised at the next function, or where the model
+        ends: an error that passes through TorchScript loses its words."""
         if self.busy or silent() or _in_backward():
             return
-        met = self.meet()
+        try:
+            met = self.meet()
+        except CannotEdit as error:
+            self.trouble = self.trouble or error
+            return
         if met is None:
             return
         why = "its attention runs where it cannot be changed"
@@ -127,7 +134,7 @@ class Editor(Watcher):
             why = str(reason)
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
-        raise self._refuse(
+        self.trouble = self.trouble or self._refuse(
             met.site, met.layer, f"{why}; a Hugging Face model can be loaded with attn_implementation='sdpa' or 'eager'"
         )
 
@@ -137,15 +144,22 @@ class Editor(Watcher):
     def _attended(self, weights: Weights, rows: Sequence[Piece]) -> Any:
         if self.busy or _in_backward() or not self._now():
             return None
-        if not self.hears_in_silence:
-            if (met := self.meet()) is not None:
-                raise self._refuse(met.site, met.layer, "the product of weights and values runs inside a function "
-                                   "that cannot be taken apart (TorchScript, say)")  # fmt: skip
+        try:
+            met = self.meet()
+            if met is not None and not self.hears_in_silence:
+                why = "the product of weights and values runs inside a function that cannot be taken apart"
+                raise self._refuse(met.site, met.layer, f"{why} (TorchScript, say)")
+            also = [] if met is None else [(one, there) for one in self._around() if (there := one.meet()) is not None]
+        except CannotEdit as error:  # raised where the operator has run: what happens here is noted, never raised
+            self.trouble = self.trouble or error
             return None
-        met = self.meet()
-        also = () if met is None else tuple((one, there) for one in self._around() if (there := one.meet()) is not None)
-        self.used.append(Used(weights, rows, met, also))
+        self.used.append(Used(weights, rows, met, tuple(also)))
         return self.used[-1]
+
+    def raise_trouble(self) -> None:
+        if self.trouble is not None:
+            trouble, self.trouble = self.trouble, None
+            raise trouble
 
     def _around(self) -> list[Editor]:
         """The edits whose blocks are around this one's, innermost first."""
@@ -259,7 +273,12 @@ class Editor(Watcher):
             out = self.outputs(result.out, place)
             self._tell(_fused.detached(_fused.of_call(call)), place)
         self.wrote(place, bool(changes) or out is not None)
-        return result._replace(out=result.out if out is None else out, ran=ran)
+        if out is not None:
+            result = result._replace(out=out)
+        if ran is not None:
+            result = OfOtherCall(*result)
+            result.ran = ran
+        return result
 
     def _changed_call(self, seen: Seen, changes: list[Change], place: Place, call: Call) -> Call:
         seen = self.applied(seen, changes, place)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import types
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,9 @@ class Functions(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if isinstance(func, torch._ops.OpOverload) and _in_operator():
+            return func(*args, **kwargs)
+        self.editor.raise_trouble()
         if silent() or self.editor.busy:
             return func(*args, **kwargs)
         if func is _FUSED:
@@ -102,6 +106,16 @@ def _of_heads(mask: Any, bias: Tensor | None, q: Tensor) -> tuple[Any, Tensor | 
     if mask is not None and mask.tensors:
         mask = masks.keep(split(mask.tensors[0]))
     return mask, None if bias is None else split(bias)
+
+
+def _in_operator() -> bool:
+    """Whether an operator is under way, which TorchScript runs with the functions' mode on: below the derivatives."""
+    frame: types.FrameType | None = sys._getframe(2)
+    while frame is not None:
+        if frame.f_code.co_name == "__torch_dispatch__":
+            return True
+        frame = frame.f_back
+    return False
 
 
 @functools.lru_cache(4)

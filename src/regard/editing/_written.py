@@ -72,6 +72,7 @@ class Written:
                 out = func(*args, **kwargs)
         finally:
             editor.hears_in_silence = False
+        editor.raise_trouble()
         used, settled = editor.used, editor.settled
         editor.used, editor.settled = [], []
         edited = [one for one in used if one.met is not None]
@@ -136,6 +137,7 @@ class Written:
 
     def check_ended(self) -> None:
         """Raise where an output of attention lives on that was to be edited, and was not."""
+        self.editor.raise_trouble()
         for tensor in self.chain.living():
             known = self.editor.tracker.of(tensor)
             if isinstance(known, Product) and known.call.met is not None and id(known.call) not in self._replays:

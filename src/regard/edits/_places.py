@@ -65,7 +65,9 @@ def _rows(where: Where | None, item: int, count: int, place: Place, name: str) -
         elif -count <= part < count:
             row[0, part] = True
     if texts:
-        row = row | torch.tensor([_matches(tokens, texts, count, name) for tokens in _texts(place, name)])
+        items = _texts(place, name)
+        _check_there(items, texts, name)
+        row = row | torch.tensor([_matches(tokens, texts, count) for tokens in items])
     return row
 
 
@@ -82,14 +84,18 @@ def _texts(place: Place, name: str) -> list[list[str]]:
     return place.tokens
 
 
-def _matches(tokens: list[str], texts: list[str], count: int, name: str) -> list[bool]:
+def _check_there(items: list[list[str]], texts: list[str], name: str) -> None:
+    tokens = list(dict.fromkeys(token for item in items for token in item))
     for text in texts:
         if not any(_same(token, text) for token in tokens):
             near = difflib.get_close_matches(text, tokens, 3, 0.4)
             raise ValueError(
-                f"{name} names the token {text!r}, which is not among the {len(tokens)} tokens"
+                f"{name} names the token {text!r}, which is not among the tokens"
                 + (f"; the nearest are {', '.join(map(repr, near))}" if near else "")
             )
+
+
+def _matches(tokens: list[str], texts: list[str], count: int) -> list[bool]:
     found = [any(_same(token, text) for text in texts) for token in tokens[:count]]
     return found + [False] * (count - len(found))
 
