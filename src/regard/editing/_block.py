@@ -35,7 +35,7 @@ def edit(
 
         with regard.edit(model, regard.edits.cut(keys=slice(0, 4)), layers=[3]) as report:
             model(**inputs)
-        print(report)                             # cut(keys=slice(0, 4)): changed 1 call, layers 3, 12 heads
+        print(report)                             # cut(keys=slice(0, 4)): changed 1 call, layer 3, 12 heads
 
     All that ``regard.watch`` sees can be edited: torch's attention function and modules, Hugging Face models, regard's
     own calls, attention that a model writes out. Gradients pass through. Blocks nest, with each other (the innermost

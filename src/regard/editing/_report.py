@@ -46,7 +46,8 @@ class Report:
         if not self.calls:
             return f"{self.what}: changed nothing yet"
         calls = f"{len(self.calls)} call{'s' * (len(self.calls) > 1)}"
-        return f"{self.what}: changed {calls}, layers {_ranges(self.layers)}, {len(self.heads)} heads"
+        heads = f"{len(self.heads)} head{'s' * (len(self.heads) > 1)}"
+        return f"{self.what}: changed {calls}, layer{'s' * (len(self.layers) > 1)} {_ranges(self.layers)}, {heads}"
 
 
 def _ranges(numbers: list[int]) -> str:
