@@ -212,7 +212,7 @@ class Editor(Watcher):
             queries=queries,
             keys=keys,
             offset=keys - queries if placed.offset is None else placed.offset,
-            dropped=dropped,
+            dropped=dropped or (_forgotten(met.stack, queries, keys) if kind == "self" else 0),
             device=seen.device,
             tokens=self.tokens,
             real=real,
@@ -326,6 +326,17 @@ def _own_heads(stack: list[Frame], count: int) -> int:
     """Keys that a module has repeated for its groups of heads have fewer of their own."""
     groups = getattr(stack[-1].module, "num_key_value_groups", 1)
     return count // groups if isinstance(groups, int) and groups > 0 and count % groups == 0 else count
+
+
+def _forgotten(stack: list[Frame], queries: int, keys: int) -> int:
+    """How many tokens a cache of regard's own has seen and holds no longer; a call of ours does not say."""
+    for frame in reversed(stack):
+        cache = frame.given().get("cache")
+        lengths = getattr(cache, "lengths", None)
+        if isinstance(lengths, list) and lengths:
+            before = queries if getattr(cache, "attends_whole", False) else 0  # it counts them after the call
+            return max(0, max(lengths) + before - keys)
+    return 0
 
 
 def _checkpointed() -> bool:

@@ -80,6 +80,8 @@ class Written:
             self._begin(func, args, kwargs, out, edited)
         elif ends:
             followed = isinstance(out, Tensor) and isinstance(editor.tracker.of(out), Product)
+            if not settled and next(tensors(out), None) is None:
+                return out  # its size was asked for, say
             if not settled and followed:
                 self._note(func, args, kwargs, out)
                 return out
@@ -92,6 +94,8 @@ class Written:
             self._note(func, args, kwargs, out)
         if edited and settled:  # one function multiplied, and laid the heads together
             return self._ended(edited[0], settled[0][1], func, args, kwargs)
+        if edited and not isinstance(editor.tracker.of(out), Product):  # nobody follows it: now, or not at all
+            return self._ended(edited[0], None, func, args, kwargs)
         return out
 
     def _note(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
