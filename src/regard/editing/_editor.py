@@ -332,7 +332,7 @@ def _forgotten(stack: list[Frame], queries: int, keys: int) -> int:
     """How many tokens a cache of regard's own has seen and holds no longer; a call of ours does not say."""
     for frame in reversed(stack):
         cache = frame.given().get("cache")
-        lengths = getattr(cache, "lengths", None)
+        lengths: list[int] | None = getattr(cache, "lengths", None)
         if isinstance(lengths, list) and lengths:
             before = queries if getattr(cache, "attends_whole", False) else 0  # it counts them after the call
             return max(0, max(lengths) + before - keys)
