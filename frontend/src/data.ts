@@ -44,6 +44,14 @@ export function fromBase64(text: string): Uint8Array {
   return bytes;
 }
 
+/** A matrix that stands in JSON as its bytes; everything else as it is. */
+export function matrixFrom(value: unknown): unknown {
+  const held = value as { f4?: string; f8?: string; columns: number } | null;
+  if (!held || typeof held !== "object" || !(held.f4 ?? held.f8)) return value;
+  const { buffer } = fromBase64((held.f4 ?? held.f8)!), all = held.f4 ? new Float32Array(buffer) : new Float64Array(buffer);
+  return Array.from({ length: all.length / held.columns }, (_, row) => Array.from(all.subarray(row * held.columns, (row + 1) * held.columns)));
+}
+
 export class Data {
   readonly header: Header;
   readonly recordings: Recording[];

@@ -1,6 +1,6 @@
 import { palette } from "./colours";
-import { Data, fromBase64, inflate } from "./data";
-import { el, fill } from "./dom";
+import { Data, fromBase64, inflate, matrixFrom } from "./data";
+import { el, fill, reveal } from "./dom";
 import { opening } from "./opening";
 import { pieces } from "./tokens";
 import { pickers } from "./pickers";
@@ -11,8 +11,9 @@ import { Overview } from "./views/overview";
 import { TextView } from "./views/text";
 import { CompareView } from "./views/compare";
 import { CostView } from "./views/cost";
-import { WalkView } from "./views/walk";
+import { type Begin, WalkView } from "./views/walk";
 import type { Detail } from "./state";
+import { learn } from "./learn";
 import { home as serverHome } from "./serve";
 import { say } from "./words";
 
@@ -60,7 +61,7 @@ function run(store: Store, page: HTMLElement, back?: () => void): void {
   const views: Partial<Record<View, Shown>> = {};
   const make: Record<string, () => Shown> = {
     text: () => new TextView(store), overview: () => new Overview(store), head: () => new HeadView(store), compare: () => new CompareView(store),
-    walk: () => new WalkView(store, spoken(store)), cost: () => new CostView(store),
+    walk: () => new WalkView(store, { text: spoken(store) }), cost: () => new CostView(store),
   };
   const header = el("header", {}), tabs = el("div", { class: "tabs", role: "tablist" }), main = el("main", {});
   const picks = pickers(store);
@@ -84,7 +85,7 @@ function run(store: Store, page: HTMLElement, back?: () => void): void {
       back ? el("button", { type: "button", class: "chip wide", click: back }, `‹ ${store.say("back")}`) : null,
       el("div", { class: "title" }, el("h1", {}, el("bdi", {}, store.recording.title)), el("p", {}, store.say("sizes", {
         layers: scene.layers.length, heads: scene.layers.reduce((sum, layer) => sum + layer.heads.length, 0), tokens,
-      }))),
+      }).replace(/(?<!\S)1 (layer|head|token)s/g, "1 $1"))),
       el("div", { class: "tools" },
         el("button", { type: "button", class: "chip wide", lang: state.language === "zh" ? "en" : "zh-CN", click: () => store.set({ language: state.language === "zh" ? "en" : "zh" }) }, store.say("language")),
         el("button", { type: "button", class: "chip", "aria-label": store.say("theme"), title: store.say("theme"), click: () => store.set({ theme: page.dataset.theme === "dark" ? "light" : "dark" }) }, page.dataset.theme === "dark" ? "☀" : "☾")));
@@ -102,6 +103,7 @@ function run(store: Store, page: HTMLElement, back?: () => void): void {
       },
     }, store.say(name as "text"))));
     if (focused) tabs.querySelector<HTMLElement>(`[data-view="${focused}"]`)?.focus();
+    reveal(tabs);
   }
 
   function update(changed: Set<keyof State>): void {
@@ -121,14 +123,6 @@ function run(store: Store, page: HTMLElement, back?: () => void): void {
   update(everything);
   performance.mark("regard-shown");
   prepare(store);
-}
-
-/** The walk or the cost by itself, where there is no recording. */
-function alone(page: HTMLElement, name: "walk" | "cost", language: State["language"]): HTMLElement {
-  const isDark = page.dataset.theme === "dark", teller = { state: { language }, colours: palette(page, isDark) };
-  const view = name === "walk" ? new WalkView(teller, "The cat sat on the mat.") : new CostView(teller);
-  queueMicrotask(() => view.update(new Set()));
-  return view.element;
 }
 
 /** The text as one would say it: what a walk begins with. */
@@ -153,6 +147,9 @@ function prepare(store: Store): void {
 /** What anywidget calls with a notebook's cell. */
 function render({ model, el: cell }: { model: { get(name: string): unknown }; el: HTMLElement }): void {
   const shadow = cell.attachShadow({ mode: "open" }), place = el("div", {});
+  // notebooks listen to single keys, and do not see that a field inside the shadow root has the focus: "dd" would delete the cell
+  cell.dataset.lmSuppressShortcuts = "true";
+  place.addEventListener("keydown", (event) => event.stopPropagation());
   shadow.append(place);
   const given = model.get("data") as DataView;
   // the notebook's own theme, where it says which: JupyterLab and VS Code do
@@ -166,7 +163,18 @@ export default { render };
 const server = typeof document === "undefined" ? null : document.getElementById("regard-server");
 if (server) {
   dress(server);
-  serverHome(server, (packed, around) => mount(server, packed, "file", around), (page, name, language) => alone(page, name, language));
+  serverHome(server, (packed, around) => mount(server, packed, "file", around), (view, around) => learn(server, {}, view, around));
+}
+
+// A walk in a file of its own: no recording, only what it begins with.
+const walked = typeof document === "undefined" ? null : document.getElementById("regard-walk");
+if (walked) {
+  const target = document.getElementById("regard")!;
+  dress(target);
+  inflate(fromBase64(walked.textContent ?? "")).then((bytes) => {
+    const begin = JSON.parse(new TextDecoder().decode(bytes), (_, value) => matrixFrom(value)) as Begin;
+    learn(target, begin, "walk", { language: begin.lang === "zh" ? "zh" : "en" });
+  }).catch((error: Error) => target.prepend(el("p", { class: "failed" }, say("en", "failed", { why: error.message }))));
 }
 
 // In a file of its own the data stand next to this script.

@@ -1,4 +1,4 @@
-import { el, fill } from "./dom";
+import { el, fill, reveal } from "./dom";
 import { headColour } from "./colours";
 import type { Layer } from "./data";
 import type { Store } from "./state";
@@ -17,6 +17,7 @@ export function pickers(store: Store): { element: HTMLElement; update: () => voi
     shown = key;
     fill(element, scenes(store), layers(store), heads(store), about(store));
     if (focus) element.querySelector<HTMLElement>(`[data-pick="${focus}"]`)?.focus();
+    reveal(...element.querySelectorAll(".chips"));
   }
   return { element, update };
 }

@@ -15,7 +15,7 @@ async function ask<T>(path: string, method = "GET", body?: object): Promise<T> {
 }
 
 export function home(
-  target: HTMLElement, open: (packed: Uint8Array, around: Around) => Promise<void>, alone: (page: HTMLElement, name: "walk" | "cost", language: Language) => HTMLElement,
+  target: HTMLElement, open: (packed: Uint8Array, around: Around) => Promise<void>, alone: (view: "walk" | "cost", around: Around) => void,
 ): void {
   let language: Language = target.dataset.lang === "zh" ? "zh" : "en";
   let text = "The cat sat on the mat because it was tired, and the dog slept beside it.";
@@ -39,17 +39,9 @@ export function home(
       el("header", {}, el("div", { class: "title" }, el("h1", {}, "regard"), el("p", {}, speak("home_help", { folder: answer.folder }))),
         el("div", { class: "tools" }, el("button", { type: "button", class: "chip wide", lang: language === "zh" ? "en" : "zh-CN", click: () => { language = language === "zh" ? "en" : "zh"; void show(); } }, speak("language")))),
       el("main", {}, el("div", { class: "home-grid" }, form(answer), el("div", { class: "stack" }, list(answer), el("section", { class: "card" }, el("h2", {}, speak("learn")),
-        el("div", { class: "chips" }, ...(["walk", "cost"] as const).map((name) => el("button", { type: "button", class: "chip wide", "data-learn": name, click: () => learn(page, name) }, speak(`learn_${name}`)))))))));
+        el("div", { class: "chips" }, ...(["walk", "cost"] as const).map((name) => el("button", { type: "button", class: "chip wide", "data-learn": name, click: () => alone(name, { language, back: () => { void show(); } }) }, speak(`learn_${name}`)))))))));
     target.replaceChildren(page);
     if (answer.look.state === "running") follow();
-  }
-
-  /** A view that needs no recording, in place of the list. */
-  function learn(page: HTMLElement, name: "walk" | "cost"): void {
-    const back = el("button", { type: "button", class: "chip wide", click: () => { void show(); } }, `‹ ${speak("back")}`);
-    page.querySelector("header")!.prepend(back);
-    page.querySelector("main")!.replaceChildren(alone(page, name, language));
-    back.focus();
   }
 
   function form(answer: Answer): HTMLElement {

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from regard import attributing as attributing
     from regard import backends as backends
     from regard import bias as bias
     from regard import cache as cache
@@ -30,16 +31,18 @@ if TYPE_CHECKING:
     from regard import sparse as sparse
     from regard import testing as testing
     from regard import train as train
-    from regard._errors import Refused as Refused
-    from regard._latent import latent_attention as latent_attention
-    from regard._linear.call import linear_attention as linear_attention
     from regard.api import attention as attention
     from regard.api import explain as explain
     from regard.api import observe as observe
+    from regard.attributing import attribute as attribute
+    from regard.attributing import rollout as rollout
     from regard.editing import edit as edit
+    from regard.latent import latent_attention as latent_attention
+    from regard.linear._call import linear_attention as linear_attention
     from regard.observation import Observation as Observation
     from regard.plan import Plan as Plan
     from regard.recording import Recording as Recording
+    from regard.spec import Refused as Refused
     from regard.statistics import Want as Want
     from regard.watching import watch as watch
 
@@ -47,17 +50,20 @@ _FROM = {
     "attention": "regard.api",
     "observe": "regard.api",
     "explain": "regard.api",
-    "latent_attention": "regard._latent",
-    "linear_attention": "regard._linear.call",
+    "latent_attention": "regard.latent",
+    "linear_attention": "regard.linear._call",
     "Observation": "regard.observation",
     "Want": "regard.statistics",
     "Plan": "regard.plan",
-    "Refused": "regard._errors",
+    "Refused": "regard.spec",
     "watch": "regard.watching",
     "edit": "regard.editing",
     "Recording": "regard.recording",
+    "rollout": "regard.attributing",
+    "attribute": "regard.attributing",
 }
 _MODULES = (
+    "attributing",
     "backends",
     "bias",
     "cache",

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from regard import _guard, masks
+from regard import masks
 from regard._arguments import prepare
-from regard.backends import ALL
+from regard.backends import ALL, _guard
 from regard.backends._autograd import FusedBackend
 from regard.backends._base import accumulation, no_autocast
 from regard.bias import TableBias, rebuild

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from regard.masks import Mask
 
 
+class Refused(ValueError):
+    """A backend that was named cannot do the call; the message says why and what to change."""
+
+
 class BiasSpec(NamedTuple):
     """A bias, as far as choosing a backend needs it: the tensor, or the rule and its table."""
 

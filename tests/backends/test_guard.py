@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 import regard
-from core_calls import BACKENDS, tensors
-from regard import _guard, masks
-from regard._arguments import prepare
+from core_calls import BACKENDS, prepare, tensors
+from regard import masks
+from regard.backends import _guard
 from regard.backends.sdpa import Sdpa
 
 L, S = 63, 111

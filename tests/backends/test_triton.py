@@ -1,4 +1,4 @@
-"""The backend's answers before it runs: where it can, and where "auto" takes it. Its numbers: tests/kernels."""
+"""The backend's answers before it runs: where it can, and where "auto" takes it. Its numbers: tests/_triton."""
 
 from __future__ import annotations
 

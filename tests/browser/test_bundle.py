@@ -19,7 +19,8 @@ BUNDLE = Path(regard.__file__).parent / "_page" / "page.js"
 def digest(folder: Path) -> str:
     """Of the sources, as frontend/build.mjs computes it."""
     sources = [path for path in (folder / "src").rglob("*") if path.suffix in (".ts", ".css")]
-    names = sorted([path.relative_to(folder).as_posix() for path in sources] + ["build.mjs", "package-lock.json"])
+    others = ["build.mjs", "package-lock.json", "../src/regard/_walk/examples.json"]
+    names = sorted([path.relative_to(folder).as_posix() for path in sources] + others)
     found = hashlib.sha256()
     for name in names:
         text = (folder / name).read_text(encoding="utf-8").replace("\r\n", "\n")
@@ -36,9 +37,15 @@ def test_the_bundle_is_built_from_the_sources_that_are_here() -> None:
 
 def test_a_changed_source_makes_it_stale(tmp_path: Path) -> None:
     shutil.copytree(FRONTEND, tmp_path / "frontend", ignore=shutil.ignore_patterns("node_modules", "build"))
+    words = tmp_path / "src" / "regard" / "_walk" / "examples.json"
+    words.parent.mkdir(parents=True)
+    words.write_text("{}")
     before = digest(tmp_path / "frontend")
     (tmp_path / "frontend" / "src" / "new.ts").write_text("export {};\n")
-    assert digest(tmp_path / "frontend") != before
+    other = digest(tmp_path / "frontend")
+    assert other != before
+    words.write_text('{"a": 1}')
+    assert digest(tmp_path / "frontend") != other
 
 
 def test_the_bundle_is_small_and_asks_for_nothing() -> None:

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import uvicorn
+from tests._serve.small import Small
 from tests.browser.conftest import Opened
 from tests.browser.recordings import sentence
-from tests.serve.small import Small
 
 from regard._serve import application
 from regard._serve._looks import Looks

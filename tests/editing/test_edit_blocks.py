@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from tests.editing.by_hand import IDS, model_of, run
-from tests.watch.models import ByHand, Stack
+from tests.watching.models import ByHand, Stack
 from torch import Tensor, nn
 
 import regard

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 from tests.editing.by_hand import IDS, by_hand, model_of, only, run
-from tests.watch.models import ByHand
-from tests.watch.test_written_out import FORMS, Made
+from tests.watching.models import ByHand
+from tests.watching.test_written_out import FORMS, Made
 from torch import Tensor, nn
 
 import regard

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from tests.watch.zoo.feed import runnable
-from tests.watch.zoo.run import built, tensors_of
+from tests.watching.zoo.feed import runnable
+from tests.watching.zoo.run import built, tensors_of
 
 import regard
 from regard import edits

@@ -19,8 +19,8 @@ import torch
 from tests.interop.hub import gpt2
 
 from regard import interop, models
-from regard._cli import folders
-from regard._write import Staged, write_atomically
+from regard._files.write import Staged, write_atomically
+from regard.cli import folders
 
 SIZES: dict[str, Any] = {"vocab_size": 31, "embed_dim": 64, "num_layers": 2, "ff_dim": 700, "max_tokens": 11}
 # The shapes agree, so that nothing but the configuration tells the two apart; and a third of another shape.

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import warnings
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -810,6 +812,58 @@ class _WrongTangent(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor) -> Tensor:
         return tangent * 2
+
+
+@breaks(67)
+class WatchingChangesWhatIsWatched(Plain):
+    def surface(self):
+        @contextlib.contextmanager
+        def watch(model, **given):
+            with regard.watch(model, **given) as recording:
+                hook = model.register_forward_hook(lambda module, inputs, out: out * (1 + 1e-7))
+                yield recording
+                hook.remove()
+
+        return _with(super().surface(), watch=watch)
+
+
+@breaks(67)
+class WatchingReplacesTorchsFunctionForEverybody(Plain):
+    def surface(self):
+        @contextlib.contextmanager
+        def watch(model, **given):
+            plain = torch.nn.functional.scaled_dot_product_attention
+            with regard.watch(model, **given) as recording:
+                torch.nn.functional.scaled_dot_product_attention = self
+                yield recording
+                torch.nn.functional.scaled_dot_product_attention = plain
+
+        return _with(super().surface(), watch=watch)
+
+
+@breaks(68)
+class WatchingLosesACall(Plain):
+    def surface(self):
+        @contextlib.contextmanager
+        def watch(model, **given):
+            with regard.watch(model, **given) as recording:
+                yield recording
+                del recording.calls[1:]
+
+        return _with(super().surface(), watch=watch)
+
+
+@breaks(68)
+class WatchingIsSilentAboutGaps(Plain):
+    def surface(self):
+        @contextlib.contextmanager
+        def watch(model, **given):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                with regard.watch(model, **given) as recording:
+                    yield recording
+
+        return _with(super().surface(), watch=watch)
 
 
 class _MeanGradient(torch.autograd.Function):

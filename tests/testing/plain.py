@@ -75,6 +75,7 @@ class Plain:
             cache=regard.cache,
             latent_attention=regard.latent_attention,
             linear_attention=regard.linear_attention,
+            watch=regard.watch,
             backend="plain",
         )
 

@@ -16,7 +16,7 @@ from PIL import Image
 from playwright.sync_api import sync_playwright
 
 import regard
-from regard._cli.loading import load
+from regard.cli.loading import load
 
 HERE = Path(__file__).parent
 TEXT = "The cat sat on the mat because it was tired."

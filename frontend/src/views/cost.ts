@@ -85,11 +85,14 @@ export class CostView {
     const y = (value: number) => top + (1 - (Math.log10(value) - low) / (up - low || 1)) * (high - top - bottom);
     context.font = "12px system-ui, sans-serif";
     context.lineWidth = 1;
-    for (let power = low; power <= up; power += Math.max(1, Math.ceil((up - low) / 5))) {
+    // round numbers of the unit: powers of 1000, or of 1024 for bytes
+    const unit = show === binary ? 1024 : 1000, from = Math.ceil((low * Math.LN10) / Math.log(unit)), to = Math.floor((up * Math.LN10) / Math.log(unit));
+    for (let power = from; power <= to; power += Math.max(1, Math.ceil((to - from) / 5))) {
+      const value = unit ** power;
       context.strokeStyle = colours.line;
-      context.beginPath(); context.moveTo(left, y(10 ** power)); context.lineTo(wide - right, y(10 ** power)); context.stroke();
+      context.beginPath(); context.moveTo(left, y(value)); context.lineTo(wide - right, y(value)); context.stroke();
       context.fillStyle = colours.soft; context.textAlign = "right"; context.textBaseline = "middle";
-      context.fillText(show(10 ** power), left - 8, y(10 ** power));
+      context.fillText(show(value), left - 8, y(value));
     }
     context.textAlign = "center"; context.textBaseline = "top";
     for (let power = first; power <= last; power += 4) context.fillText((2 ** power).toLocaleString("en"), Math.min(x(2 ** power), wide - 34), high - bottom + 8);

@@ -1,20 +1,33 @@
 // Multi-head attention with plain numbers, one step after the other: small enough to be read, and to be run in the page.
 
 export type Matrix = number[][];
+/** A layer whose numbers come from elsewhere: a worked example's, or those of a trained model. */
+export interface Given {
+  x: Matrix; out: Matrix; ids?: number[]; outBias?: number[];
+  weights?: { q: Matrix; k: Matrix; v: Matrix }; // or what they make of x:
+  projected?: { q: Matrix; k: Matrix; v: Matrix };
+}
 export interface Settings {
-  words: string[]; heads: number; width: number; seed: number;
-  scale: boolean; positions: boolean; mask: "none" | "causal" | "window"; window: number;
+  words: string[]; cross: string[]; // cross: the words that are looked at, where they are others
+  heads: number; width: number; seed: number; scale: boolean; positions: boolean;
+  mask: "none" | "causal" | "window" | "both"; window: number;
+  given?: Given;
 }
 export interface Steps {
   ids: number[]; embeddings: Matrix; positions: Matrix; x: Matrix;
-  weights: { q: Matrix; k: Matrix; v: Matrix; out: Matrix };
-  q: Matrix; k: Matrix; v: Matrix; qHeads: Matrix[]; kHeads: Matrix[]; vHeads: Matrix[];
-  raw: Matrix[]; scores: Matrix[]; allowed: boolean[][]; logits: Matrix[]; attention: Matrix[];
-  heads: Matrix[]; concat: Matrix; output: Matrix; residual: Matrix; normed: Matrix;
+  keyWords: string[]; keyIds: number[]; keyEmbeddings: Matrix; keyPositions: Matrix; memory: Matrix; // the same again, unless the attention is cross
+  weights: { q: Matrix; k: Matrix; v: Matrix } | null; out: Matrix; q: Matrix; k: Matrix; v: Matrix;
+  qHeads: Matrix[]; kHeads: Matrix[]; vHeads: Matrix[]; raw: Matrix[]; scores: Matrix[]; allowed: boolean[][];
+  logits: Matrix[]; attention: Matrix[]; heads: Matrix[]; concat: Matrix; output: Matrix; residual: Matrix; normed: Matrix;
 }
 
 export function multiply(a: Matrix, b: Matrix): Matrix {
-  return a.map((row) => b[0]!.map((_, column) => row.reduce((sum, value, at) => sum + value * b[at]![column]!, 0)));
+  const columns = b[0]!.length;
+  return a.map((row) => {
+    const found = new Array<number>(columns).fill(0);
+    row.forEach((value, at) => { const other = b[at]!; for (let column = 0; column < columns; column++) found[column]! += value * other[column]!; });
+    return found;
+  });
 }
 export function transpose(a: Matrix): Matrix { return a[0]!.map((_, column) => a.map((row) => row[column]!)); }
 export function add(a: Matrix, b: Matrix): Matrix { return a.map((row, i) => row.map((value, j) => value + b[i]![j]!)); }
@@ -64,31 +77,43 @@ export function wordsOf(text: string, most: number): string[] {
 }
 
 export function steps(given: Settings): Steps {
-  const { words, heads, width, seed } = given, length = words.length, depth = width / heads;
+  const { words, heads, width, seed } = given, isCross = given.cross.length > 0, keyWords = isCross ? given.cross : words, depth = width / heads;
   const vocabulary = new Map<string, number>();
-  const ids = words.map((word) => {
+  const number = (word: string) => {
     const name = word.toLowerCase();
     if (!vocabulary.has(name)) vocabulary.set(name, vocabulary.size);
     return vocabulary.get(name)!;
-  });
-  const embeddings = words.map((word) => { const draw = normals(hash(word.toLowerCase(), seed)); return Array.from({ length: width }, draw); });
-  const positions = given.positions ? sinusoids(length, width) : embeddings.map((row) => row.map(() => 0));
-  const x = add(embeddings, positions);
+  };
+  const embed = (texts: string[]) => {
+    const ids = given.given?.ids ?? texts.map(number);
+    const embeddings = given.given ? given.given.x : texts.map((word) => { const draw = normals(hash(word.toLowerCase(), seed)); return Array.from({ length: width }, draw); });
+    const positions = given.positions && !given.given ? sinusoids(texts.length, width) : embeddings.map((row) => row.map(() => 0));
+    return { ids, embeddings, positions, x: given.given ? given.given.x : add(embeddings, positions) };
+  };
+  const own = embed(words), other = isCross ? embed(keyWords) : own, { x } = own, memory = other.x;
   const draw = normals(seed + 1), drawn = () => Array.from({ length: width }, () => Array.from({ length: width }, () => draw() / Math.sqrt(width)));
-  const weights = { q: drawn(), k: drawn(), v: drawn(), out: drawn() };
-  const q = multiply(x, weights.q), k = multiply(x, weights.k), v = multiply(x, weights.v);
+  const weights = given.given ? given.given.weights ?? null : { q: drawn(), k: drawn(), v: drawn() }, out = given.given ? given.given.out : drawn();
+  const { q, k, v } = weights ? { q: multiply(x, weights.q), k: multiply(memory, weights.k), v: multiply(memory, weights.v) } : given.given!.projected!;
   const split = (a: Matrix) => Array.from({ length: heads }, (_, head) => a.map((row) => row.slice(head * depth, (head + 1) * depth)));
   const qHeads = split(q), kHeads = split(k), vHeads = split(v);
   const raw = qHeads.map((one, head) => multiply(one, transpose(kHeads[head]!)));
   const factor = given.scale ? 1 / Math.sqrt(depth) : 1;
   const scores = raw.map((one) => one.map((row) => row.map((value) => value * factor)));
-  const allowed = words.map((_, i) => words.map((_, j) => given.mask === "none" || (given.mask === "causal" ? j <= i : Math.abs(i - j) <= given.window)));
+  const past = given.mask === "causal" || given.mask === "both", near = given.mask === "window" || given.mask === "both";
+  const allowed = words.map((_, i) => keyWords.map((_, j) => isCross || ((!past || j <= i) && (!near || Math.abs(i - j) <= given.window))));
+  const rest = attend(scores, allowed, vHeads), concat = words.map((_, i) => rest.heads.flatMap((one) => one[i]!));
+  const bias = given.given?.outBias, output = multiply(concat, out).map((row) => (bias ? row.map((value, at) => value + bias[at]!) : row)), residual = add(x, output);
+  return {
+    ...own, keyWords, keyIds: other.ids, keyEmbeddings: other.embeddings, keyPositions: other.positions, memory, weights, out,
+    q, k, v, qHeads, kHeads, vHeads, raw, scores, allowed, ...rest, concat, output, residual, normed: residual.map((row) => layerNorm(row)),
+  };
+}
+
+/** From scores to what each head gives, under a mask. */
+export function attend(scores: Matrix[], allowed: boolean[][], values: Matrix[]): { logits: Matrix[]; attention: Matrix[]; heads: Matrix[] } {
   const logits = scores.map((one) => one.map((row, i) => row.map((value, j) => (allowed[i]![j] ? value : -Infinity))));
   const attention = logits.map((one) => one.map(softmax));
-  const heads_ = attention.map((one, head) => multiply(one, vHeads[head]!));
-  const concat = words.map((_, i) => heads_.flatMap((one) => one[i]!));
-  const output = multiply(concat, weights.out), residual = add(x, output);
-  return { ids, embeddings, positions, x, weights, q, k, v, qHeads, kHeads, vHeads, raw, scores, allowed, logits, attention, heads: heads_, concat, output, residual, normed: residual.map((row) => layerNorm(row)) };
+  return { logits, attention, heads: attention.map((one, head) => multiply(one, values[head]!)) };
 }
 
 /** How sharp attention is: the mean of each query's largest weight. */

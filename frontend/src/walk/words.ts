@@ -1,9 +1,10 @@
 // What the walk says, in English and Chinese. Formulas are the same in both.
 
-type Two = readonly [string, string];
+export type Two = readonly [string, string];
 export interface Told { title: Two; formula: string; says: Two }
 
 export const STEPS: Record<string, Told> = {
+  input: { title: ["Input", "输入"], formula: "", says: ["The numbers of the example: one row for each token.", "例子给出的数：每个词元一行。"] },
   tokens: { title: ["Tokens", "词元"], formula: "", says: ["The text is cut into tokens, here words and signs, and each gets a number: its place in the vocabulary. From here on the layer sees numbers only.", "把文本切成词元，这里是单词、标点或单个汉字；每个词元得到一个编号，即它在词表中的位置。从这里起，这一层只看得到数字。"] },
   embeddings: { title: ["Embeddings", "词嵌入"], formula: "E = table[number]", says: ["Every number picks a row of a table: a vector that stands for the word. The same word gets the same vector wherever it stands. Here the table is random; a trained model has learned it.", "用编号从嵌入表中取出一行：这个向量就代表这个词。同一个词不论出现在哪里，取到的向量都一样。这里的表是随机的，训练好的模型则是学到的。"] },
   positions: { title: ["Positions", "位置编码"], formula: "X = E + P,  P(p, 2i) = sin(p / 10000^(2i/d)),  P(p, 2i+1) = cos(same)", says: ["Attention by itself knows no order. So every position adds its own pattern of sines and cosines to the vector that stands there.", "注意力本身不知道先后顺序。因此给每个位置加上一组各不相同的正弦、余弦值。"] },
@@ -22,14 +23,20 @@ export const STEPS: Record<string, Told> = {
 
 export const TEXT = {
   title: ["Multi-head attention, step by step", "多头注意力，一步一步看"],
-  intro: ["Every number on this page is computed here, from your sentence. Change a switch, and all of it is computed again. Nothing is trained, so who looks at whom has no meaning yet: the arithmetic is that of any model.", "本页的每个数都在这里由你的句子算出。改变任何开关，全部重新计算。这里没有经过训练，所以谁关注谁还没有含义；但计算过程与真实模型完全相同。"],
+  intro: ["Every number on this page is computed here. Change a switch, and all of it is computed again.", "本页的每个数都在这里算出。改变任何开关，全部重新计算。"],
+  untrained: ["Nothing is trained, so who looks at whom has no meaning yet: the arithmetic is that of any model.", "这里没有经过训练，所以谁关注谁还没有含义；但计算过程与真实模型完全相同。"],
   sentence: ["Your sentence", "你的句子"], heads: ["Heads", "头数"], width: ["Width d_model", "宽度 d_model"], scale: ["Divide by √d_k", "除以 √d_k"],
-  positions: ["Add positions", "加位置编码"], mask: ["Mask", "掩码"], none: ["none", "无"], causal: ["causal", "因果"], window: ["window of 1", "窗口 1"], seed: ["Seed", "随机种子"],
+  positions: ["Add positions", "加位置编码"], mask: ["Mask", "掩码"], none: ["none", "无"], causal: ["causal", "因果"], window: ["window {n}", "窗口 {n}"], seed: ["Seed", "随机种子"],
   cut: ["Only the first {n} tokens are shown.", "只显示前 {n} 个词元。"],
   by_hand: ["By hand", "手算一个数"], head: ["head {n}", "头 {n}"], position: ["position", "位置"], number: ["number", "编号"],
   legend: ["Orange is positive, blue negative, green a share of attention; stronger is larger.", "橙色为正，蓝色为负，绿色为注意力份额；颜色越浓数值越大。"],
   exercises: ["Now change this", "动手改一改"], attempt: ["Try it", "试一试"], answer: ["Answer", "答案"],
-  examples: ["Worked examples", "现成例子"],
+  examples: ["Worked examples", "现成例子"], your_own: ["Your own sentence", "自己的句子"], cross: ["Look at another text (cross attention)", "改看另一段文本（交叉注意力）"],
+  both: ["causal, window {n}", "因果 + 窗口 {n}"], matrix: ["matrix", "矩阵"], range: ["{low} to {high}", "{low} 到 {high}"],
+  unscaled: ["Left out here: the scores stay as they are.", "这里省去了：得分保持原样。"], unmasked: ["Nothing is forbidden here: everyone may look at everyone.", "这里没有禁止任何位置：谁都可以看谁。"],
+  one_head: ["There is one head: nothing to put together.", "只有一个头：没有需要拼接的。"],
+  tokens_given: ["The model's own tokenizer cut the text; each token has its number in the model's vocabulary.", "模型自己的分词器把文本切成词元；每个词元在模型的词表中有一个编号。"],
+  input_model: ["What this layer is given: the vectors that the model has made so far, one row for each token.", "这一层得到的输入：模型到目前为止算出的向量，每个词元一行。"],
 } as const satisfies Record<string, Two>;
 
 /** Exercises: what to change, what to ask, and what is true. `{name}` is filled with numbers that the page computes. */
@@ -40,11 +47,3 @@ export const EXERCISES = [
   { change: { heads: 4 }, asks: ["Go from one head to four. Does the output become larger, or the layer get more parameters?", "从一个头改成四个头。输出会变大吗？这一层的参数会变多吗？"], answer: ["Neither: the output stays {rows} × {width}, and the four matrices have 4 · {width}² = {parameters} numbers whatever the heads. Only the softmax is taken in four pieces.", "都不会：输出仍是 {rows} × {width}，四个矩阵共 4 · {width}² = {parameters} 个数，与头数无关。只是 softmax 分四份来做。"] },
   { change: { mask: "window" }, asks: ["Let every word look at its neighbours only. How many weights are not 0?", "让每个词只看相邻的词。有多少个权重不是 0？"], answer: ["{kept} of {pairs} in each head: the cost of a window grows with the length, not with its square.", "每个头 {pairs} 个中的 {kept} 个：窗口注意力的开销随长度增长，而不是随长度的平方。"] },
 ] as const;
-
-export const EXAMPLES: { name: Two; text: string; change: Record<string, unknown> }[] = [
-  { name: ["A sentence", "一个句子"], text: "The cat sat on the mat.", change: { mask: "none", scale: true, positions: true, heads: 2, width: 8 } },
-  { name: ["Two tokens", "两个词元"], text: "I am", change: { mask: "none", heads: 1, width: 4 } },
-  { name: ["The causal mask", "因果掩码"], text: "The cat sat on the mat.", change: { mask: "causal" } },
-  { name: ["Without the scale", "不缩放"], text: "The cat sat on the mat.", change: { mask: "none", scale: false, width: 16, heads: 1 } },
-  { name: ["Chinese", "中文"], text: "猫坐在垫子上。", change: { mask: "none" } },
-];

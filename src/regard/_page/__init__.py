@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from regard.recording import Recording
 
 # What can be seen before the script has run, and without it.
-_STYLE = """
+STYLE = """
 :root { color-scheme: light dark; }
 body { font: 15px/1.5 system-ui, sans-serif; margin: 0; background: #fff; color: #1c1e26; }
 @media (prefers-color-scheme: dark) { body { background: #14161b; color: #e8eaf0; } }
@@ -69,7 +69,7 @@ def page(
         "</div></noscript></div>",
         f'<script type="text/plain" id="regard-data">{base64.b64encode(packed).decode()}</script>',
     ]
-    return document(recording.title, _STYLE, body, lang, script())
+    return document(recording.title, STYLE, body, lang, script())
 
 
 @cache

@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Iterable
 from html import escape
 
-from regard._text import visible
+from regard._display.texts import visible
 
 
 def document(title: str, style: str, body: Iterable[str], lang: str = "en", script: str = "") -> str:

@@ -88,9 +88,10 @@ def framed(html: str, picture: str = "") -> str:
 
 
 def _widget(packed: bytes) -> dict[str, Any]:
-    """The widget's own MIME types; nothing outside a kernel, or where anywidget is not installed."""
+    """The widget's own MIME types; nothing outside a kernel, where anywidget is not installed, or in Colab: it shows
+    an error in place of widgets that it does not know, where the frame works."""
     kernel = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    if kernel is None or not hasattr(kernel, "kernel"):
+    if kernel is None or not hasattr(kernel, "kernel") or "google.colab" in sys.modules:
         return {}
     try:
         from regard._page._widget import Page

@@ -10,9 +10,9 @@ from html import unescape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from regard._display.texts import LANGUAGES
+from regard._files.write import write_atomically
 from regard._page import page
-from regard._text import LANGUAGES
-from regard._write import write_atomically
 
 if TYPE_CHECKING:
     from regard.recording import Recording

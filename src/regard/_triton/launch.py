@@ -1,4 +1,4 @@
-"""Statistics of a call by the kernels of this package: the same results as ``regard._observing``, without a host read.
+"""Statistics of a call by the kernels of this package: the same results as ``regard.observation``, without a host read.
 
 ``refuse`` says from the spec alone what the kernels cannot do; ``observe`` does the rest.
 """
@@ -46,6 +46,8 @@ def refuse(spec: CallSpec, want: Want) -> list[str]:
         reasons.append("there is nothing to observe")
     if want.top_k > _MOST_KEPT:
         reasons.append(f"top_k above {_MOST_KEPT}")
+    if want.asks_unusual:
+        reasons.append("value mass, pairs and scores")
     return reasons
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import unicodedata
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from regard._walk._draws import Draws, of_word
 from regard._walk._story import Numbers
 
 MOST_TOKENS = 512
@@ -100,11 +100,7 @@ def _stands_alone(letter: str) -> bool:
 
 def vectors(tokens: tuple[str, ...], width: int, seed: int) -> Numbers:
     """A random vector for each word, drawn from the seed and the word: the same in every sentence."""
-    rows = [
-        np.random.default_rng([seed, zlib.crc32(token.lower().encode("utf-8", "replace"))]).standard_normal(width)
-        for token in tokens
-    ]
-    return np.stack(rows)
+    return np.stack([of_word(token, seed).normal(width) for token in tokens])
 
 
 def numbered(tokens: tuple[str, ...], more: tuple[str, ...] = ()) -> Numbers:
@@ -124,8 +120,8 @@ def sinusoids(length: int, width: int) -> Numbers:
 
 def drawn(width: int, seed: int) -> dict[str, Numbers]:
     """The four matrices, normal with variance 1/width, so that queries and keys spread as the vectors do."""
-    rng = np.random.default_rng(seed)
-    return {name: rng.standard_normal((width, width)) / np.sqrt(width) for name in ("q", "k", "v", "out")}
+    draws = Draws(seed + 1)
+    return {name: draws.normal(width, width) / np.sqrt(width) for name in ("q", "k", "v", "out")}
 
 
 def permitted(length: int, causal: bool, window: int | None) -> Numbers | None:

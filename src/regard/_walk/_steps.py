@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from regard._text import text
+from regard._display.texts import text
 from regard._walk._inputs import Layer
 from regard._walk._story import Numbers, Panel, Step, number
 from regard._walk._words import STEPS

@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from regard._text import text
+from regard._display.texts import text
 from regard._walk._inputs import Layer, Settings, from_text
 from regard._walk._steps import steps_of
 from regard._walk._story import Panel, Step, Story

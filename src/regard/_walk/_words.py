@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from regard._text import Catalogue
+from regard._display.texts import Catalogue
 
 STEPS: Catalogue = {
     "title.self": ("Multi-head attention, step by step", "多头注意力，一步一步看"),

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 
-from regard._errors import Refused
 from regard.backends._base import Backend, no_autocast
 from regard.backends.eager import attend
-from regard.spec import Result
+from regard.spec import Refused, Result
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from regard._errors import Refused
 from regard.backends._autograd import again, held_tensors
 from regard.backends._base import no_autocast
+from regard.spec import Refused
 
 if TYPE_CHECKING:
     from torch import Tensor

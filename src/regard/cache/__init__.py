@@ -7,7 +7,7 @@
     cache = LatentCache(4096)                              one small tensor a token, for `regard.nn.LatentAttention`
 
 All of them take `int8=True` (of a `PagedCache`, its pool) and have `update`, `attend`, `padded`, `truncate`, `reorder`,
-`fork`, `position`, `lengths` and `bytes`; all but the paged one have `to` and `save`, which `regard.cache.load` reads.
+`fork`, `position`, `lengths`, `bytes`, `to` and `save`, which `regard.cache.load` reads.
 `regard.nn.Cache` says what the modules ask of a cache of your own.
 """
 

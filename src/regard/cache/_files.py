@@ -9,25 +9,26 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from regard import _safetensors
-from regard._write import write_atomically
-from regard.cache import _storage
+from regard._files import safetensors_files
+from regard._files.write import write_atomically
+from regard.cache import _paged_files, _storage
 from regard.cache._given import _ATTENDED, Made
 from regard.cache._lengths import Lengths
 
 if TYPE_CHECKING:
+    from regard.cache._paged import PagedCache
     from regard.cache._slots import _Slots
 
 FORMAT, VERSION = "regard-cache", 1
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in _ATTENDED}
 _SIZES = ("capacity", "window", "sinks")
 _MOST_BYTES = 1 << 38  # a number in a file alone must not cost more
+_MOST_BLOCKS = 1 << 24
 
 
 def move(cache: _Slots, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
-    """In place, as a module moves; one byte a number stays that, and is read as the new dtype."""
-    if dtype is not None and dtype not in _ATTENDED:
-        raise TypeError(f"dtype must be one of {', '.join(sorted(_DTYPES))}, got {dtype!r}")
+    """In place, as a module moves; int8 numbers stay int8 and are read as the new dtype."""
+    check_dtype(dtype)
     made = cache._made
     if made is None:
         return  # it takes the place and dtype of its first tokens
@@ -47,6 +48,11 @@ def move(cache: _Slots, device: torch.device | str | None, dtype: torch.dtype | 
             setattr(cache, name, Lengths(getattr(cache, name).counts, place))
 
 
+def check_dtype(dtype: torch.dtype | None) -> None:
+    if dtype is not None and dtype not in _ATTENDED:
+        raise TypeError(f"dtype must be one of {', '.join(sorted(_DTYPES))}, got {dtype!r}")
+
+
 def save(cache: _Slots, path: Path) -> None:
     """The tokens that are held, and what the cache was built with; complete or not at all."""
     used = cache._held.longest
@@ -55,20 +61,31 @@ def save(cache: _Slots, path: Path) -> None:
         for name, parts in (("key", cache._key), ("value", cache._value))
         for at, part in enumerate(parts)
     }
+    gone = getattr(cache, "_gone", None)
+    built = {name: getattr(cache, name) for name in _SIZES if hasattr(cache, name)}
+    _write(cache, path, tensors, built, {"gone": None if gone is None else list(gone.counts)})
+
+
+def save_paged(cache: PagedCache, path: Path) -> None:
+    tensors, table = _paged_files.packed(cache)
+    _write(cache, path, tensors, {"blocks": cache.pool.blocks, "block_size": cache.pool.block_size}, {"table": table})
+
+
+def _write(
+    cache: _Slots | PagedCache, path: Path, tensors: dict[str, Tensor], built: dict[str, Any], more: dict[str, Any]
+) -> None:
     # the widest numbers first, so that each stands where its size divides its place
     tensors = dict(sorted(tensors.items(), key=lambda entry: -entry[1].dtype.itemsize))
-    gone = getattr(cache, "_gone", None)
     described = {
         "format": FORMAT,
         "version": VERSION,
         "kind": type(cache).__name__,
-        "built": {name: getattr(cache, name) for name in _SIZES if hasattr(cache, name)} | {"int8": cache.int8},
+        "built": built | {"int8": cache.int8},
         "dtype": None if cache._made is None else str(cache._made.dtype).removeprefix("torch."),
         "held": list(cache._held.counts),
-        "gone": None if gone is None else list(gone.counts),
         "padded_by_mask": cache._padded_by_mask,
-    }
-    write_atomically(path, _safetensors.pieces(tensors, {"regard": json.dumps(described)}))
+    } | more
+    write_atomically(path, safetensors_files.pieces(tensors, {"regard": json.dumps(described)}))
 
 
 def load(path: str | Path, *, device: torch.device | str | None = None) -> Any:
@@ -77,19 +94,27 @@ def load(path: str | Path, *, device: torch.device | str | None = None) -> Any:
     Raises:
         ValueError: the file is no cache, or is damaged; says what is wrong.
     """
-    from regard.cache import _slots
+    from regard.cache import _paged, _slots
 
     try:
-        tensors, metadata = _safetensors.read(Path(path))
-        described = _safetensors.parse(metadata.get("regard", "null"))
+        tensors, metadata = safetensors_files.read(Path(path))
+        described = safetensors_files.parse(metadata.get("regard", "null"))
         if not isinstance(described, dict) or described.get("format") != FORMAT:
             raise ValueError("it holds no cache")
         if described.get("version") != VERSION:
             raise ValueError(f"it has version {described.get('version')!r}, and this regard reads {VERSION}")
         kinds = {kind.__name__: kind for kind in (_slots.KVCache, _slots.LatentCache, _slots.RollingCache)}
         kind, built = kinds.get(str(described.get("kind"))), described.get("built")
+        if described.get("kind") == "PagedCache" and isinstance(built, dict):
+            blocks = built.get("blocks")
+            if type(blocks) is not int or blocks > _MOST_BLOCKS:
+                raise ValueError(f"it says {blocks!r} blocks; {_MOST_BLOCKS} are the most that is made")
+            paged = _paged.PagedCache(_paged.BlockPool(**built))
+            _fill_paged(paged, tensors, described)
+            return paged if device is None else paged.to(device)
         if kind is None or not isinstance(built, dict):
-            raise ValueError(f"its kind is {str(described.get('kind'))[:40]!r}; expected {', '.join(kinds)}")
+            expected = ", ".join([*kinds, "PagedCache"])
+            raise ValueError(f"its kind is {str(described.get('kind'))[:40]!r}; expected {expected}")
         given = dict(built)
         first = given.pop("window" if kind is _slots.RollingCache else "capacity", None)
         cache = kind(first, **given)
@@ -144,6 +169,23 @@ def _fill(cache: _Slots, tensors: dict[str, Tensor], described: dict[str, Any]) 
         if len(before) != len(counts):
             raise ValueError("its numbers of forgotten tokens are malformed")
         cache._gone = Lengths(before, made.device)
+
+
+def _fill_paged(cache: PagedCache, tensors: dict[str, Tensor], described: dict[str, Any]) -> None:
+    counts, dtype = _counts(described.get("held")), described.get("dtype")
+    if dtype is None:
+        if tensors or counts:
+            raise ValueError("it holds tokens of no dtype")
+        return
+    if dtype not in _DTYPES or any(part.dim() != 4 for part in tensors.values()):
+        raise ValueError("its tensors are not those of a cache")
+    size = _paged_files.pool_bytes(cache.pool.blocks, cache.pool.block_size, tensors)
+    if size > _MOST_BYTES:
+        raise ValueError(
+            f"it says room for {cache.pool.blocks} blocks, {size} bytes; {_MOST_BYTES} are the most that is made"
+        )
+    _paged_files.fill(cache, tensors, described.get("table"), counts, _DTYPES[dtype])
+    cache._padded_by_mask = bool(described.get("padded_by_mask"))
 
 
 def _no_tokens(part: Tensor, dtype: str) -> Tensor:

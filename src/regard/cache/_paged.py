@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
-from regard.cache import _storage
+from regard.backends._stored import Stored
+from regard.cache import _files, _paged_files, _storage
 from regard.cache._base import CacheFull, TokenCache
 from regard.cache._given import Made
 from regard.cache._lengths import Fresh, Lengths, check_count, counts_of, places_of
@@ -18,9 +20,9 @@ from regard.cache._storage import Parts
 
 
 class BlockPool:
-    """Memory for `blocks` blocks of `block_size` tokens, from which any number of `PagedCache`s take theirs.
+    """Memory for `blocks` blocks of `block_size` tokens, shared by any number of `PagedCache`s.
 
-    Blocks are counted by who uses them: one that nobody uses any more is given out again.
+    Blocks are reference-counted: one that nobody uses is handed out again.
     """
 
     def __init__(self, blocks: int, block_size: int = 16, *, int8: bool = False) -> None:
@@ -122,7 +124,7 @@ class PagedCache(TokenCache):
         return [list(blocks) for blocks in self._blocks]
 
     def truncate(self, length: int | Sequence[int]) -> None:
-        """As if the tokens after the first `length` had never come; blocks that are empty go back to the pool."""
+        """Forget the tokens after the first `length`; empty blocks go back to the pool."""
         wanted = shortened(self._held.counts, length)
         for item, count in enumerate(wanted):
             kept = -(-count // self.pool.block_size)
@@ -145,7 +147,7 @@ class PagedCache(TokenCache):
         self._draw_table()
 
     def fork(self) -> Self:
-        """A cache that holds the same and goes its own way; blocks are shared until one of them writes."""
+        """An independent copy; blocks are shared until one of the two writes."""
         other = type(self)(self.pool)
         other._take_over(self._made, [list(blocks) for blocks in self._blocks], self._held)
         for blocks in other._blocks:
@@ -153,13 +155,13 @@ class PagedCache(TokenCache):
         return other
 
     def free(self) -> None:
-        """Give all blocks back; the cache is as new."""
+        """Give all blocks back; the cache is then empty."""
         for blocks in self._blocks:
             self.pool._give_back(blocks)
         self._take_over(None, [], Lengths((), self._held.device))
 
     def split(self) -> list[Self]:
-        """One cache for each sequence; this one hands them over and is as new."""
+        """One cache per sequence; this cache is empty afterwards."""
         parts = []
         for item, blocks in enumerate(self._blocks):
             part = type(self)(self.pool)
@@ -170,7 +172,7 @@ class PagedCache(TokenCache):
 
     @classmethod
     def join(cls, caches: Sequence[PagedCache]) -> PagedCache:
-        """One cache with the sequences of several, in order; those hand them over and are as new."""
+        """One cache with the sequences of several, in order; those are empty afterwards."""
         if isinstance(caches, (str, bytes)) or not isinstance(caches, Sequence):
             raise TypeError(f"caches must be a sequence of PagedCaches, got {type(caches).__name__}")
         for cache in caches:
@@ -191,16 +193,37 @@ class PagedCache(TokenCache):
             cache._take_over(None, [], Lengths((), device))
         return whole
 
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
+        """Move what is held to a device, to a dtype, or both; gives the cache itself.
+
+        Other caches may use the pool, so this one leaves it for a pool of its own, `cache.pool`, of the same size.
+        """
+        if isinstance(device, torch.dtype):  # to(torch.bfloat16), as a tensor takes it
+            device, dtype = None, device
+        _files.check_dtype(dtype)
+        if self._made is not None:  # else it takes the place and dtype of its first tokens
+            place = self._made.device if device is None else torch.device(device)
+            kind = self._made.dtype if dtype is None else dtype
+            if (place, kind) != (self._made.device, self._made.dtype):
+                with torch.inference_mode(False):
+                    _paged_files.move(self, place, kind)
+        return self
+
+    def save(self, path: str | Path) -> None:
+        """Write what is held to a safetensors file, complete or not at all; `regard.cache.load` makes a pool for it.
+
+        Blocks that sequences share are written once, and are shared again.
+        """
+        _files.save_paged(self, Path(path))
+
     def fill_unused(self, number: float) -> None:
-        used, mine, size = Counter[int](), Counter[int](), self.pool.block_size
-        for blocks, count in zip(self._blocks, self._held.counts, strict=True):
-            for column, block in enumerate(blocks):
-                used[block] = max(used[block], min(size, count - column * size))
-                mine[block] += 1
+        used, mine = _paged_files.used_blocks(self), Counter[int]()
+        for blocks in self._blocks:
+            mine.update(blocks)
         for block, users in enumerate(self.pool._users):
             if users == mine[block]:  # another cache may hold more tokens of a block than this one
                 for part in self.pool._key + self.pool._value:
-                    _storage.spoil(part[block, used[block] :], number)
+                    _storage.spoil(part[block, used.get(block, 0) :], number)
 
     def _take_over(self, made: Made | None, blocks: list[list[int]], held: Lengths) -> None:
         self._made, self._blocks = made, blocks
@@ -289,6 +312,17 @@ class PagedCache(TokenCache):
                 part[blocks, places % size] = tokens.transpose(1, 2)[items, sources]
         self._held = self._view = start.plus(fresh.tokens if fresh.counts is None else fresh.counts)
         return start
+
+    def _as_stored(self) -> Stored | None:
+        if self._made is None or not self.pool._value:
+            return None
+        assert self._table is not None
+        # the pool keeps [block, place, head, dim]
+        by_heads = [
+            _storage.apply(lambda part: part.transpose(1, 2), parts) for parts in (self.pool._key, self.pool._value)
+        ]
+        lengths = (self._view.tensor, self._view.longest)
+        return Stored(by_heads[0], by_heads[1], *lengths, self._made.dtype, self._table, self.pool.block_size)
 
     def _read(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         assert self._table is not None and self._made is not None

@@ -24,7 +24,7 @@ def draw(cost: Cost) -> Figure:
     if getattr(cost.config, "image_size", None) is not None:
         raise ValueError("images have one length, and there is nothing to draw against it; change image_size")
     try:
-        from regard._figures import Figure
+        from regard._display.figures import Figure
     except ImportError as error:
         raise ImportError("plots need matplotlib: pip install matplotlib") from error
     panels = [_flops, _activations] + ([_caches] if cost.cache is not None else [])

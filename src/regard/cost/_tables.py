@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from regard._text import breaks, left, right, text, width
+from regard._display.texts import breaks, left, right, text, width
 from regard.cost._words import WORDS
 
 if TYPE_CHECKING:

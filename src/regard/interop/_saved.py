@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from regard import _safetensors, models, positions
-from regard._write import Staged
+from regard import models, positions
+from regard._files import safetensors_files
+from regard._files.write import Staged
 from regard.interop._hf_fields import listed
 from regard.interop._hf_files import WHOLE, Tensors, parse_json, read_json
 from regard.interop._hf_weights import check_amounts, check_dtypes, check_target, loaded
@@ -24,7 +25,10 @@ FORMAT, VERSION = "regard-model", 1
 IN_HEADER = "regard"  # where the weights' file says what config.json says
 _KINDS: dict[str, type[nn.Module]] = {
     kind.__name__: kind
-    for kind in (models.Encoder, models.Decoder, models.Transformer, models.T5, models.Whisper, LatentAttention)
+    for kind in (
+        *(models.Encoder, models.Decoder, models.Transformer, models.T5, models.Whisper, models.DeepSeek),
+        LatentAttention,
+    )
 }
 _CONFIGS: dict[str, Any] = {
     "Encoder": models.EncoderConfig,
@@ -32,18 +36,19 @@ _CONFIGS: dict[str, Any] = {
     "Transformer": models.TransformerConfig,
     "T5": models.T5Config,
     "Whisper": models.WhisperConfig,
+    "DeepSeek": models.DeepSeekConfig,
     "LatentAttention": models.LatentConfig,
 }
 _SCALINGS = {kind.__name__: kind for kind in (positions.Linear, positions.DynamicNTK, positions.YaRN, positions.Llama3)}
 
 
 def save(model: nn.Module, folder: str | Path, *, stop: Sequence[int] = ()) -> None:
-    """Write a model of `regard.models`, or a `nn.LatentAttention`, into a folder, which is made if it is not there;
+    """Write a model of `regard.models`, or a `nn.LatentAttention`, into a folder, which is created if needed;
     `load` reads it again.
 
-    Whenever this is interrupted, the folder holds the old model whole or the new one: both files are complete before
+    If interrupted, the folder holds the old model or the new one, complete: both files are complete before
     the first takes its place, and the weights' file says in its header what `config.json` says. `stop` are the tokens
-    that end a text, for whoever generates with it.
+    that end a generated text.
     """
     kind = type(model).__name__
     if _KINDS.get(kind) is not type(model):
@@ -58,7 +63,7 @@ def save(model: nn.Module, folder: str | Path, *, stop: Sequence[int] = ()) -> N
     with ExitStack() as staged:
         weights, shown = (staged.enter_context(closing(Staged(folder / name))) for name in (WHOLE, "config.json"))
         try:
-            weights.write(_safetensors.pieces(model.state_dict(), {"format": "pt", IN_HEADER: text}))
+            weights.write(safetensors_files.pieces(model.state_dict(), {"format": "pt", IN_HEADER: text}))
         except OSError as error:  # a full disk
             raise OSError(f"the weights cannot be written: {error.strerror or error}") from None
         shown.write([text.encode()])

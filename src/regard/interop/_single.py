@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from regard.nn import MultiHeadAttention
 
@@ -34,6 +35,47 @@ def is_written_out(module: nn.Module) -> bool:
     return names == _PROJECTIONS[3] and {name.split(".")[0] for name, _ in module.named_parameters()} == set(names)
 
 
+def from_plain(given: nn.Module | Mapping[str, Tensor], num_heads: int | None = None) -> MultiHeadAttention:
+    """A copy of a plain `MultiHeadAttention(heads, d_model, dropout)` with `q_linear`, `k_linear`, `v_linear`, `out`.
+
+    Such modules are in many notes and tutorials. Weights load by name, from the module or from its state dict, and
+    give the same outputs. Their mask is 0 where attention is forbidden: pass `mask=masks.keep(mask != 0)`. A row where
+    all is forbidden gives zeros here, before the output projection; theirs gives the mean of all values.
+
+    Args:
+        given: the module, or its state dict.
+        num_heads: how many heads; read from the module (`h`, `heads`, `num_heads`) where it has them.
+
+    Raises:
+        TypeError: `given` is neither a module nor a state dict.
+        ValueError: a weight is missing, unknown or of another shape, or the number of heads is not known.
+    """
+    if not isinstance(given, (nn.Module, Mapping)):
+        raise TypeError(f"from_plain takes a module or its state dict, got {type(given).__name__}")
+    weights: Mapping[str, Any] = given.state_dict() if isinstance(given, nn.Module) else given
+    names = _PROJECTIONS[3]
+    unknown = [name for name in weights if name.removesuffix(".bias").removesuffix(".weight") not in names]
+    if missing := [f"{name}.weight" for name in names if f"{name}.weight" not in weights]:
+        raise ValueError(f"from_plain: no {', '.join(missing)} among {', '.join(weights) or 'no weights'}")
+    if unknown:
+        raise ValueError(f"from_plain: {', '.join(unknown)} has no place here; expected weights and biases of {names}")
+    width = weights["q_linear.weight"].shape[0]
+    for name, weight in weights.items():
+        wanted = (width, width) if name.endswith(".weight") else (width,)
+        if tuple(weight.shape) != wanted:
+            raise ValueError(f"from_plain: {name} has the shape {list(weight.shape)}; expected {list(wanted)}")
+    plain: Any = nn.Module()
+    for name in names:
+        linear = nn.Linear(width, width, bias=f"{name}.bias" in weights, device="meta")
+        plain.add_module(str(name), linear)
+    plain.load_state_dict(weights, assign=True)
+    heads = num_heads if num_heads is not None else _num_heads(given)
+    if heads is None:
+        raise ValueError("from_plain: the weights do not say how many heads there are; give num_heads=")
+    plain.heads, plain.dropout = heads, getattr(given, "dropout", None)
+    return attention_of(plain.train(getattr(given, "training", True)))
+
+
 def attention_of(module: nn.Module) -> MultiHeadAttention:
     """A copy with the same weights and outputs, in the same mode and dtype.
 
@@ -43,7 +85,7 @@ def attention_of(module: nn.Module) -> MultiHeadAttention:
     assert names is not None
     parts: list[Any] = [None if name is None else getattr(module, name) for name in names]
     query, key, value, out = parts
-    heads = next((getattr(module, name) for name in _HEADS if isinstance(getattr(module, name, None), int)), None)
+    heads = _num_heads(module)
     if heads is None:
         raise ValueError(f"{type(module).__name__} does not say how many heads it has; expected {', '.join(_HEADS)}")
     if query.out_features % heads:
@@ -75,6 +117,10 @@ def attention_of(module: nn.Module) -> MultiHeadAttention:
             if ours.bias is not None:
                 ours.bias.copy_(theirs.bias)
     return found.train(module.training)
+
+
+def _num_heads(module: Any) -> int | None:
+    return next((getattr(module, name) for name in _HEADS if isinstance(getattr(module, name, None), int)), None)
 
 
 def _names(module: nn.Module) -> Any:

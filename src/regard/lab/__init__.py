@@ -14,7 +14,7 @@ import difflib
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from regard._text import Catalogue
+from regard._display.texts import Catalogue
 from regard.lab._words import words_of
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ BLUE, ORANGE, GREEN, PINK, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#
 def figure(width: float, height: float, title: str) -> Figure:
     """An empty figure whose title says what was found. Labels are in English: not every machine has a Chinese font."""
     try:
-        from regard._figures import Figure
+        from regard._display.figures import Figure
     except ImportError as error:
         raise ImportError("figures need matplotlib: pip install matplotlib") from error
     made = Figure(figsize=(width, height), layout="constrained", facecolor="white")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from regard import _text, api
+from regard import api
+from regard._display import texts
+from regard._walk._table import Matrix, Row, Table
 from regard.lab._words import words_of
 from regard.statistics import Want
 
@@ -18,16 +20,7 @@ if TYPE_CHECKING:
     from regard.masks import Mask
     from regard.observation import Observation
 
-Row = tuple[float, ...]
-Matrix = tuple[Row, ...]
-
-
-class Table(NamedTuple):
-    """A table as it is shown: the first column names the row."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
+__all__ = ["Matrix", "Result", "Row", "Table", "check_counts", "look", "numbers", "rows"]
 
 
 class Result:
@@ -54,13 +47,13 @@ class Result:
         }
 
     @classmethod
-    def words(cls) -> _text.Catalogue:
+    def words(cls) -> texts.Catalogue:
         """All texts of the experiment, by key; `claim`, `right` and `why` only where a note is wrong."""
         return words_of(cls.topic)
 
     def say(self, key: str, lang: str = "en", **values: object) -> str:
         """One text of the experiment."""
-        return _text.text(self.words(), lang, key, **values)
+        return texts.text(self.words(), lang, key, **values)
 
     def tables(self, lang: str = "en") -> list[Table]:
         raise NotImplementedError

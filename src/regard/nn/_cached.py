@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -15,6 +17,7 @@ from regard.nn._checks import check_update
 from regard.nn._protocols import Cache
 from regard.statistics import Want
 
+Function = TypeVar("Function", bound=Callable[..., Any])
 Heads = tuple[Tensor, Tensor, "Tensor | None"]  # query, key, value of the new tokens: [B, head, token, dim]
 
 
@@ -44,6 +47,24 @@ def claim(cache: Any, module: Any) -> None:
         _users[own] = weakref.ref(module)
     except TypeError:  # a cache of somebody's own that cannot be remembered
         return
+
+
+def aside(function: Function) -> Function:
+    """The function for calls from compiled code: it runs outside of the graph.
+
+    What a cache holds is counted in Python. Traced, each count would become part of the graph, and every token get a
+    graph of its own; so attention with a cache is a step between the graphs of what surrounds it.
+    """
+    made: list[Any] = []
+
+    @functools.wraps(function)
+    def outside(*given: Any, **named: Any) -> Any:
+        if not made:
+            made.append(torch.compiler.disable(function))  # type: ignore[no-untyped-call]  # not before: it loads much
+        return made[0](*given, **named)
+
+    outside._torchdynamo_disable = True  # type: ignore[attr-defined]  # as torch.compiler.disable marks what it makes
+    return cast(Function, outside)
 
 
 def pads_of(cache: Cache, like: Tensor) -> Tensor | None:

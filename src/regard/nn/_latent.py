@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard import _latent, api
+from regard import api
 from regard.cache import TokenCache
 from regard.cache._base import Padded
+from regard.latent import absorb, expand, raise_values
 from regard.masks import Mask
 from regard.nn import _cached, _checks, _inputs
 from regard.nn._inputs import Inputs
@@ -42,12 +43,12 @@ class _Call(NamedTuple):
 class LatentAttention(nn.Module):
     """Multi-head latent attention (MLA) of DeepSeek-V2 and -V3.
 
-    Keys and values of all heads are made from one latent a token, c = norm(W^DKV x), beside one rotary key that the
+    Keys and values of all heads are made from one latent per token, c = norm(W^DKV x), plus one rotary key that the
     heads share; queries come from a latent of their own, or from x itself. Only c and the rotary key are cached.
 
         mla = LatentAttention(7168, 128, q_lora_rank=1536, kv_lora_rank=512, nope_dim=128, rope_dim=64,
                               value_head_dim=128)
-        cache = regard.cache.LatentCache(4096)                      # 576 numbers a token
+        cache = regard.cache.LatentCache(4096)                      # 576 numbers per token
         y = mla(prompt, mask=masks.causal(), cache=cache)           # keys and values of the prompt are expanded
         y = mla(next_token, mask=masks.causal(), cache=cache)       # and never again: what is cached stays as it is
 
@@ -153,17 +154,21 @@ class LatentAttention(nn.Module):
             cache: of `regard.cache`, such as a `LatentCache`. The first tokens it is given are expanded; later ones
                 attend by the absorbed form, over the latents as they are.
         """
+        if cache is not None and torch.compiler.is_compiling() and not torch.compiler.is_exporting():
+            return self._forward_aside(query, key, value, mask=mask, bias=bias, cache=cache)
         call = self._prepare(query, key, value, mask, bias, cache)
         if cache is not None and _is_in_use(cache) and _cached.can_attend(cache, call.keywords):
             w_uk, w_uv = self.up_projections
-            given = (_latent.absorb(*call.query, w_uk), call.latent, None)
+            given = (absorb(*call.query, w_uk), call.latent, None)
             mask, bias = call.keywords["mask"], call.keywords["bias"]
             heads = cache.attend(*given, mask=mask, bias=bias, value_dim=self.kv_lora_rank, scale=self.scale)
-            heads = _latent.raise_values(heads, w_uv)
+            heads = raise_values(heads, w_uv)
             return self._finish(heads, call)
         call, tensors, keywords, absorbed = self._arranged(call, cache)
         heads = api.attention(*tensors, **keywords)
-        return self._finish(_latent.raise_values(heads, self.up_projections[1]) if absorbed else heads, call)
+        return self._finish(raise_values(heads, self.up_projections[1]) if absorbed else heads, call)
+
+    _forward_aside = _cached.aside(forward)
 
     def observe(
         self,
@@ -175,13 +180,18 @@ class LatentAttention(nn.Module):
         bias: Any = None,
         cache: TokenCache | Padded | None = None,
         want: Want | None = None,
+        differentiable: bool = False,
     ) -> Any:
-        """`forward`, also returning what the heads did: a `regard.Observation` whose `.out` is the module's output."""
+        """`forward`, also returning what the heads did: a `regard.Observation` whose `.out` is the module's output.
+
+        `differentiable` as in `regard.observe`: some statistics then carry gradients, for a penalty on them.
+        """
         api.check_want(want)  # a cache keeps the tokens of a call that goes on
         call = self._prepare(query, key, value, mask, bias, cache)
         call, tensors, keywords, absorbed = self._arranged(call, cache)
-        seen = api.observe(*tensors, want=want, **keywords)
-        heads = _latent.raise_values(seen.out, self.up_projections[1]) if absorbed else seen.out
+        output = self._output(absorbed) if want is not None and want.value_mass else None
+        seen = api.observe(*tensors, want=want, output=output, differentiable=differentiable, **keywords)
+        heads = raise_values(seen.out, self.up_projections[1]) if absorbed else seen.out
         seen.out = self._finish(heads, call)
         return seen
 
@@ -203,7 +213,7 @@ class LatentAttention(nn.Module):
         call = self._prepare(query, key, value, mask, bias, cache)
         if cache is None or not _is_in_use(cache):
             return api.explain(*self._expanded(call, call.latent), want=want, scale=self.scale, **call.keywords)
-        given = (_latent.absorb(*call.query, self.up_projections[0]), call.latent, None)
+        given = (absorb(*call.query, self.up_projections[0]), call.latent, None)
         more = {"value_dim": self.kv_lora_rank, "scale": self.scale}
         return _cached.explain(cache, given, call.keywords, want, **more)
 
@@ -241,7 +251,7 @@ class LatentAttention(nn.Module):
         }
         call = _Call(inputs, (plain, turned), torch.cat([latent, rotary], -1), keywords, pads, itself)
         if cache is not None:
-            given = (_latent.absorb(*call.query, self.up_projections[0]), call.latent, None)
+            given = (absorb(*call.query, self.up_projections[0]), call.latent, None)
             _cached.check_call(cache, given, keywords)
         return call
 
@@ -259,17 +269,25 @@ class LatentAttention(nn.Module):
             call = call._replace(pads=rows)
         if not in_use:
             return call, self._expanded(call, latents), keywords, False
-        query = _latent.absorb(*call.query, self.up_projections[0])
+        query = absorb(*call.query, self.up_projections[0])
         return call, (query, latents, latents[..., : self.kv_lora_rank]), keywords, True
 
     def _expanded(self, call: _Call, latents: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         latent, rotary = self._parts(latents.squeeze(1))
-        key, value = _latent.expand(latent, rotary, *self.up_projections)
+        key, value = expand(latent, rotary, *self.up_projections)
         return torch.cat(call.query, -1), key, value
 
     def _parts(self, latents: Tensor) -> tuple[Tensor, Tensor]:
         latent, rotary = torch.split_with_sizes(latents, [self.kv_lora_rank, self.rope_dim], -1)
         return latent, rotary
+
+    def _output(self, absorbed: bool) -> Tensor:
+        """The matrix that reads the heads side by side: of their values, or of their latents."""
+        weight: Tensor = self.out_proj.weight
+        if not absorbed:
+            return weight
+        by_head = torch.unflatten(weight, 1, (self.num_heads, -1))
+        return torch.einsum("mhv,hvr->mhr", by_head, self.up_projections[1]).flatten(1)
 
     def _queries(self, x: Tensor) -> Tensor:
         q = self.q_proj(x) if self.q_lora_rank is None else self.q_up_proj(self.q_norm(self.q_down_proj(x)))

@@ -11,7 +11,16 @@ from torch.nn import functional as F
 from regard import api
 from regard.masks import Mask
 from regard.nn import _checks, _inputs
-from regard.nn._cached import can_attend, check_call, claim, explain, pads_of, update, without_rows
+from regard.nn._cached import (
+    aside,
+    can_attend,
+    check_call,
+    claim,
+    explain,
+    pads_of,
+    update,
+    without_rows,
+)
 from regard.nn._inputs import Inputs
 from regard.nn._layouts import convert_projections
 from regard.nn._protocols import Cache, Positions
@@ -176,6 +185,8 @@ class MultiHeadAttention(nn.Module):
         `positions` depend on where a token stands, as a padded batch; either way positions start at 0 in each item,
         `masks.keep` and a bias index rows and columns of the padded batch, and the result is nested as `query` is.
         """
+        if cache is not None and torch.compiler.is_compiling() and not torch.compiler.is_exporting():
+            return self._forward_aside(query, key, value, mask=mask, bias=bias, cache=cache, **how)
         call = self._prepare(query, key, value, mask, bias, cache, how)
         if cache is None:
             return self._finish(api.attention(*call.tensors, **call.keywords), call)
@@ -187,6 +198,8 @@ class MultiHeadAttention(nn.Module):
         call = self._through(cache, call)
         return self._finish(api.attention(*call.tensors, **call.keywords), call)
 
+    _forward_aside = aside(forward)
+
     def observe(
         self,
         query: Tensor,
@@ -197,16 +210,20 @@ class MultiHeadAttention(nn.Module):
         bias: Any = None,
         cache: Cache | None = None,
         want: Want | None = None,
+        differentiable: bool = False,
         **how: Any,
     ) -> Any:
         """`forward`, also returning what the heads did: a `regard.Observation` whose `.out` is the module's output.
 
-        For nested input the statistics are those of the call as computed (see `forward`): packed, or padded.
+        For nested input the statistics are those of the call as computed (see `forward`): packed, or padded. With
+        `Want(value_mass=True)` the lengths of values are those behind the module's output projection. `differentiable`
+        as in `regard.observe`: some statistics then carry gradients, for a penalty on them.
         """
         api.check_want(want)  # a cache keeps the tokens of a call that goes on
         call = self._prepare(query, key, value, mask, bias, cache, how)
         call = call if cache is None else self._through(cache, call)
-        seen = api.observe(*call.tensors, want=want, **call.keywords)
+        output = self.out_proj.weight if want is not None and want.value_mass else None
+        seen = api.observe(*call.tensors, want=want, output=output, differentiable=differentiable, **call.keywords)
         seen.out = self._finish(seen.out, call)
         return seen
 

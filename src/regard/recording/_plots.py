@@ -42,7 +42,7 @@ def draw(
 
 def _figure(width: float, height: float) -> Figure:
     try:
-        from regard._figures import Figure
+        from regard._display.figures import Figure
     except ImportError as error:
         raise ImportError("plots need matplotlib: pip install matplotlib") from error
     return Figure(figsize=(width, height), layout="constrained")

@@ -1,4 +1,4 @@
-"""The conformance suite: PROMISES.md as checks that any function with `regard.attention`'s signature can be put to.
+"""The conformance suite: the promises as checks, for any function with `regard.attention`'s signature.
 
 from regard.testing import check
 print(check(my_attention, rules=[3, 10]).table())
@@ -17,6 +17,7 @@ from regard.testing import (
     _poison,
     _shapes,
     _variants,
+    _watching,
 )
 from regard.testing._suite import check, numbers
 from regard.testing.report import Report, Row
@@ -24,4 +25,7 @@ from regard.testing.report import Report, Row
 __all__ = ["Report", "Row", "check", "numbers"]
 
 # Importing a file registers its checks.
-RULE_FILES = (_masks, _poison, _shapes, _numbers, _layouts, _derivatives, _invariance, _caching, _variants, _dropout)
+RULE_FILES = (
+    *(_masks, _poison, _shapes, _numbers, _layouts, _derivatives, _invariance, _caching, _variants, _dropout),
+    _watching,
+)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from regard._errors import Refused
+from regard.spec import Refused
 from regard.testing._calls import Call, array, expect
 from regard.testing._rules_of_masks import Tree
 from regard.testing._suite import NotApplicable, Trial, rule, within

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import regard
-from regard._errors import Refused
+from regard.spec import Refused
 from regard.testing._calls import Attention, Call, Failed, array, expect, largest, normal
 from regard.testing.report import Outcome, Report, Row
 
@@ -42,7 +42,7 @@ class Trial:
 
     @property
     def side(self) -> torch.dtype:
-        """The dtype a bias or sinks may have beside the inputs: float32 beside half precision."""
+        """The dtype that a bias or sinks may have: float32 when the inputs are in half precision."""
         return torch.float32 if self.dtype in HALF else self.dtype
 
     def need(self, name: str) -> Any:
@@ -162,8 +162,8 @@ def check(
         device: where the tensors live.
         dtype: one dtype or several; all four by default.
         surface: an object with the other surfaces that belong to `fn`, as far as it has them: `masks`, `reference`,
-            `observe`, `explain`, `nn`, `cache`, `latent_attention`. Rules about a missing one are "n.a.". For
-            `regard.attention`, and partial applications of it, regard's own are used.
+            `observe`, `explain`, `nn`, `cache`, `latent_attention`, `linear_attention`, `watch`. Rules about a missing
+            one are "n.a.". For `regard.attention`, and partial applications of it, regard's own are used.
         name: the report's title.
         progress: called as `progress(rows done, rows in all)` before the first row and after each.
     """
@@ -225,6 +225,7 @@ def _own_surface(fn: Attention) -> Any:
         cache=regard.cache,
         latent_attention=functools.partial(regard.latent_attention, **bound),
         linear_attention=regard.linear_attention,
+        watch=regard.watch,
         backend=bound.get("backend", "auto"),
     )
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 import regard
-from regard._errors import Refused
+from regard.spec import Refused
 from regard.testing import _recipes
 from regard.testing._calls import Call, Failed, array, expect, largest, rounding
 from regard.testing._conditioning import accumulated

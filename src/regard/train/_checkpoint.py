@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard._write import write_atomically
+from regard._files.write import write_atomically
 from regard.train._processes import put, whole
 
 FORMAT = "regard-training"

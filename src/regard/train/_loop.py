@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from regard import interop
-from regard._write import write_atomically
+from regard._files.write import write_atomically
 from regard.train import _checkpoint
 from regard.train._average import Average
 from regard.train._batches import Batch, Corpus, Planned, plan_epoch

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from regard import _guard
+from regard.backends import _guard
 from regard.watching import _seen
 from regard.watching._silence import silence, silent
 
@@ -97,7 +97,7 @@ def _own(run: Callable[..., Any]) -> Callable[..., Any]:
                 result = run(program, call)
             for watcher in watchers:
                 if not watcher.changes_calls:
-                    watcher.see(lambda: _seen.from_call(call, result.lse))
+                    watcher.see(lambda: _seen.from_call(call, result.lse, result.out))
             return result
 
         last = seen

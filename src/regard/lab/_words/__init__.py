@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from regard._text import Catalogue
+from regard._display.texts import Catalogue
 
 
 def words_of(topic: str) -> Catalogue:

@@ -1,1 +1,0 @@
-"""What the commands do, apart from the parsing of their options."""

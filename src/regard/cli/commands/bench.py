@@ -1,0 +1,204 @@
+"""`regard bench`: one call, timed on each backend and compared with PyTorch's own function."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from regard.cli import calls, complete, terminal
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from regard.cli.calls import Call
+
+SAMPLE = 0.02  # seconds: a sample repeats the call until it lasts this long, so that the clock does not matter
+ROOM = 4 * 2**30  # bytes: what needs more is run only when it is named
+
+Work = Callable[[], object]
+
+
+def bench(
+    query: calls.Query,
+    key: calls.Key = None,
+    value: calls.Value = None,
+    mask: calls.Mask = None,
+    softcap: calls.Softcap = None,
+    grad: Annotated[bool, typer.Option("--grad", help="Time the backward pass too.")] = False,
+    dtype: calls.Dtype = "float32",
+    device: calls.Device = "cpu",
+    backend: Annotated[
+        str | None,
+        typer.Option(
+            help="Backends to time, comma-separated (default: auto and all of the device's but the reference).",
+            autocompletion=complete.some_of(complete.BACKENDS),
+        ),
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=3, help="Number of times each backend is timed.")] = 9,
+    as_json: Annotated[bool, typer.Option("--json", help="Print every sample as JSON.")] = False,
+) -> None:
+    """Time a call on each backend and compare each with PyTorch's scaled_dot_product_attention.
+
+    The inputs are random. Every round times each backend once, in rotating
+    order; a ratio is the median over the rounds. PyTorch's function timed
+    against itself shows how noisy the machine is.
+
+    Examples:
+      regard bench 1,8,1024,64 --mask 'causal()'
+      regard bench 1,8,1024,64 --mask 'causal() & window(left=64)' --grad
+      regard bench 1,8,4096,64 --backend sdpa,blockwise --rounds 15 --json
+    """
+    try:
+        call = calls.read(query, key, value, mask, dtype, device)
+        works, left_out = _works(call, softcap, grad, backend)
+        samples = _time(works, rounds, call.device)
+    except (ValueError, TypeError) as error:
+        terminal.stop(str(error))
+    except (RuntimeError, MemoryError) as error:
+        terminal.stop(f"this call cannot be timed here: {(str(error).splitlines() or ['out of memory'])[0]}")
+    rows = [_row(name, samples[name], samples[next(iter(samples))]) for name in samples]
+    if as_json:
+        terminal.data({"rows": rows, "left_out": left_out})
+    else:
+        _print(rows, left_out)
+
+
+def _works(call: Call, softcap: float | None, grad: bool, wanted: str | None) -> tuple[dict[str, Work], dict[str, str]]:
+    """What is timed, PyTorch's function first where it can say the call; and why the rest is not."""
+    import torch
+
+    import regard
+
+    there = ["auto", *regard.backends.available(call.device)]
+    usual = [name for name in there if name != "reference"]
+    names = usual if wanted is None else [name.strip() for name in wanted.split(",")]
+    for name in names:
+        if name not in there:
+            raise ValueError(f"--backend holds {name!r}; expected some of {', '.join(there)} on {call.device}")
+    torch.manual_seed(0)
+    inputs = [torch.randn(s, dtype=call.dtype, device=call.device, requires_grad=grad) for s in call.shapes]
+    given: dict[str, Any] = {"mask": call.mask, "softcap": softcap}
+    works: dict[str, Work] = {}
+    left_out: dict[str, str] = {}
+    if softcap is None:
+        torch_call = _of_torch(inputs, call.mask)
+        works["torch"] = works["torch again"] = _run(torch_call, inputs, grad)
+    else:
+        left_out["torch"] = "it has no softcap"
+    for name in names:
+        try:
+            plan = regard.explain(*inputs, **given, backend=name)
+        except regard.Refused as refused:
+            left_out[name] = str(refused)
+            continue
+        if wanted is None and plan.cost.peak_bytes > ROOM:
+            left_out[name] = f"it needs {plan.cost.peak_bytes / 2**30:.0f} GiB: name it with --backend to run it"
+            continue
+        label = f"auto: {plan.backend}" if name == "auto" else name
+        works[f"regard {label}"] = _run(_of_regard(inputs, given, name), inputs, grad)
+    if not works:
+        raise ValueError("; ".join(f"{name}: {reason}" for name, reason in left_out.items()))
+    return works, left_out
+
+
+def _of_regard(inputs: list[Tensor], given: dict[str, Any], backend: str) -> Callable[[], Tensor]:
+    import regard
+
+    return lambda: regard.attention(*inputs, **given, backend=backend)
+
+
+def _of_torch(inputs: list[Tensor], mask: Any) -> Callable[[], Tensor]:
+    """The same call in PyTorch's terms, by its flag where that means the same, else with the mask written out."""
+    from torch.nn.functional import scaled_dot_product_attention
+
+    from regard import masks
+
+    query, key, value = inputs
+    how: dict[str, Any] = {"enable_gqa": query.shape[1] != key.shape[1]}
+    if mask == masks.causal() and query.shape[2] == key.shape[2]:
+        how["is_causal"] = True
+    elif mask is not None:
+        mask.check(*query.shape[:3], key.shape[2])
+        how["attn_mask"] = mask.dense(query.shape[2], key.shape[2], device=query.device)
+    return lambda: scaled_dot_product_attention(query, key, value, **how)
+
+
+def _run(forward: Callable[[], Tensor], inputs: list[Tensor], grad: bool) -> Work:
+    import torch
+
+    if not grad:
+
+        def work() -> object:
+            with torch.no_grad():
+                return forward()
+
+        return work
+    return lambda: torch.autograd.grad(forward().sum(), inputs)
+
+
+def _time(works: dict[str, Work], rounds: int, device: str) -> dict[str, list[float]]:
+    """Seconds of one run, round by round."""
+    wait = _waiting(device)
+    names = list(works)
+    samples: dict[str, list[float]] = {name: [] for name in names}
+    with terminal.progress() as bars:
+        task = bars.add_task("timing", total=len(names) * (rounds + 1))
+        repeats = {}
+        for name in names:
+            _seconds(works[name], 1, wait)  # the first run pays for plans, tables and memory
+            repeats[name] = max(1, round(SAMPLE / max(_seconds(works[name], 1, wait), 1e-7)))
+            bars.advance(task)
+        for turn in range(rounds):
+            for name in names[turn % len(names) :] + names[: turn % len(names)]:
+                samples[name].append(_seconds(works[name], repeats[name], wait))
+                bars.advance(task)
+    return samples
+
+
+def _waiting(device: str) -> Callable[[], None]:
+    """Until the device has done what it was given; a CPU does it at once."""
+    import torch
+
+    kind = torch.device(device).type
+    return torch.cuda.synchronize if kind == "cuda" else torch.mps.synchronize if kind == "mps" else lambda: None
+
+
+def _seconds(work: Work, repeats: int, wait: Callable[[], None]) -> float:
+    wait()
+    start = time.perf_counter()
+    for _ in range(repeats):
+        work()
+    wait()
+    return (time.perf_counter() - start) / repeats
+
+
+def _row(name: str, own: list[float], base: list[float]) -> dict[str, Any]:
+    ratios = [one / other for one, other in zip(own, base, strict=True)]
+    low, ratio, high = statistics.quantiles(ratios, n=4)
+    return {
+        "name": name,
+        "seconds": statistics.median(own),
+        "ratio": ratio,
+        "quartiles": [low, high],
+        "samples": own,
+    }
+
+
+def _print(rows: list[dict[str, Any]], left_out: dict[str, str]) -> None:
+    from rich.table import Table
+
+    table = Table(show_edge=False, pad_edge=False)
+    table.add_column("what ran", no_wrap=True)
+    for column in ("milliseconds", f"× {rows[0]['name']}", "middle half of the rounds"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for row in rows:
+        low, high = row["quartiles"]
+        table.add_row(row["name"], f"{1e3 * row['seconds']:.3f}", f"{row['ratio']:.2f}", f"{low:.2f} – {high:.2f}")
+    console = terminal.console()
+    console.print(table)
+    for name, reason in left_out.items():
+        console.print(f"not run: {name}: {' '.join(reason.split())}", markup=False, highlight=False)

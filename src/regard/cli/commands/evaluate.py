@@ -1,0 +1,87 @@
+"""`regard evaluate`: the quality of a model's translations of a test set."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from regard.cli import complete, terminal
+
+
+def evaluate(
+    test: Annotated[tuple[Path, Path], typer.Option(help="Two files: source sentences and reference translations.")],
+    model: Annotated[list[Path] | None, typer.Option(help="Folder of a trained model; repeat for an ensemble.")] = None,
+    system: Annotated[Path | None, typer.Option(help="Instead of --model: file with translations.")] = None,
+    against: Annotated[
+        Path | None, typer.Option(help="File with another system's translations to compare with, by paired bootstrap.")
+    ] = None,
+    beams: Annotated[int, typer.Option(help="Beam width.")] = 5,
+    length_penalty: Annotated[
+        float, typer.Option(help="Length penalty α: scores are log P / ((5 + length) / 6)^α.")
+    ] = 1.0,
+    samples: Annotated[int, typer.Option(help="Number of bootstrap samples.")] = 1000,
+    out: Annotated[Path | None, typer.Option(help="Write the translations to this file.")] = None,
+    device: Annotated[
+        str, typer.Option(help="Device that runs the model.", autocompletion=complete.one_of(complete.DEVICES))
+    ] = "cpu",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the scores as JSON.")] = False,
+) -> None:
+    """Compute sacreBLEU (lower-cased and cased) and chrF with their signatures, and compare with another system.
+
+    Examples:
+      regard evaluate --model runs/en-de --test test.en test.de
+      regard evaluate --model runs/en-de --test test.en test.de --against other.out
+      regard evaluate --system mine.out --test test.en test.de --json
+    """
+    from regard import train as engine
+
+    try:
+        if (system is None) == (not model):
+            raise ValueError("give --model FOLDER or --system FILE, one of the two")
+        if beams < 1:
+            raise ValueError(f"--beams is {beams}; expected at least 1")
+        pairs = engine.read_pairs(*test)
+        lines = _translations(model or [], system, pairs.source, beams, length_penalty, device)
+        found = engine.scores(lines, pairs.target)
+        compared = []
+        if against is not None:
+            with terminal.saying(f"drawing {samples} test sets"):
+                compared = engine.compare(lines, engine.read_lines(against), pairs.target, samples=samples)
+        if out is not None:
+            from regard._files.write import write_atomically
+
+            write_atomically(out, [f"{line}\n".encode() for line in lines])
+    except (ValueError, TypeError) as error:
+        terminal.stop(str(error))
+    except OSError as error:
+        terminal.stop(f"{error.filename or out}: {error.strerror or error}")
+    if as_json:
+        terminal.data({"scores": [each._asdict() for each in found], "compared": [each._asdict() for each in compared]})
+        return
+    for each in found:
+        typer.echo(f"{each.name:18} {each.score:6.2f}   {each.signature}")
+    for other in compared:
+        low, high = other.interval
+        typer.echo(
+            f"{other.name:18} {other.ours:6.2f} (95 %: {low:.2f} … {high:.2f})  other {other.theirs:6.2f}  "
+            f"p = {other.p_value:.4f}"
+        )
+
+
+def _translations(
+    model: list[Path], system: Path | None, lines: list[str], beams: int, length_penalty: float, device: str
+) -> list[str]:
+    from regard import train as engine
+    from regard.cli import parse
+
+    if system is not None:
+        return engine.read_lines(system)
+    with terminal.saying(f"loading {', '.join(map(str, model))}"):
+        translator = engine.Translator.load(*model, device=parse.device(device))
+    with terminal.progress() as bars:
+        bar = bars.add_task("translating", total=len(lines))
+        how: dict[str, Any] = {"beams": beams, "length_penalty": length_penalty}
+        found = translator(lines, progress=lambda done: bars.update(bar, completed=done), **how)
+    return [each[0].text for each in found]

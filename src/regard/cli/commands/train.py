@@ -1,0 +1,335 @@
+"""`regard train`: a translator from parallel text, or a language model from any text."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import difflib
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from regard.cli import complete, terminal
+
+if TYPE_CHECKING:
+    from regard.train import Settings, Trainer
+
+# what a resumed run may change: how long it goes on, and how often it looks up
+MAY_CHANGE = ("steps", "minutes", "patience", "save_every", "validate_every", "bleu_every", "graphs")
+
+
+def train(
+    out: Annotated[Path, typer.Option(help="Output folder of the run: weights, checkpoint, metrics.")] = Path(
+        "runs/translator"
+    ),
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Data folder with train.SOURCE, train.TARGET and val.* (also .gz).", envvar="REGARD_DATA"),
+    ] = None,
+    source: Annotated[str, typer.Option(help="File extension of the source language.")] = "en",
+    target: Annotated[str, typer.Option(help="File extension of the target language.")] = "de",
+    task: Annotated[str, typer.Option(help="Task: translate, or lm (language model).")] = "translate",
+    text: Annotated[Path | None, typer.Option(help="With --task lm: text file to train on.")] = None,
+    toy: Annotated[
+        bool, typer.Option("--toy", help="Train on a small generated language: needs no data, takes about a minute.")
+    ] = False,
+    steps: Annotated[int | None, typer.Option(help="Number of training steps.")] = None,
+    minutes: Annotated[float | None, typer.Option(help="Stop after this many minutes.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the initial weights, the data order and dropout.")] = 1,
+    device: Annotated[
+        str, typer.Option(help="Device: auto, cpu, cuda or mps.", autocompletion=complete.one_of(complete.DEVICES))
+    ] = "auto",
+    change: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Change a setting, name=value; repeat for several. See --settings."),
+    ] = None,
+    distill: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Folder of a trained teacher model, whose translations are added to the data; repeat for an ensemble."
+        ),
+    ] = None,
+    shard: Annotated[
+        bool,
+        typer.Option("--shard", help="Under torchrun: shard weights and optimizer state over the processes (FSDP2)."),
+    ] = False,
+    tensor_parallel: Annotated[
+        bool,
+        typer.Option("--tensor-parallel", help="Under torchrun: split the heads over the processes."),
+    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume from the checkpoint in --out.")] = False,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Write TensorBoard event files into the output folder.")
+    ] = False,
+    settings: Annotated[bool, typer.Option("--settings", help="Show every setting and its default, and exit.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per validation.")] = False,
+) -> None:
+    """Train a translator on parallel text, or a language model on any text.
+
+    The vocabulary is learnt from the training text alone. `regard translate` and `evaluate` read the output folder.
+    On SIGTERM the run saves a checkpoint and exits with status 143; --resume continues exactly where it stopped.
+
+    Examples:
+      regard train --toy --out runs/toy
+      regard train --data multi30k --source en --target de --out runs/en-de --set lowercase=true --steps 6000
+      regard train --task lm --text book.txt --out runs/book --steps 2000
+      regard train --data multi30k --out runs/en-de --resume
+
+    On several GPUs or machines, run the same command under torchrun (DDP; FSDP2 with --shard):
+      torchrun --nproc-per-node 8 -m regard train --data multi30k --out runs/en-de
+    """
+    from regard import train as engine
+
+    if settings:
+        _show_settings(engine.Settings(), as_json)
+        return
+    try:
+        base = engine.toy_settings() if toy else engine.Settings(task=task, source=source, target=target)
+        given: dict[str, Any] = {
+            name: value for name, value in (("steps", steps), ("minutes", minutes)) if value is not None
+        }
+        _check_length(steps, minutes)
+        chosen = dataclasses.replace(base, seed=seed, **given, **_changes(base, change or []))
+        chosen = _resumed(out, chosen, given, change or []) if resume else _fresh(out, chosen)
+        _check_words(chosen, data, text, toy, distill or [])
+        where = _device(device)
+        engine.join_group(where)
+        if shard and tensor_parallel:
+            raise ValueError("--shard and --tensor-parallel were both given; give one")
+        how = "shards" if shard else "heads" if tensor_parallel else "copies"
+        trainer = _trainer(chosen, out, data, text, toy, where, distill or [], how)
+        trainer.start()
+        if resume:
+            trainer.resume()
+        if trainer.processes.first:
+            _say_start(trainer)
+        with _reporting(chosen, out, tensorboard, as_json) as report:
+            trainer.run(report)
+    except engine.Stopped:
+        typer.echo(f"regard: stopped at step {trainer.step}; {out} is saved, go on with --resume", err=True)
+        raise typer.Exit(143) from None
+    except RuntimeError as error:
+        if not engine.in_group():
+            raise
+        reason = str(error).splitlines()[0][:160]
+        terminal.stop(
+            f"another process of this run ended ({reason}); the checkpoint in {out} is whole: start again with --resume"
+        )
+    except (ValueError, TypeError) as error:
+        terminal.stop(str(error))
+    except OSError as error:
+        terminal.stop(f"{error.filename or out}: {error.strerror or error}")
+    if not as_json and trainer.processes.first:
+        _say_end(trainer, out, toy)
+    engine.leave_group()
+
+
+def _show_settings(defaults: Settings, as_json: bool) -> None:
+    found = dataclasses.asdict(defaults)
+    if as_json:
+        terminal.data(found)
+        return
+    for name, value in found.items():
+        typer.echo(f"{name:18} {value}")
+
+
+def _changes(base: Settings, words: list[str]) -> dict[str, Any]:
+    """`name=value` words as settings, each read as its default's kind."""
+    from regard import train as engine
+
+    kinds = {field.name: getattr(base, field.name) for field in dataclasses.fields(engine.Settings)}
+    found: dict[str, Any] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals:
+            raise ValueError(f"--set {word}: expected name=value, such as --set dropout=0.2")
+        if name not in kinds:
+            near = difflib.get_close_matches(name, kinds, 2, 0.6)
+            meant = f"did you mean {' or '.join(near)}? " if near else ""
+            raise ValueError(f"--set {word}: there is no setting {name}; {meant}regard train --settings lists them all")
+        found[name] = _read(name, value, kinds[name])
+    return found
+
+
+def _check_length(steps: int | None, minutes: float | None) -> None:
+    if steps is not None and steps < 1:
+        raise ValueError(f"--steps is {steps}; expected a number of steps to train for, at least 1")
+    if minutes is not None and not 0 < minutes < float("inf"):
+        raise ValueError(f"--minutes is {minutes:g}; expected a time to train for, above 0")
+
+
+def _read(name: str, value: str, like: Any) -> Any:
+    if isinstance(like, bool):
+        if value.lower() not in ("true", "false"):
+            raise ValueError(f"--set {name}={value}: expected true or false")
+        return value.lower() == "true"
+    try:
+        return int(value) if isinstance(like, int) else value if isinstance(like, str) else float(value)
+    except ValueError:
+        kind = "a whole number" if isinstance(like, int) else "a number"
+        raise ValueError(f"--set {name}={value}: expected {kind}") from None
+
+
+def _fresh(out: Path, chosen: Settings) -> Settings:
+    from regard.train import LAST
+
+    if (out / LAST).exists():
+        raise ValueError(f"{out} holds a run already; go on with --resume, or give another --out")
+    return chosen
+
+
+def _resumed(out: Path, chosen: Settings, given: dict[str, Any], changes: list[str]) -> Settings:
+    """The run's own settings, with what may be changed on the way."""
+    from regard.train import LAST, read_settings
+
+    path = out / "settings.json"
+    if not path.is_file() or not (out / LAST).is_file():
+        raise ValueError(f"{out} holds no checkpoint to resume from; start without --resume")
+    held = read_settings(path.read_text(encoding="utf-8"), str(path))
+    named = {*given, *(word.partition("=")[0] for word in changes)}
+    for name in sorted(named - set(MAY_CHANGE)):
+        if getattr(chosen, name) != getattr(held, name):
+            raise ValueError(
+                f"{name} is {getattr(held, name)} in {out} and {getattr(chosen, name)} here: a resumed run goes on as "
+                f"it was; only {', '.join(MAY_CHANGE)} may change"
+            )
+    return dataclasses.replace(held, **{name: getattr(chosen, name) for name in named & set(MAY_CHANGE)})
+
+
+def _check_words(chosen: Settings, data: Path | None, text: Path | None, toy: bool, distill: list[Path]) -> None:
+    if chosen.task == "lm":
+        if text is None:
+            raise ValueError("--task lm needs --text FILE")
+        if distill:
+            raise ValueError("--distill is for translation: leave out --task lm")
+    elif text is not None:
+        raise ValueError("--text is for --task lm; a translator reads --data FOLDER")
+    elif data is None and not toy:
+        raise ValueError("--data FOLDER is missing (or REGARD_DATA); --toy needs none")
+
+
+def _device(name: str) -> Any:
+    import torch
+
+    from regard.cli import parse
+
+    if name != "auto":
+        return torch.device(parse.device(name))
+    rank = os.environ.get("LOCAL_RANK")
+    if torch.cuda.is_available():
+        return torch.device("cuda" if rank is None else f"cuda:{rank}")
+    return torch.device("cpu")
+
+
+def _trainer(
+    chosen: Settings,
+    out: Path,
+    data: Path | None,
+    text: Path | None,
+    toy: bool,
+    device: Any,
+    distill: list[Path],
+    how: str,
+) -> Trainer:
+    from regard import train as engine
+
+    if chosen.task == "lm":
+        assert text is not None
+        return engine.language_trainer(chosen, engine.read_lines(text), out, device=device, how=how)
+    with terminal.saying("reading the text and learning its vocabulary"):
+        if toy:
+            read = engine.toy()
+        else:
+            assert data is not None
+            read = engine.read_folder(data, chosen.source, chosen.target)
+        teachers = engine.Translator.load(*distill, device=device) if distill else None
+        words = teachers.words if teachers is not None else None
+        held = out / "tokenizer.json"
+        words = engine.Words.load(held) if words is None and held.is_file() else words
+        trainer = engine.translation_trainer(chosen, read, out, words=words, device=device, how=how)
+    if teachers is not None:
+        with terminal.progress() as bars:
+            bar = bars.add_task("the teachers translate", total=len(read.train.source))
+            engine.learn_from(trainer, teachers, read.train, progress=lambda done: bars.update(bar, completed=done))
+    return trainer
+
+
+@contextlib.contextmanager
+def _reporting(
+    chosen: Settings, out: Path, tensorboard: bool, as_json: bool
+) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """What is told while it runs: a bar for who watches, a line per validation, event files on request."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    writer = _writer(out) if tensorboard else None
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bars:
+        bar = bars.add_task("training", total=chosen.steps)
+        began, seen = time.monotonic(), list[int]()  # the steps that were reported
+
+        def report(event: dict[str, Any]) -> None:
+            bars.update(bar, completed=event["step"])
+            seen.append(event["step"])
+            if len(seen) == 2 and "loss" not in event and not sys.stderr.isatty():
+                # where no bar is drawn: an early word on how long it will take
+                pace = (time.monotonic() - began) / (seen[1] - seen[0] + 10)
+                left = pace * (chosen.steps - event["step"])
+                typer.echo(f"step {event['step']:6}  of {chosen.steps}: about {left:.0f} s to go", err=True)
+            if "loss" not in event:
+                return
+            speed = f"{event['tokens_per_second']:,.0f} tokens/s"
+            bars.update(bar, description=f"loss {event['loss']:.3f}, {speed}")
+            if as_json:
+                terminal.data(event, indent=None)
+            else:
+                bleu = f"  BLEU {event['valid_bleu']:5.2f}" if "valid_bleu" in event else ""
+                typer.echo(
+                    f"step {event['step']:6}  loss {event['loss']:.3f}  valid {event['valid_loss']:.3f}{bleu}  {speed}"
+                )
+            if writer is not None:
+                for name, value in event.items():
+                    if name != "step":
+                        writer.add_scalar(name, value, event["step"])
+
+        try:
+            yield report
+        finally:
+            if writer is not None:
+                writer.close()
+
+
+def _writer(out: Path) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise ImportError("--tensorboard needs its package: pip install tensorboard") from None
+    return SummaryWriter(str(out / "tensorboard"))
+
+
+def _say_start(trainer: Trainer) -> None:
+    """At once, and where the numbers of other programs do not go: the first line of a validation can be far away."""
+    chosen = trainer.settings
+    million = sum(each.numel() for each in trainer.model.parameters()) / 1e6
+    end = f"{chosen.steps} steps" if chosen.minutes is None else f"{chosen.steps} steps or {chosen.minutes:g} minutes"
+    what = f"{million:.2f} million parameters on {trainer.device} from step {trainer.step} for {end}"
+    typer.echo(f"training {what}; a line every {chosen.validate_every} steps", err=True)
+
+
+def _say_end(trainer: Trainer, out: Path, toy: bool) -> None:
+    best = trainer.best
+    told = (
+        f"BLEU {best['valid_bleu']:.2f}" if "valid_bleu" in best else f"loss {best.get('valid_loss', float('nan')):.3f}"
+    )
+    typer.echo(f"wrote {out}: the best weights are those of step {best.get('step', 0)}, {told} on the validation text")
+    if toy:
+        from regard import train as engine
+        from regard.cli.commands.translate import show_alignment
+
+        line = engine.toy().valid.source[0]
+        show_alignment(engine.Translator.load(out), line, None)

@@ -1,0 +1,160 @@
+"""`regard translate`: sentences through a model that `regard train` made."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from regard.cli import complete, terminal
+
+if TYPE_CHECKING:
+    from regard.train import Translation, Translator
+
+
+def translate(
+    sentences: Annotated[
+        list[str] | None, typer.Argument(help="Sentences to translate (default: standard input).")
+    ] = None,
+    model: Annotated[list[Path] | None, typer.Option(help="Folder of a trained model; repeat for an ensemble.")] = None,
+    file: Annotated[Path | None, typer.Option(help="Read one sentence per line from this file (also .gz).")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write to this file (default: standard output).")] = None,
+    beams: Annotated[int, typer.Option(help="Beam width; 1 is greedy search.")] = 5,
+    best: Annotated[int, typer.Option(help="Number of translations per sentence, best first.")] = 1,
+    length_penalty: Annotated[
+        float, typer.Option(help="Length penalty α: scores are log P / ((5 + length) / 6)^α.")
+    ] = 1.0,
+    temperature: Annotated[
+        float, typer.Option(help="Sampling temperature; above 0, tokens are sampled without beams.")
+    ] = 0.0,
+    top_k: Annotated[int | None, typer.Option(help="Sample from the k likeliest tokens.")] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="Sample from the smallest set of tokens with this total probability.")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed for sampling; the same seed gives the same translations.")
+    ] = None,
+    scores: Annotated[bool, typer.Option("--scores", help="Print the score before each translation.")] = False,
+    show: Annotated[bool, typer.Option("--show", help="Show the alignment of each sentence and write a page.")] = False,
+    page: Annotated[Path, typer.Option(help="With --show: file name of the page.")] = Path("alignment.html"),
+    batch_tokens: Annotated[int, typer.Option(help="Batch size: source tokens × beams.")] = 6_000,
+    device: Annotated[
+        str, typer.Option(help="Device that runs the model.", autocompletion=complete.one_of(complete.DEVICES))
+    ] = "cpu",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per sentence.")] = False,
+) -> None:
+    """Translate sentences, a file or standard input, one line per sentence.
+
+    Examples:
+      regard translate --model runs/en-de "A man rides a bike."
+      regard translate --model runs/en-de --file test.en --out test.out --beams 5
+      regard translate --model runs/toy --show "the small dog sees a red bird."
+    """
+    from regard import train as engine
+    from regard.cli import parse
+
+    try:
+        if not model:
+            raise ValueError("--model FOLDER is missing: a run of regard train")
+        drawn = temperature > 0
+        how: dict[str, Any] = {
+            "beams": 1 if drawn else beams,
+            "best": best,
+            "length_penalty": length_penalty,
+            "batch_tokens": batch_tokens,
+            "temperature": temperature,
+            "top_k": top_k,
+            "top_p": top_p,
+            "seed": seed,
+        }
+        _check_counts(beams, best, batch_tokens, drawn)
+        lines = _lines(sentences, file)
+        with terminal.saying(f"loading {', '.join(map(str, model))}"):
+            translator = engine.Translator.load(*model, device=parse.device(device))
+        with terminal.progress() as bars:
+            bar = bars.add_task("translating", total=len(lines))
+            found = translator(lines, progress=lambda done: bars.update(bar, completed=done), **how)
+        written = _written(lines, found, scores, as_json)
+        if out is None:
+            sys.stdout.write(written)
+        else:
+            from regard._files.write import write_atomically
+
+            write_atomically(out, [written.encode()])
+        if show:
+            for line in filter(str.strip, lines):
+                show_alignment(translator, line, page)
+    except (ValueError, TypeError) as error:
+        terminal.stop(str(error))
+    except OSError as error:
+        terminal.stop(f"{error.filename or 'standard output'}: {error.strerror or error}")
+
+
+def _check_counts(beams: int, best: int, batch_tokens: int, drawn: bool) -> None:
+    for name, value in (("--beams", beams), ("--best", best), ("--batch-tokens", batch_tokens)):
+        if value < 1:
+            raise ValueError(f"{name} is {value}; expected at least 1")
+    if best > (1 if drawn else beams):
+        raise ValueError(
+            f"--best {best} needs as many beams; {'a temperature draws one' if drawn else f'--beams is {beams}'}"
+        )
+
+
+def _lines(sentences: list[str] | None, file: Path | None) -> list[str]:
+    from regard.train import read_lines
+
+    if sentences and file is not None:
+        raise ValueError("sentences and --file were both given; give one")
+    if sentences:
+        return [terminal.readable(each, "a sentence") for each in sentences]
+    if file is not None:
+        return read_lines(file)
+    if sys.stdin.isatty():
+        raise ValueError("there is nothing to translate: give sentences, --file, or a pipe")
+    try:
+        return [line.rstrip("\r\n") for line in sys.stdin]
+    except UnicodeDecodeError:
+        raise ValueError("standard input is not UTF-8") from None
+
+
+def _written(lines: list[str], found: list[list[Translation]], scores: bool, as_json: bool) -> str:
+    import json
+
+    rows = []
+    for line, several in zip(lines, found, strict=True):
+        if as_json:
+            best = [
+                {"text": each.text, "score": each.score, "log_probability": each.log_probability} for each in several
+            ]
+            rows.append(json.dumps({"source": line, "translations": best}, ensure_ascii=False))
+            continue
+        rows += [f"{each.score:.4f}\t{each.text}" if scores else each.text for each in several]
+    return "".join(f"{row}\n" for row in rows)
+
+
+def show_alignment(translator: Translator, line: str, page: Path | None) -> None:
+    """The best translation, and which source pieces each of its pieces attends to: darker means more weight."""
+    from regard import train as engine
+
+    aligned = engine.align(translator, line)
+    typer.echo(f"{line}\n{aligned.text}")
+    console = terminal.console(width=160)
+    width = max((len(each) for each in aligned.target), default=0)
+    # a source piece is written down its column
+    tall = max((len(each) for each in aligned.source), default=0)
+    for at in range(tall):
+        signs = "".join(
+            f" {each[at - tall + len(each)] if at >= tall - len(each) else ' '} " for each in aligned.source
+        )
+        console.print(" " * (width + 1) + signs, markup=False, highlight=False)
+    for piece, row in zip(aligned.target, aligned.weights, strict=True):
+        cells = "".join(SHADES[min(int(weight * len(SHADES)), len(SHADES) - 1)] * 3 for weight in row)
+        console.print(f"{piece:>{width}} {cells}", markup=False, highlight=False)
+    if page is not None:
+        aligned.recording.to_html(page)
+        typer.echo(f"wrote {page}")
+
+
+SHADES = " ░▒▓█"

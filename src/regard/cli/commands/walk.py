@@ -1,0 +1,139 @@
+"""`regard walk`: every step of multi-head attention with real numbers."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+from regard.cli import complete, terminal
+
+if TYPE_CHECKING:
+    from regard._walk import Begin, Settings, Story
+
+NAMES = tuple(f"E{number}" for number in range(1, 11))
+
+
+def walk(
+    text: Annotated[
+        str | None,
+        typer.Argument(
+            help="A text, or the name of a worked example, E1 to E10 (default: 'The cat sat on the mat.').",
+            autocompletion=complete.one_of(NAMES),
+        ),
+    ] = None,
+    heads: Annotated[int | None, typer.Option(help="Number of heads (default: 2).")] = None,
+    d_model: Annotated[
+        int | None, typer.Option(help="Width of the vectors, a multiple of --heads (default: 8).")
+    ] = None,
+    causal: Annotated[
+        bool, typer.Option("--causal", help="Causal mask: a token attends to itself and to earlier tokens.")
+    ] = False,
+    window: Annotated[
+        int | None, typer.Option(help="Window mask: a token attends to this many tokens on either side.")
+    ] = None,
+    no_scale: Annotated[bool, typer.Option("--no-scale", help="Do not divide the scores by √d_k.")] = False,
+    seed: Annotated[int | None, typer.Option(help="Seed of the random vectors and matrices (default: 0).")] = None,
+    cross: Annotated[str | None, typer.Option(help="Cross attention: attend to this text.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Use trained weights: minilm, or a folder with a text encoder.",
+            autocompletion=complete.one_of(("minilm",)),
+        ),
+    ] = None,
+    layer: Annotated[int | None, typer.Option(help="Layer of --model, counted from 0 (default: 0).")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write an HTML page to this file.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all numbers as JSON.")] = False,
+    lang: Annotated[
+        str, typer.Option(help="Language: en (English) or zh (Chinese).", autocompletion=complete.one_of(("en", "zh")))
+    ] = "en",
+) -> None:
+    """Walk through multi-head attention step by step, with real numbers: from tokens to the output.
+
+    Examples:
+      regard walk "The cat sat on the mat."
+      regard walk "The cat sat on the mat." --causal --heads 4 --html cat.html
+      regard walk "The cat sat." --cross "Die Katze sass."
+      regard walk "The cat sat on the mat." --model minilm --layer 3
+      regard walk E1 --lang zh
+    """
+    from regard._display.texts import language
+    from regard._display.texts import text as say
+    from regard._walk import Settings
+    from regard._walk import html as as_page
+    from regard._walk._words import STEPS
+
+    try:
+        language(lang)
+        given = {"heads": heads, "d_model": d_model, "seed": seed}
+        numbers = {name: value for name, value in given.items() if value is not None}
+        settings = Settings(causal=causal, window=window, scale=not no_scale, cross=cross, **numbers)
+        if layer is not None and model is None:
+            raise ValueError("--layer names a layer of --model; give --model minilm too")
+        if model is not None and numbers:
+            option = next(iter(numbers)).replace("_", "-")
+            raise ValueError(f"--{option} does not apply to --model, which has its own; leave it out")
+        story, begin = _story_of(text, settings, model, layer or 0, lang)
+        if html is not None:
+            _write(html, as_page(begin, story, lang))
+    except (ValueError, ImportError) as error:
+        terminal.stop(str(error))
+    except OSError as error:
+        terminal.stop(f"{error.filename or html}: {error.strerror or error}")
+    if as_json:
+        terminal.data(story.data(), indent=None)
+    elif html is None:
+        _show(story, lang)
+    if html is not None:
+        typer.echo(say(STEPS, lang, "wrote", file=html), err=as_json)
+
+
+def _story_of(text: str | None, settings: Settings, model: str | None, layer: int, lang: str) -> tuple[Story, Begin]:
+    """The story, and what a page of it begins with."""
+    from regard._display.texts import text as say
+    from regard._walk import Begin, walk_example, walk_layer, walk_text
+    from regard._walk._words import STEPS
+    from regard.lab._story import EXPERIMENTS, walk_experiment
+
+    given = "E6" if text is None else text.strip()
+    name = given.upper() if re.fullmatch(r"[Ee]\d{1,4}", given) else None
+    read = "The cat sat on the mat." if name == "E6" else given
+    if model is None:
+        with terminal.saying(say(STEPS, lang, "computing")):
+            if name is None:
+                story = walk_text(given, settings, lang)
+            else:
+                story = (walk_experiment if name in EXPERIMENTS else walk_example)(name, settings, lang)
+        if name not in (None, "E6"):
+            return story, Begin(settings=settings, example=name)
+        words, cross = (tuple(cast("list[str]", story.settings[side])) for side in ("tokens", "key_tokens"))
+        return story, Begin(settings=settings, text=read, words=words, cross=() if settings.cross is None else cross)
+    if name not in (None, "E6"):
+        raise ValueError(f"--model reads a text, and {name} has its own numbers; give a text")
+    if settings.cross is not None:
+        raise ValueError("--cross has no place in --model: its layers read one text; leave one of the two out")
+    settings.check_mask()
+    if not read:
+        raise ValueError("the text is empty; expected some words, such as 'The cat sat on the mat.'")
+    from regard.cli.layers import trained
+
+    with terminal.saying(say(STEPS, lang, "loading", model=model)):
+        found, source = trained(model, read, layer, settings)
+    stories = {each: walk_layer(found, source, settings, each) for each in ("en", "zh")}
+    begin = Begin(settings=settings, text=read, words=found.tokens, layer=found, stories=stories)
+    return stories[lang], begin
+
+
+def _write(path: Path, page: str) -> None:
+    from regard._files.write import write_atomically
+
+    write_atomically(path, [page.encode("utf-8")])
+
+
+def _show(story: Story, lang: str) -> None:
+    from regard._walk import View
+
+    terminal.console().print(View(story, lang))

@@ -1,0 +1,148 @@
+"""Models as `regard look` runs them: of transformers, with what prepares their input."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from regard.cli import reading
+from regard.cli.names import find, quiet, why_not_loaded
+from regard.cli.reading import Read
+
+
+class Loaded(NamedTuple):
+    model: Any
+    folder: Path
+    gguf: str | None
+    tokenizer: Any  # None where the folder has none
+
+
+def load(name: str, *, answers: bool = False) -> Loaded:
+    """The model in evaluation mode and its tokenizer; only safetensors and GGUF are read, a pickle could run code.
+    With ``answers``, a model that writes is loaded with what says the next token."""
+    try:
+        import transformers
+    except ImportError:
+        raise ImportError("looking at a model needs transformers: pip install transformers") from None
+    folder, gguf = find(name)
+    local: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+    if gguf is not None:
+        local["gguf_file"] = gguf
+    with quiet(transformers):
+        try:
+            config = transformers.AutoConfig.from_pretrained(folder, **local)
+            weights = {} if gguf is not None else {"use_safetensors": True}
+            model = _class_for(transformers, config, answers, gguf).from_pretrained(folder, **local, **weights)
+        except Exception as error:
+            raise ValueError(f"no model can be loaded from {folder}: {why_not_loaded(folder, error)}") from None
+        try:
+            tokenizer = (
+                transformers.AutoTokenizer.from_pretrained(folder, **local) if _has_tokenizer(folder, gguf) else None
+            )
+        except Exception as error:
+            raise ValueError(
+                f"the tokenizer in {folder} cannot be loaded: {str(error).splitlines()[0][:300]}"
+            ) from None
+    return Loaded(model.eval(), folder, gguf, tokenizer)
+
+
+def _class_for(transformers: Any, config: Any, answers: bool, gguf: str | None) -> Any:
+    """A model that writes is loaded with what it writes with, so that its decoder has something of its own to read."""
+    names = transformers.models.auto.modeling_auto
+    if getattr(config, "is_encoder_decoder", False):
+        if config.model_type in names.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES:
+            return transformers.AutoModelForSeq2SeqLM
+        if config.model_type in names.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES:
+            return transformers.AutoModelForSpeechSeq2Seq
+    stored = (getattr(config, "architectures", None) or [""])[0]
+    writes = gguf is not None and config.model_type in names.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    if answers and (writes or stored.endswith(("ForCausalLM", "LMHeadModel"))):
+        return transformers.AutoModelForCausalLM
+    return transformers.AutoModel
+
+
+def _has_tokenizer(folder: Path, gguf: str | None) -> bool:
+    from regard.cli.folders import TOKENIZER_FILES
+
+    # transformers would make up an empty one where there is none
+    return gguf is not None or any((folder / name).is_file() for name in (*TOKENIZER_FILES, "spiece.model"))
+
+
+def read(loaded: Loaded, words: str, built_in: bool, image: Path | None, audio: Path | None, length: int) -> Read:
+    """The arguments of the call: what the model says it reads, of what was given."""
+    import transformers
+
+    model, folder = loaded.model, loaded.folder
+    local = {"local_files_only": True}
+    main = getattr(model, "main_input_name", "input_ids")
+    wanted = {"pixel_values": "--image", "input_features": "--audio", "input_values": "--audio"}.get(main)
+    given = {"--image": image, "--audio": audio}
+    if wanted is not None and given[wanted] is None:
+        raise ValueError(
+            f"{type(model).__name__} reads {'images' if wanted == '--image' else 'sound'}: give {wanted} FILE"
+        )
+    takes = _parameters(model)
+    found: dict[str, Any] = {}
+    with quiet(transformers):
+        for option, name, kind in (
+            ("--image", "pixel_values", "AutoImageProcessor"),
+            ("--audio", "input_features", "AutoFeatureExtractor"),
+        ):
+            file = given[option]
+            if file is None:
+                continue
+            if not takes & {name, "input_values" if option == "--audio" else name}:
+                raise ValueError(
+                    f"{type(model).__name__} reads no {'image' if option == '--image' else 'sound'}: leave {option} out"
+                )
+            try:
+                prepare = getattr(transformers, kind).from_pretrained(folder, **local)
+            except Exception:
+                raise ValueError(f"{folder} has no preprocessor_config.json to prepare the {option[2:]} by") from None
+            found |= reading.image(prepare, file) if option == "--image" else reading.sound(prepare, file)
+    if found and "input_ids" not in takes:
+        if not built_in:
+            raise ValueError(f"{type(model).__name__} reads no text: leave it out")
+        return Read(found)
+    if wanted is not None and built_in:
+        return Read(found)
+    if loaded.tokenizer is None:
+        raise ValueError(f"{folder} has no tokenizer (tokenizer.json or another), so a text cannot be read")
+    read = reading.tokens(loaded.tokenizer, words, _limit(loaded, length))
+    return read._replace(given={**found, **read.given})
+
+
+def _parameters(model: Any) -> set[str]:
+    import inspect
+
+    return set(inspect.signature(model.forward).parameters)
+
+
+def _limit(loaded: Loaded, length: int) -> int | None:
+    """How many tokens are read: what was asked for, or what the model has positions for."""
+    import torch
+
+    most = getattr(loaded.model.config, "max_position_embeddings", None)
+    for name, part in loaded.model.named_modules():
+        # RoBERTa and its relatives count positions from behind that of padding
+        if (
+            name.endswith("position_embeddings")
+            and isinstance(part, torch.nn.Embedding)
+            and part.padding_idx is not None
+        ):
+            most = part.num_embeddings - part.padding_idx - 1
+    if most is not None and length > most:
+        raise ValueError(f"--length is {length}; this model takes {most} tokens at most")
+    return length or most
+
+
+def written(model: Any, given: dict[str, Any]) -> Any:
+    """What the decoder reads: the tokens that the model itself writes, each of which looked at the source."""
+    import torch
+    import transformers
+
+    with torch.inference_mode(), quiet(transformers):
+        if (hasattr(model, "generate") and hasattr(model, "lm_head")) or hasattr(model, "proj_out"):
+            return model.generate(**given, max_new_tokens=32, do_sample=False, num_beams=1)
+    start = getattr(model.config, "decoder_start_token_id", None)
+    return torch.tensor([[0 if start is None else start]])

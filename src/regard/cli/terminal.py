@@ -1,0 +1,77 @@
+"""Output that all commands share: one line per error, progress bars, tables that fit the terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+
+WIDTH = 120  # of a table in a pipe or a file, which have none of their own
+
+
+def stop(message: str) -> NoReturn:
+    """End the command: one line on stderr, status 2."""
+    typer.echo(f"regard: {' '.join(message.split())}", err=True)
+    raise typer.Exit(2)
+
+
+def readable(text: str, name: str = "the text") -> str:
+    """The text itself; ValueError where a shell gave bytes that are no UTF-8, which no tokenizer reads."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError(
+            f"{name} has bytes that are no UTF-8; type it again, or change your terminal to UTF-8"
+        ) from None
+    return text
+
+
+def data(found: Any, *, indent: int | None = 2) -> None:
+    """Print what a command found as JSON, for other programs: nothing is lost where the output has ASCII only, and a
+    number that is missing (NaN) is null, which JSON has."""
+    utf8 = (sys.stdout.encoding or "ascii").lower().replace("-", "") == "utf8"
+    typer.echo(json.dumps(_finite(found), indent=indent, ensure_ascii=not utf8, allow_nan=False))
+
+
+def _finite(found: Any) -> Any:
+    if isinstance(found, dict):
+        return {name: _finite(value) for name, value in found.items()}
+    if isinstance(found, (list, tuple)):
+        return [_finite(value) for value in found]
+    return None if isinstance(found, float) and not math.isfinite(found) else found
+
+
+def console(width: int = WIDTH) -> Console:
+    """For stdout: as wide as the terminal, or `width` where there is none; no colours there."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else width)
+
+
+def saying(what: str) -> contextlib.AbstractContextManager[object]:
+    """A line that says what takes its time, for someone who sits there."""
+    from rich.console import Console
+    from rich.markup import escape
+
+    # a terminal itself, not one that FORCE_COLOR makes of a file; and this stream, also while another takes its place
+    console = Console(file=sys.stderr)
+    return console.status(f"{escape(what)} …") if sys.stderr.isatty() else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def progress() -> Iterator[Progress]:
+    """Bars on stderr, gone when the work is done, and none at all where nobody watches it."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bars:
+        yield bars

@@ -1,0 +1,228 @@
+"""Computes the wanted statistics in one pass of row tiles, from the inputs and the log-sum-exp: no L×S tensor.
+
+A tile is some query rows against all keys they may see, for some heads. Its logits are computed again, turned into
+z = log p and p in two buffers that are used over and over, and folded into the statistics (see ``regard.statistics``).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+from regard import statistics
+from regard.backends._base import accumulation, no_autocast
+from regard.backends._bias import bias_over
+from regard.backends._schedule import Run, Step, merged_steps, permitted_of
+from regard.observation._totals import Tile, Totals
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+    from regard.spec import Call
+    from regard.statistics import Want
+
+# numbers in one tile: two buffers of this size are alive, and one core's cache should hold much of them
+_NUMBERS = 1 << 20
+_ROWS = 64
+_LOG2_E = math.log2(math.e)
+
+
+def observe_rows(call: Call, lse: Tensor, want: Want, lengths: Tensor | None = None) -> dict[str, Tensor]:
+    """Every wanted statistic of the call but single pairs, [B, H, ...]; ``lengths`` [B, H, S] are those of values."""
+    totals = Totals(call, want, lengths)
+    with torch.no_grad(), no_autocast(call.spec.device):
+        for tile in tiles(call, lse):
+            totals.fold(tile)
+    return totals.result()
+
+
+def tiles(call: Call, lse: Tensor) -> Iterator[Tile]:
+    """All weights of a call that are not 0, each in one tile; the next tile overwrites the last one's buffers."""
+    if not call.spec.pairs:
+        return
+    steps = merged_steps(call)
+    numbers = max((_buffer_size(call, step) for step in steps), default=0)
+    buffers = torch.empty(2, numbers, dtype=accumulation(call.spec.dtype), device=call.query.device)
+    for step in steps:
+        yield from _tiles(call, step, lse, buffers)
+
+
+def observing_bytes(call: Call, want: Want) -> int:
+    """Bytes alive at the peak of ``observe_rows``: the statistics and the two buffers."""
+    spec = call.spec
+    rows, heads = spec.queries, spec.batch * spec.heads
+    itemsize = accumulation(spec.dtype).itemsize
+    numbers = rows * (2 * want.rows + bool(want.first) + 3 * want.top_k) + spec.keys * want.key_mass
+    numbers += (rows + spec.keys) * want.distance
+    if want.scores is not False:
+        numbers += rows * len(statistics.RELATIONS)
+    if want.pairs is not None:
+        numbers += len(want.pairs)
+    if want.value_mass:
+        numbers += 2 * spec.keys + rows * (1 + 3 * want.top_k) + (math.prod(want.map) if want.map else 0)
+    if want.map is not None:
+        numbers += want.map[0] * want.map[1]
+    if want.weights is not None:
+        spans = zip(want.weights, (rows, spec.keys), strict=True)
+        numbers += math.prod(len(range(size)[span]) for span, size in spans)
+    rows_at_once = _rows_at_once(call, spec.keys)
+    # a tile times lengths, and where its keys stand in a relation, are further tiles
+    buffers = 2 + want.value_mass + 2 * (want.scores is not False)
+    return itemsize * (heads * numbers + buffers * _numbers(call, rows_at_once, spec.keys, spec.batch))
+
+
+def _rows_at_once(call: Call, width: int) -> int:
+    """Rows of a tile over ``width`` keys: more where the whole call is small."""
+    spec = call.spec
+    return max(1, min(spec.queries, max(_ROWS, _NUMBERS // (spec.batch * spec.heads * max(1, width)))))
+
+
+def _at_once(call: Call, rows: int, width: int, items: int) -> tuple[int, int]:
+    """Items and heads of a tile: all, or some of the heads of one item; heads that share keys stay together."""
+    spec = call.spec
+    if items * spec.heads * rows * width <= _NUMBERS:
+        return items, spec.heads
+    group = spec.heads // spec.kv_heads
+    return 1, group * max(1, min(spec.kv_heads, _NUMBERS // (group * rows * max(1, width))))
+
+
+def _numbers(call: Call, rows: int, width: int, items: int) -> int:
+    """Numbers in a buffer: a tile, each row followed by as many zeros as there are rows, and zeros before the first."""
+    return rows + math.prod(_at_once(call, rows, width, items)) * rows * (width + rows)
+
+
+def _buffer_size(call: Call, step: Step) -> int:
+    most = 0
+    for rows in _row_ranges(call, step):
+        width = sum(run.stop - run.start for run in _seen_by(step, rows))
+        most = max(most, _numbers(call, len(rows), width, len(_batch(call, step))))
+    return most
+
+
+def _batch(call: Call, step: Step) -> range:
+    return range(call.spec.batch) if step.batch is None else range(step.batch, step.batch + 1)
+
+
+def _row_ranges(call: Call, step: Step) -> Iterator[range]:
+    size = _rows_at_once(call, step.width)
+    for start in range(step.start, step.stop, size):
+        yield range(start, min(start + size, step.stop))
+
+
+def _tiles(call: Call, step: Step, lse: Tensor, buffers: Tensor) -> Iterator[Tile]:
+    heads, batch = call.spec.heads, _batch(call, step)
+    for rows in _row_ranges(call, step):
+        runs = _seen_by(step, rows)
+        if not runs:
+            continue
+        hidden = _hidden(call, step, rows, runs)
+        items_at_once, heads_at_once = _at_once(call, len(rows), sum(run.stop - run.start for run in runs), len(batch))
+        for item in range(batch.start, batch.stop, items_at_once):
+            items = slice(item, min(item + items_at_once, batch.stop))
+            for head in range(0, heads, heads_at_once):
+                some = slice(head, min(head + heads_at_once, heads))
+                these = [(columns, _cut(pairs, items, some, step.batch)) for columns, pairs in hidden]
+                yield _tile(call, items, some, rows, runs, these, lse, buffers)
+
+
+def _tile(
+    call: Call,
+    items: slice,
+    heads: slice,
+    rows: range,
+    runs: tuple[Run, ...],
+    hidden: list[tuple[slice, Tensor]],
+    lse: Tensor,
+    buffers: Tensor,
+) -> Tile:
+    group = call.spec.heads // call.spec.kv_heads
+    kv = slice(heads.start // group, heads.stop // group)
+    width, count = sum(run.stop - run.start for run in runs), len(rows)
+    shape = (items.stop - items.start, heads.stop - heads.start, count, width)
+    at = (items, heads, slice(rows.start, rows.stop))
+    z = _logits(call, at, kv, runs, buffers[0, : math.prod(shape)].view(shape))
+    row_lse = lse[at].to(z.dtype).unsqueeze(-1)
+    z.sub_(row_lse.masked_fill(row_lse == -torch.inf, 0.0))
+    for columns, pairs in hidden:
+        # not -inf: 0 · -inf is NaN in the entropy, and exp of this is 0 as well
+        z[..., columns].masked_fill_(pairs, statistics.NEVER)
+    if call.bias is not None:
+        z.clamp_min_(statistics.NEVER)
+    padded = buffers[1, : count + math.prod(shape[:3]) * (width + count)]
+    whole = padded[count:].view(*shape[:3], width + count)
+    padded[:count] = 0.0
+    whole[..., width:] = 0.0
+    # on a CPU exp2 takes a third of the time of exp
+    p = torch.mul(z, _LOG2_E, out=whole[..., :width]).exp2_()
+    return Tile(p, z, padded, items, heads, rows, runs, hidden)
+
+
+def _seen_by(step: Step, rows: range) -> tuple[Run, ...]:
+    """The step's runs without what these rows cannot see."""
+    if step.lo is None or step.hi is None or step.lo.shape[0] > 1:
+        return step.runs
+    at = slice(rows.start - step.start, rows.stop - step.start)
+    first, last = int(step.lo[0, at].min()), int(step.hi[0, at].max())
+    cut = (Run(max(run.start, first), min(run.stop, last), run.full) for run in step.runs)
+    return tuple(run for run in cut if run.stop > run.start)
+
+
+def _logits(call: Call, at: tuple[slice, slice, slice], kv: slice, runs: tuple[Run, ...], out: Tensor) -> Tensor:
+    """softcap(scale·q·k) + bias of the tile, written into ``out``."""
+    spec = call.spec
+    items, heads, rows = at
+    query = call.query[items, heads, rows].to(out.dtype) * spec.scale
+    keys = [call.key[items, kv, run.start : run.stop] for run in runs]
+    key = (keys[0] if len(keys) == 1 else torch.cat(keys, 2)).to(out.dtype)
+    lead = key.shape[0] * key.shape[1]
+    flat = out.view(lead, -1, out.shape[-1])
+    torch.bmm(query.reshape(lead, -1, query.shape[-1]), key.reshape(lead, *key.shape[2:]).transpose(1, 2), out=flat)
+    if spec.softcap is not None:
+        out.div_(spec.softcap).tanh_().mul_(spec.softcap)
+    if call.bias is not None:
+        start = 0
+        for run in runs:
+            part = bias_over(call, range(rows.start, rows.stop), range(run.start, run.stop), items, heads)
+            assert part is not None
+            into = out[..., start : start + run.stop - run.start]
+            into.add_(part).masked_fill_(part == -torch.inf, -torch.inf)  # NaN + -inf is NaN
+            start += run.stop - run.start
+    return out
+
+
+def _hidden(call: Call, step: Step, rows: range, runs: tuple[Run, ...]) -> list[tuple[slice, Tensor]]:
+    """What the mask forbids: (columns of the tile, pairs broadcastable to [batch, head, rows, columns])."""
+    hidden, start = [], 0
+    for run in runs:
+        for part in _partial(step, rows, run):
+            permitted = permitted_of(step, call, rows, part)
+            if permitted is not None:
+                columns = slice(start + part.start - run.start, start + part.stop - run.start)
+                hidden.append((columns, ~permitted))
+        start += run.stop - run.start
+    return hidden
+
+
+def _cut(pairs: Tensor, items: slice, heads: slice, batch: int | None) -> Tensor:
+    """The pairs of some items and heads; those of a step for one item have no other."""
+    if pairs.shape[0] > 1 and batch is None:
+        pairs = pairs[items]
+    return pairs[:, heads] if pairs.shape[1] > 1 else pairs
+
+
+def _partial(step: Step, rows: range, run: Run) -> list[Run]:
+    """The parts of a run that some of the rows do not see: what lies between is seen by all."""
+    if run.full:
+        return []
+    if step.lo is None or step.hi is None or step.lo.shape[0] > 1:
+        return [run]
+    at = slice(rows.start - step.start, rows.stop - step.start)
+    first, last = int(step.lo[0, at].max()), int(step.hi[0, at].min())
+    if first >= last:
+        return [run]
+    edges = (Run(run.start, first, False), Run(last, run.stop, False))
+    return [edge for edge in edges if edge.stop > edge.start]

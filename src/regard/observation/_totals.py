@@ -1,0 +1,255 @@
+"""Statistics under way: rows are written to their place, sums over rows are added to."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from regard import statistics
+from regard.backends._base import accumulation
+from regard.observation._top import top_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from regard.backends._schedule import Run
+    from regard.spec import Call
+    from regard.statistics import Want
+
+
+class Tile(NamedTuple):
+    """What is in the buffers: weights p and z = log p [items, heads, rows, keys], and where they stand."""
+
+    p: Tensor
+    z: Tensor
+    padded: Tensor  # p again, flat: each row followed by as many zeros as there are rows, and zeros before the first
+    items: slice
+    heads: slice
+    rows: range
+    runs: tuple[Run, ...]
+    hidden: list[tuple[slice, Tensor]]  # columns that hold forbidden pairs, and which pairs those are
+
+
+class Totals:
+    """Takes tiles in any order, each row in exactly one of them, and gives the statistics of the whole call."""
+
+    def __init__(self, call: Call, want: Want, lengths: Tensor | None = None) -> None:
+        spec = call.spec
+        self.call, self.want, self.lengths = call, want, lengths
+        self.parts: dict[str, Tensor] = {}
+        rows = slice(*(want.queries or slice(None)).indices(spec.queries)[:2])
+        self.queries = range(rows.start, max(rows.start, rows.stop))
+        if want.rows:
+            self._new("entropy", spec.queries, fill=torch.nan)
+            self._new("max_weight", spec.queries, fill=torch.nan)
+        if want.key_mass:
+            self._new("key_mass", spec.keys)
+        if want.value_mass:
+            assert lengths is not None
+            self.parts["value_length"] = lengths.clone()
+            self._new("value_mass", spec.keys)
+            self._new("value_sum", spec.queries)
+        if want.map is not None:
+            device = call.query.device
+            self.grid = min(want.map[0], len(self.queries)), min(want.map[1], spec.keys)
+            self.row_cells = statistics.cells(len(self.queries), self.grid[0], device)
+            self.key_cells = statistics.cells(spec.keys, self.grid[1], device)
+            self._new("map", *self.grid)
+            if want.value_mass:
+                self._new("value_map", *self.grid)
+        for weights, keys in [("top_weights", "top_keys")] + [
+            ("value_top_lengths", "value_top_keys")
+        ] * want.value_mass:
+            if want.top_k:
+                self._new(weights, spec.queries, want.top_k)
+                self.parts[keys] = self._new(keys, spec.queries, want.top_k, fill=-1.0).long()
+        if want.distance:
+            # summed along the diagonals j - i first: their distances are looked at once, at the end
+            self._new("distance", max(0, spec.queries + spec.keys - 1))
+        if want.first:
+            self._new("first_mass", spec.queries)
+        if want.scores is not False:
+            tokens = statistics.checked_tokens(want.scores, spec.batch, spec.keys)
+            self.tokens = None if tokens is None else tokens.to(call.query.device)
+            count = 2 if self.tokens is None else len(statistics.RELATIONS)
+            self._new("relations", spec.queries, count, fill=torch.nan)
+        if want.weights is not None:
+            sizes = (spec.queries, spec.keys)
+            self.rectangle = [range(size)[span] for span, size in zip(want.weights, sizes, strict=True)]
+            self._new("weights", *map(len, self.rectangle))
+
+    def _new(self, name: str, *shape: int, fill: float = 0.0) -> Tensor:
+        spec, device = self.call.spec, self.call.query.device
+        made = torch.full((spec.batch, spec.heads, *shape), fill, dtype=accumulation(spec.dtype), device=device)
+        self.parts[name] = made
+        return made
+
+    def fold(self, tile: Tile) -> None:
+        want = self.want
+        if want.scores is not False:
+            self._relations(tile)
+        if want.value_mass:
+            self._values(tile)
+        if want.rows:
+            self._rows(tile)
+        if want.key_mass or want.map is not None:
+            self._columns(tile, tile.p, "key_mass", "map")
+        if want.distance:
+            self._distance(tile)
+        if want.first or want.weights is not None:
+            self._copies(tile)
+        if want.top_k:
+            self._top(tile, tile.p, "top_weights", "top_keys")
+
+    def _relations(self, tile: Tile) -> None:
+        offset = self.call.offset
+        i = torch.arange(tile.rows.start, tile.rows.stop, device=tile.p.device)[:, None]
+        i = i + (offset.to(i.device)[tile.items].view(-1, 1, 1, 1) if isinstance(offset, torch.Tensor) else offset)
+        tokens = self.tokens if self.tokens is None or len(self.tokens) == 1 else self.tokens[tile.items]
+        found = statistics.relation_masses(tile.p, tile.z > statistics.NEVER, i, _keys(tile), tokens)
+        self.parts["relations"][tile.items, tile.heads, tile.rows.start : tile.rows.stop] = found
+
+    def _values(self, tile: Tile) -> None:
+        """The same sums of weights times lengths. What is hidden is 0 whatever its value is: 0 · inf is NaN."""
+        assert self.lengths is not None
+        lengths = torch.cat([self.lengths[tile.items, tile.heads, run.start : run.stop] for run in tile.runs], -1)
+        carried = tile.p * lengths.unsqueeze(2)
+        for columns, pairs in tile.hidden:
+            carried[..., columns].masked_fill_(pairs, 0.0)
+        if self.call.bias is not None:
+            carried.masked_fill_(tile.z <= statistics.NEVER, 0.0)
+        self.parts["value_sum"][tile.items, tile.heads, tile.rows.start : tile.rows.stop] = carried.sum(-1)
+        self._columns(tile, carried, "value_mass", "value_map")
+        if self.want.top_k:
+            self._top(tile, carried, "value_top_lengths", "value_top_keys")
+
+    def _rows(self, tile: Tile) -> None:
+        at = (tile.items, tile.heads, slice(tile.rows.start, tile.rows.stop))
+        highest = tile.z.amax(-1)
+        # a row of nothing but NEVER is empty: its statistics are missing, which NaN says
+        empty = highest <= statistics.NEVER
+        # z is used up, unless the largest weights still have to ask it what a bias forbids
+        product = torch.mul(tile.p, tile.z, out=None if self.call.bias is not None else tile.z)
+        entropy = (0.0 - product.sum(-1)).clamp_min_(0.0)  # 0 - x: the negative of 0 is -0
+        self.parts["entropy"][at] = entropy.masked_fill_(empty, torch.nan)
+        self.parts["max_weight"][at] = highest.exp_().masked_fill_(empty, torch.nan)
+
+    def _columns(self, tile: Tile, p: Tensor, mass: str, cells: str) -> None:
+        """Key mass and map from sums over the rows of each map cell: a product with a matrix of zeros and ones."""
+        inside = range(max(tile.rows.start, self.queries.start), min(tile.rows.stop, self.queries.stop))
+        if not len(inside):
+            return
+        p = p[:, :, inside.start - tile.rows.start : inside.stop - tile.rows.start]
+        first, count = 0, 1
+        if self.want.map is not None:
+            first, last = (self._row_cell(i - self.queries.start) for i in (inside.start, inside.stop - 1))
+            count = last - first + 1
+        if count == 1:
+            sums = p.sum(2, keepdim=True)  # [items, heads, cells, keys]
+        else:
+            at = inside.start - self.queries.start
+            cell = self.row_cells[at : at + len(inside)] - first
+            sums = (torch.arange(count, device=p.device)[:, None] == cell).to(p.dtype) @ p
+        start = 0
+        for run in tile.runs:
+            part = sums[..., start : start + run.stop - run.start]
+            if mass in self.parts:
+                self.parts[mass][tile.items, tile.heads, run.start : run.stop] += part.sum(2)
+            if cells in self.parts:
+                into = self.parts[cells][tile.items, tile.heads, first : first + count]
+                into.index_add_(3, self.key_cells[run.start : run.stop], part)
+            start += run.stop - run.start
+
+    def _row_cell(self, row: int) -> int:
+        """The map row of a query, without asking the device: the last c with ⌊c·n/rows⌋ <= row."""
+        rows, size = self.grid[0], len(self.queries)
+        return ((row + 1) * rows - 1) // size
+
+    def _distance(self, tile: Tile) -> None:
+        """Sums along diagonals: in ``padded``, moving on by one row and one column is one fixed stride."""
+        count, start = len(tile.rows), 0
+        for first, last in _neighbours(tile.runs):
+            size, padded = last - first, tile.padded
+            if size < tile.p.shape[-1]:
+                padded = tile.p.new_zeros(count + tile.p[..., 0].numel() * (size + count))
+                alone = padded[count:].view(*tile.p.shape[:3], size + count)
+                alone[..., :size] = tile.p[..., start : start + size]
+            pitch = size + count
+            shape = (*tile.p.shape[:2], count, pitch - 1)
+            stride = (tile.p.shape[1] * count * pitch, count * pitch, pitch + 1, 1)
+            sums = padded.as_strided(shape, stride, padded.storage_offset() + 1).sum(2)
+            # column e of the skewed view is, in row r, the span's column e - (count - 1) + r
+            diagonal = first - (count - 1) - tile.rows.start + self.call.spec.queries - 1
+            self.parts["distance"][tile.items, tile.heads, diagonal : diagonal + pitch - 1] += sums
+            start += size
+
+    def _by_distance(self, diagonals: Tensor) -> Tensor:
+        spec, offset = self.call.spec, self.call.offset
+        ahead = torch.arange(diagonals.shape[-1], device=diagonals.device) - (spec.queries - 1)
+        behind = (offset.view(-1, 1, 1) if isinstance(offset, torch.Tensor) else offset) - ahead
+        bucket = statistics.bucket_of(behind.abs()).expand(diagonals.shape)
+        found = diagonals.new_zeros(*diagonals.shape[:2], statistics.BUCKETS, dtype=torch.float64)
+        return found.scatter_add_(2, bucket, diagonals.double()).to(diagonals.dtype)
+
+    def _copies(self, tile: Tile) -> None:
+        at, start = (tile.items, tile.heads), 0
+        for run in tile.runs:
+            part = tile.p[..., start : start + run.stop - run.start]
+            if run.start < self.want.first:
+                mass = part[..., : self.want.first - run.start].sum(-1)
+                self.parts["first_mass"][(*at, slice(tile.rows.start, tile.rows.stop))] += mass
+            if self.want.weights is not None:
+                rows, keys = self.rectangle
+                i = range(max(rows.start, tile.rows.start), min(rows.stop, tile.rows.stop))
+                j = range(max(keys.start, run.start), min(keys.stop, run.stop))
+                if len(i) and len(j):
+                    into = (
+                        slice(i.start - rows.start, i.stop - rows.start),
+                        slice(j.start - keys.start, j.stop - keys.start),
+                    )
+                    cut = (
+                        slice(i.start - tile.rows.start, i.stop - tile.rows.start),
+                        slice(j.start - run.start, j.stop - run.start),
+                    )
+                    self.parts["weights"][(*at, *into)] = part[(..., *cut)]
+            start += run.stop - run.start
+
+    def _top(self, tile: Tile, numbers: Tensor, best: str, where: str) -> None:
+        """Last of all: it marks forbidden pairs in the buffer, so that they rank below permitted ones of weight 0."""
+        for columns, pairs in tile.hidden:
+            numbers[..., columns].masked_fill_(pairs, -1.0)
+        if self.call.bias is not None:
+            numbers.masked_fill_(tile.z <= statistics.NEVER, -1.0)
+        weights, columns_found = top_of(numbers, self.want.top_k)
+        at = (tile.items, tile.heads, slice(tile.rows.start, tile.rows.stop))
+        found = _keys(tile)[columns_found]
+        kept = weights.shape[-1]
+        self.parts[where][at][..., :kept] = found.masked_fill_(weights < 0, -1)
+        self.parts[best][at][..., :kept] = weights.clamp_min_(0.0)
+
+    def result(self) -> dict[str, Tensor]:
+        if "map" in self.parts:
+            rows = torch.bincount(self.row_cells, minlength=self.grid[0])[: self.grid[0]]
+            keys = torch.bincount(self.key_cells, minlength=self.grid[1])[: self.grid[1]]
+            for name in {"map", "value_map"} & set(self.parts):
+                self.parts[name] /= rows[:, None] * keys
+        if "distance" in self.parts:
+            self.parts["distance"] = self._by_distance(self.parts["distance"])
+        return self.parts
+
+
+def _keys(tile: Tile) -> Tensor:
+    """The key of each column."""
+    return torch.cat([torch.arange(run.start, run.stop, device=tile.p.device) for run in tile.runs])
+
+
+def _neighbours(runs: tuple[Run, ...]) -> list[tuple[int, int]]:
+    """The spans of keys that the runs make up, runs that touch joined."""
+    spans: list[tuple[int, int]] = []
+    for run in runs:
+        if spans and spans[-1][1] == run.start:
+            spans[-1] = (spans[-1][0], run.stop)
+        else:
+            spans.append((run.start, run.stop))
+    return spans

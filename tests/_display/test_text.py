@@ -1,0 +1,78 @@
+"""Texts in two languages, and columns that line up where characters are two columns wide."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from regard._display import texts
+from regard._display.texts import breaks, centred, left, right, text, visible, width
+
+WORDS = {"rows": ("{count} rows", "{count} 行"), "plain": ("a set {1, 2}", "集合 {1, 2}")}
+
+
+def test_a_text_is_given_in_the_language_asked_for_with_its_values() -> None:
+    assert text(WORDS, "en", "rows", count=3) == "3 rows"
+    assert text(WORDS, "zh", "rows", count=3) == "3 行"
+    assert text(WORDS, "zh", "plain") == "集合 {1, 2}"
+
+
+def test_an_unknown_key_or_language_is_an_error_and_never_another_text() -> None:
+    with pytest.raises(KeyError):
+        text(WORDS, "en", "columns")
+    with pytest.raises(ValueError, match="--lang is 'de'; expected en"):
+        texts.language("de")
+    assert [texts.language(lang) for lang in texts.LANGUAGES] == ["en", "zh"]
+
+
+def test_a_catalogue_with_a_gap_or_other_names_in_one_language_is_found() -> None:
+    assert texts.problems({"rows": WORDS["rows"]}) == []
+    wrong = {"gap": ("something", " "), "names": ("{count} rows", "{number} 行")}
+    assert [line.split(":")[0] for line in texts.problems(wrong)] == ["gap", "names"]
+
+
+@pytest.mark.parametrize("shown", ["", "cat", "猫", "猫 cat", "坐在垫子上", "e\u0301t\u00e9", "🐈"])
+@pytest.mark.parametrize("fitted", [left, right, centred])
+@pytest.mark.parametrize("columns", [1, 3, 7, 11])
+def test_every_text_takes_exactly_the_columns_it_is_given(shown: str, fitted: object, columns: int) -> None:
+    assert callable(fitted)
+    assert width(fitted(shown, columns)) == columns
+
+
+def test_what_does_not_fit_is_cut_with_an_ellipsis_and_the_rest_stays() -> None:
+    assert left("坐在垫子上", 7) == "坐在垫…"
+    assert left("坐在垫子上", 6) == "坐在 …"
+    assert right("猫", 5) == "   猫"
+    assert centred("猫", 6) == "  猫  "
+
+
+def folded(line: str, columns: int) -> list[str]:
+    ends = [0, *breaks(line, columns), len(line)]
+    return [line[start:end].rstrip(" ") for start, end in pairwise(ends)]
+
+
+def test_chinese_is_broken_between_characters_and_english_between_words() -> None:
+    assert folded("the cat sat on the mat", 11) == ["the cat sat", "on the mat"]
+    assert folded("每个头 d_k = 4 列。每个头在自己的小空间里比较", 15) == [
+        "每个头 d_k = 4",
+        "列。每个头在自",
+        "己的小空间里比",
+        "较",
+    ]
+    assert folded("", 5) == [""]
+    assert folded("incomprehensible", 7) == ["incompr", "ehensib", "le"]
+
+
+def test_no_line_begins_with_a_closing_sign_or_ends_with_an_opening_one() -> None:
+    line = "注意力（attention）把每一行变成总和为 1 的比例，再乘以值，得到输出。" * 3
+    for columns in range(14, 63):
+        pieces = folded(line, columns)
+        assert all(width(piece) <= columns for piece in pieces)
+        assert "".join(pieces).replace(" ", "") == line.replace(" ", "")
+        assert not any(piece[0] in "，。）" or piece[-1] == "（" for piece in pieces)
+
+
+def test_control_characters_are_shown_and_nothing_turns_the_line_around() -> None:
+    assert visible("\x1b[31m\n\u202eabc\udc80") == "␛[31m↵\ufffdabc\ufffd"
+    assert visible("猫 cat") == "猫 cat"

@@ -1,0 +1,48 @@
+"""A model that a test can wait for, run as the server runs others."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from tests.watching.models import ByHand, Stack
+
+import regard
+from regard._serve._folder import Folder
+from regard.recording import Recording
+
+
+class Small:
+    """Reads words; each of its layers waits until it may go on."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+        self.go.set()
+        self.begun = threading.Event()
+
+    def names(self, folder: Folder) -> list[str]:
+        return ["small", "broken"]
+
+    def load(self, name: str, folder: Folder) -> Any:
+        if name == "broken":
+            raise ValueError("no model can be loaded from it")
+        torch.manual_seed(0)
+        return Stack(ByHand(), ByHand(is_causal=True))
+
+    def layers(self, loaded: Any) -> int | None:
+        return 2
+
+    def run(self, loaded: Any, text: str, on_call: Callable[..., None], **watch: Any) -> Recording:
+        words = text.split()
+
+        def called(call: Any) -> None:
+            self.begun.set()
+            self.go.wait(20)
+            on_call(call)
+
+        torch.manual_seed(1)
+        with regard.watch(loaded, tokens=words, on_call=called, **watch) as recording:
+            loaded(torch.randn(1, len(words), 21))
+        return recording

@@ -1,0 +1,168 @@
+"""Masks made of blocks run in stacks of equal pieces: exact in values and gradients, head by head too."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import regard
+from core_calls import check_against_oracle, prepare, tensors
+from regard import masks
+from regard.backends import _stacks, sdpa
+from regard.spec import Call
+
+B, H, G, L, D, SIZE = 2, 4, 2, 211, 5, 16
+BLOCKS = -(-L // SIZE)
+
+
+def table(*lead, share=0.4, seed=0):
+    drawn = torch.rand(*lead, BLOCKS, BLOCKS, generator=torch.Generator().manual_seed(seed))
+    return drawn < share
+
+
+def equal_rows():
+    rows = table(share=0.3)
+    rows[1:9] = rows[0]
+    return rows
+
+
+MASKS = {
+    "blocks": masks.blocks(table(), SIZE),
+    "equal rows": masks.blocks(equal_rows(), SIZE),
+    "causal": masks.causal() & masks.blocks(table(), SIZE),
+    "causal, the other way round": masks.blocks(table(), SIZE) & masks.causal(),
+    "causal and padding": masks.causal() & masks.blocks(table(), SIZE) & masks.padding([L, 77]),
+    "an item": masks.blocks(table(B, 1), SIZE),
+    "a head": masks.blocks(table(1, H), SIZE),
+    "an item and a head": masks.causal() & masks.blocks(table(B, H), SIZE),
+    "a head, and padding and documents": masks.blocks(table(1, H), SIZE)
+    & masks.padding([90, L])
+    & masks.documents(ids=torch.arange(L).expand(B, L) // 100),
+    "or a window": masks.blocks(table(share=0.1), SIZE) | masks.window(left=7),
+    "not": ~masks.blocks(table(B, H, share=0.7), SIZE),
+    "two grids": masks.blocks(table(share=0.6), SIZE) | masks.random_blocks(1, 48, seed=3),
+    "columns": masks.blocks(table(share=0.2), SIZE) | masks.columns(5),
+}
+
+
+@pytest.fixture(autouse=True)
+def _small_calls_go_by_stacks_too(monkeypatch):
+    monkeypatch.setattr(sdpa, "STEP_SECONDS", 0.0)
+    monkeypatch.setattr(sdpa, "STACK_PAIRS", 0.0)
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "blockwise"])
+@pytest.mark.parametrize("name", MASKS)
+def test_values_and_gradients_equal_the_oracle(name, backend, monkeypatch):
+    monkeypatch.setattr(_stacks, "AT_ONCE", 5000)
+    check_against_oracle(backend, tensors(B, H, G, L, L, D, grad=True), mask=MASKS[name])
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "blockwise"])
+@pytest.mark.parametrize("given", [{"query_offset": 32}, {"query_offset": 7}, {"scale": -0.5}, {"sinks": True}])
+def test_offsets_scales_and_sinks_join_them(given, backend):
+    if "sinks" in given:
+        given = {"sinks": torch.randn(H, dtype=torch.float64, requires_grad=True)}
+    for mask in (MASKS["causal"], MASKS["an item and a head"]):
+        check_against_oracle(backend, tensors(B, H, G, 97, L, D, grad=True), mask=mask, **given)
+
+
+def test_lengths_that_blocks_divide_and_strided_tensors_agree_with_eager():
+    mask = masks.causal() & masks.blocks(table(1, H)[..., :6, :6], 32)
+    wide = [torch.randn(B, 192, H, D, dtype=torch.float64).transpose(1, 2).requires_grad_() for _ in range(3)]
+    out = regard.attention(*wide, mask=mask, backend="sdpa")
+    exact = regard.attention(*wide, mask=mask, backend="eager")
+    assert torch.allclose(out, exact, rtol=0, atol=1e-12)
+    for mine, truth in zip(torch.autograd.grad(out.sum(), wide), torch.autograd.grad(exact.sum(), wide), strict=True):
+        assert torch.allclose(mine, truth, rtol=0, atol=1e-12)
+
+
+def call_of(mask, rows=L, **given) -> Call:
+    query, key, value = tensors(B, H, G, rows, L, D)
+    return prepare(query, key, value, mask, None, None, None, None, 0.0, given.get("query_offset"))
+
+
+def test_every_pair_of_a_table_is_in_one_piece():
+    stacks = _stacks.stacks_of(call_of(MASKS["equal rows"]))
+    count = torch.zeros(L, L, dtype=torch.int64)
+    for stack in stacks.stacks:
+        for rows, cols in zip(stack.rows, stack.cols, strict=True):
+            for r in rows:
+                for c in cols:
+                    count[r * SIZE : (r + 1) * SIZE, c * SIZE : (c + 1) * SIZE] += 1
+    for step in stacks.rest:
+        for run in step.runs:
+            count[step.start : step.stop, run.start : run.stop] += 1
+    assert count.max() == 1
+    assert torch.equal(count > 0, MASKS["equal rows"].dense(L, L))
+    # eight equal rows of blocks went together
+    assert max(stack.rows.shape[1] for stack in stacks.stacks) >= 8
+
+
+def test_causal_tables_are_triangles_and_whole_blocks_and_nothing_else():
+    stacks = _stacks.stacks_of(call_of(masks.causal() & masks.blocks(table()[:13, :13], SIZE)))
+    assert {stack.causal for stack in stacks.stacks} == {True, False}
+    assert stacks.rest == []
+
+
+@pytest.mark.parametrize("mask", [masks.causal(), masks.window(left=9), masks.blocks(table(), 3)])
+def test_masks_without_blocks_of_a_fair_size_go_on_as_before(mask):
+    assert _stacks.stacks_of(call_of(mask)) is None
+    assert _stacks.by_heads(call_of(mask)) is None
+
+
+def test_a_poisoned_key_does_not_leak_from_a_stack():
+    query, key, value = tensors(B, H, G, L, L, D)
+    mask = MASKS["an item and a head"]
+    plain = regard.attention(query, key, value, mask=mask, backend="sdpa")
+    key[:, :, 40] = torch.nan
+    found = regard.attention(query, key, value, mask=mask, backend="sdpa")
+    sees = mask.dense(L, L)[..., 40]
+    assert torch.equal(found.isnan().all(-1), sees)
+    assert torch.equal(found[~sees], plain[~sees])
+
+
+def gradients(out, tensors):
+    direction = torch.randn(out.shape, dtype=out.dtype, generator=torch.Generator().manual_seed(7))
+    return torch.autograd.grad(out, tensors, direction)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_tables_equal_the_whole_matrix(seed, monkeypatch):
+    draw = torch.Generator().manual_seed(seed)
+
+    def number(low, high):
+        return int(torch.randint(low, high + 1, (), generator=draw))
+
+    B, H, size = number(1, 2), number(1, 2) * 2, number(16, 24)
+    S = number(2 * size, 7 * size)
+    L = number(2 * size, S)
+    monkeypatch.setattr(_stacks, "AT_ONCE", number(1, 1 << 14))
+    lead = (B if number(0, 1) else 1, H if number(0, 1) else 1)
+    table = torch.rand(*lead, -(-S // size), -(-S // size), generator=draw) < 0.4
+    mask = masks.blocks(table, size)
+    mask = masks.causal() & mask if number(0, 1) else mask
+    offset = number(0, (S - L) // size) * size if number(0, 2) else None
+    shapes = ((B, H, L, 5), (B, H // 2, S, 5), (B, H // 2, S, 5))
+    tensors = [torch.randn(*s, dtype=torch.float64, generator=draw).requires_grad_() for s in shapes]
+    exact = regard.attention(*tensors, mask=mask, query_offset=offset, backend="eager")
+    truth = gradients(exact, tensors)
+    for backend in ("sdpa", "blockwise"):
+        out = regard.attention(*tensors, mask=mask, query_offset=offset, backend=backend)
+        assert (out - exact).abs().max() <= 1e-11
+        for mine, right in zip(gradients(out, tensors), truth, strict=True):
+            assert (mine - right).abs().max() <= 1e-11 * max(1.0, float(right.abs().max()))
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "blockwise"])
+@pytest.mark.parametrize("length", [L, 208])
+def test_the_device_that_new_tensors_go_to_by_default_does_not_matter(length, backend):
+    given = tensors(B, H, G, length, length, D, grad=True)
+    # a mask of its own: what is worked out about it is to be worked out there
+    mask = masks.causal() & masks.blocks(table(seed=length), SIZE)
+    with torch.device("meta"):
+        out = regard.attention(*given, mask=mask, backend=backend)
+        grads = torch.autograd.grad(out.square().sum(), given)
+    exact = regard.attention(*given, mask=mask, backend="eager")
+    torch.testing.assert_close(out, exact)
+    torch.testing.assert_close(grads, torch.autograd.grad(exact.square().sum(), given))

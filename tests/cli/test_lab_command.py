@@ -1,0 +1,166 @@
+"""`regard lab`: what it prints and writes, and what it refuses."""
+
+from __future__ import annotations
+
+import base64
+import importlib.util
+import itertools
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+from rich.console import Console
+from tests.lab.quick import quick
+from typer.testing import CliRunner
+
+from regard import lab
+from regard._display import texts
+from regard.cli import app, terminal
+from regard.cli.commands import lab as command
+from regard.lab import _folder
+
+
+def run(*words: str):
+    return CliRunner().invoke(app, ["lab", *words])
+
+
+def test_alone_it_lists_every_experiment_on_one_line():
+    lines = run().stdout.splitlines()
+    for name, topic in lab.TOPICS.items():
+        (line,) = [line for line in lines if line.startswith(f"{name} ")]
+        assert topic.replace("_", "-") in line
+        assert lab.words(name)["title"][0] in line
+
+
+def test_the_list_lines_up_in_chinese_and_as_json_names_the_topics():
+    lines = run("--lang", "zh").stdout.splitlines()[: len(lab.TOPICS)]
+    assert len({texts.width(line) for line in lines}) == 1
+    rows = json.loads(run("--json").stdout)
+    assert [row["name"] for row in rows] == lab.names()
+    assert rows[14] == {"name": "X1", "topic": "growing-width", "title": lab.words("X1")["title"][0]}
+
+
+def test_one_experiment_prints_its_numbers_what_to_look_at_and_what_a_note_gets_wrong():
+    printed = run("e4").stdout
+    assert "0.92" in printed and "3.68" in printed
+    assert "What to look at" in printed and "Wrong" in printed and "Right" in printed and "Why" in printed
+    printed = run("variance").stdout
+    assert "63.867 " in printed and "0.997922 " in printed and "63.8670" not in printed
+    numbers = json.loads(run("variance", "--json").stdout)["numbers"]
+    assert (numbers["raw"], numbers["scaled"]) == (63.867000579833984, 0.997921884059906)
+    assert "Wrong" not in printed
+
+
+@pytest.mark.parametrize("name", ["E1", "E5", "E8", "E10", "X1", "X4"])
+def test_tables_line_up_in_chinese(name):
+    printed = run(name, "--lang", "zh").stdout
+    columns: list[set[tuple[int, ...]]] = []
+    for block in printed.split("\n\n"):
+        ruled = [line for line in block.splitlines() if "│" in line or "┃" in line]
+        if ruled:
+            columns.append({tuple(texts.width(line[:at]) for at, c in enumerate(line) if c in "│┃") for line in ruled})
+    assert columns and all(len(places) == 1 for places in columns)
+    assert "看什么" in printed
+
+
+@pytest.mark.parametrize("columns", [40, 80])
+@pytest.mark.parametrize("name", ["E4", "E5", "X3"])
+def test_chinese_is_broken_between_characters_and_no_line_begins_with_a_closing_sign(name, columns, monkeypatch):
+    monkeypatch.setattr(terminal, "console", lambda: Console(width=columns))
+    monkeypatch.setattr(lab, "run", quick)
+    lines = [line.rstrip() for line in run(name, "--lang", "zh").stdout.splitlines()]
+    assert max(map(texts.width, lines)) <= columns
+    assert not any(line.split("│")[0].rstrip().endswith("…") for line in lines if "│" in line)  # no cell is cut
+    prose = lines[lines.index(next(line for line in lines if line.startswith("看什么"))) :]
+    assert not any(line[0] in "，。；：、）”" for line in prose if line)
+    # every line but the last of a paragraph has no room for what follows it
+    for line, following in itertools.pairwise(prose):
+        if line and following and not re.match(r"[A-Za-z(\[]", following):
+            assert texts.width(line) > columns - 12, line
+
+
+def test_json_of_one_is_an_object_and_of_several_a_list():
+    one = json.loads(run("E3", "--json").stdout)
+    assert one["numbers"]["raw"] == 63.867000579833984
+    assert json.loads(run("E3", "--json", "--lang", "zh").stdout)["title"] == lab.words("E3")["title"][1]
+    assert [row["experiment"] for row in json.loads(run("X4", "E1", "x4", "--json").stdout)] == ["X4", "E1"]
+
+
+def test_out_writes_the_figure_and_the_numbers(tmp_path):
+    result = run("E3", "--out", str(tmp_path / "new" / "folder"), "--format", "svg")
+    assert result.exit_code == 0, result.stderr
+    assert sorted(file.name for file in (tmp_path / "new" / "folder").iterdir()) == ["E3.json", "E3.svg"]
+    assert json.loads((tmp_path / "new" / "folder" / "E3.json").read_text())["numbers"]["raw"] == 63.867000579833984
+    assert "E3.json, E3.svg" in result.stderr
+
+
+def test_all_writes_everything_and_an_index(tmp_path, monkeypatch):
+    monkeypatch.setattr(lab, "run", quick)
+    # the figures themselves are drawn in another test
+    monkeypatch.setattr(_folder, "draw", lambda found, file: file.write_bytes(b"a figure"))
+    result = run("all", "--out", str(tmp_path), "--lang", "zh")
+    assert result.exit_code == 0, result.stderr
+    names = {f"{name}.{end}" for name in lab.names() for end in ("png", "json")}
+    assert {file.name for file in tmp_path.iterdir()} == names | {"index.html"}
+    page = (tmp_path / "index.html").read_text()
+    assert '<html lang="zh-CN">' in page and "default-src &#x27;none&#x27;" in page
+    figure = base64.b64encode(b"a figure").decode()
+    assert page.count(f'src="data:image/png;base64,{figure}"') == len(lab.names())  # nothing is fetched
+    for name in lab.names():
+        assert f'href="{name}.json"' in page and lab.words(name)["title"][1].split("“")[0].strip() in page
+    assert "://" not in page and "<script" not in page
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["E33"], "'E33' is no experiment; did you mean E3"),
+        (["saturaton"], "did you mean saturation?"),
+        (["E3", "nothing"], "'nothing' is no experiment"),
+        (["E3", "--format", "gif"], "--format is 'gif'; expected png or svg"),
+        (["E3", "--lang", "fr"], "--lang is 'fr'; expected en (English) or zh (Chinese)"),
+        (["--out", "folder"], "--out was given and no experiment"),
+        (["E3", "--format", "svg"], "--format svg is of the figures that --out writes; give --out too"),
+    ],
+)
+def test_bad_words_end_with_status_2_and_one_line(words, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = run(*words)
+    assert result.exit_code == 2
+    assert said in result.stderr and result.stderr.count("\n") == 1
+    assert result.stdout == "" and list(tmp_path.iterdir()) == []
+
+
+def test_a_file_in_the_way_of_the_folder_is_said_in_one_line(tmp_path):
+    (tmp_path / "taken").write_text("")
+    result = run("E1", "--out", str(tmp_path / "taken"))
+    assert result.exit_code == 2 and result.stderr.count("\n") == 1 and "taken" in result.stderr
+
+
+def test_without_matplotlib_numbers_are_printed_and_figures_are_refused_before_the_work(tmp_path, monkeypatch):
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "matplotlib" else real(name))
+    monkeypatch.setattr(lab, "run", lambda name: pytest.fail("it ran"))
+    result = run("E7", "--out", str(tmp_path / "folder"))
+    assert result.exit_code == 2 and "pip install matplotlib" in result.stderr
+    assert not (tmp_path / "folder").exists()
+
+
+def test_numbers_load_no_matplotlib_and_the_list_no_torch():
+    code = """
+import sys, regard
+from regard import lab
+lab.words("E3"); before = "torch" in sys.modules
+lab.two_tokens().tables("zh")
+print(before, "matplotlib" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "False False", done.stderr
+
+
+def test_a_shell_offers_the_names_that_there_are():
+    assert list(command.NAMES) == [*lab.names(), "all"]
+    assert texts.problems(command.WORDS) == []
+    assert texts.problems(_folder.WORDS) == []

@@ -1,0 +1,241 @@
+"""`regard train`, `translate` and `evaluate`, from the words a user types to the lines they see."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.train.small import DATA
+from typer.testing import CliRunner
+
+from regard import interop
+from regard.cli import app
+from regard.train import LAST, Translator, align, read_metrics
+
+SIZES = "--set vocab_size=120 --set embed_dim=16 --set num_layers=1 --set num_heads=2 --set ff_dim=24"
+PACE = "--set batch_tokens=150 --set warmup=5 --set validate_every=5 --set save_every=5"
+LINES = DATA.valid.source
+
+
+def run(words: str, **given: Any) -> Any:
+    result = CliRunner().invoke(app, shlex.split(words), prog_name="regard", **given)
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Parallel text with a test, and a run on it."""
+    here = tmp_path_factory.mktemp("translator")
+    for name, pairs in (("train", DATA.train), ("val", DATA.valid), ("test", DATA.valid)):
+        (here / f"{name}.en").write_text("".join(f"{line}\n" for line in pairs.source))
+        (here / f"{name}.de").write_text("".join(f"{line}\n" for line in pairs.target))
+    words = f"train --data {here} --source en --target de --out {here / 'run'} --steps 10 {SIZES} {PACE}"
+    done = run(f"{words} --set dropout=0.1 --set attention_dropout=0 --set r_drop=0.5 --device cpu")
+    assert done.exit_code == 0, done.output
+    assert "million parameters on cpu from step 0 for 10 steps; a line every 5 steps" in done.stderr
+    assert "step     10  loss" in done.stdout and "the best weights are those of step" in done.stdout
+    return here
+
+
+def test_a_run_leaves_a_model_its_tokenizer_settings_metrics_and_a_checkpoint(folder: Path) -> None:
+    names = {each.name for each in (folder / "run").iterdir()}
+    wanted = {"config.json", "model.safetensors", "tokenizer.json", "settings.json", LAST, "metrics.jsonl"}
+    assert names == wanted
+    events = read_metrics(folder / "run" / "metrics.jsonl")
+    assert [event["step"] for event in events] == [5, 10]
+    assert {"loss", "valid_loss", "learning_rate", "tokens_per_second", "padding", "seconds"} <= events[0].keys()
+    assert "valid_bleu" in events[-1]
+
+
+def test_a_folder_with_a_run_is_not_overwritten_but_resumed(folder: Path) -> None:
+    words = f"train --data {folder} --out {folder / 'run'} --device cpu"
+    refused = run(f"{words} --steps 12")
+    assert refused.exit_code == 2 and "holds a run already; go on with --resume" in refused.stderr
+    refused = run(f"{words} --resume --set ff_dim=32")
+    assert refused.exit_code == 2 and "ff_dim is 24 in" in refused.stderr and "only steps," in refused.stderr
+    done = run(f"{words} --resume --steps 12 --json")
+    assert done.exit_code == 0, done.stderr
+    assert [json.loads(line)["step"] for line in done.stdout.splitlines()] == [12]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("train", "--data FOLDER is missing (or REGARD_DATA); --toy needs none"),
+        ("train --data none", "none is not a folder"),
+        (
+            "train --toy --set nonsense=1",
+            "there is no setting nonsense; regard train --settings lists them all",
+        ),
+        ("train --toy --set drop=0.1", "--set drop=0.1: there is no setting drop; did you mean r_drop or dropout?"),
+        ("train --toy --set dropout", "--set dropout: expected name=value, such as --set dropout=0.2"),
+        ("train --toy --steps -1", "--steps is -1; expected a number of steps to train for, at least 1"),
+        ("train --toy --minutes 0", "--minutes is 0; expected a time to train for, above 0"),
+        ("train --toy --set steps=many", "--set steps=many: expected a whole number"),
+        ("train --toy --set lowercase=yes", "expected true or false"),
+        ("train --toy --set dropout=2", "dropout must be in [0.0, 1.0), got 2.0"),
+        ("train --toy --resume", "holds no checkpoint to resume from"),
+        ("train --task lm", "--task lm needs --text FILE"),
+        ("train --task lm --text none.txt", "none.txt: No such file"),
+        ("train --text a.txt --toy", "--text is for --task lm"),
+        ("train --task sing", "task must be one of translate, lm, got 'sing'"),
+        ("translate hello", "--model FOLDER is missing"),
+        ("translate hello --model none", "none is not a folder"),
+        ("translate hello --model . --best 9", "--best 9 needs as many beams; --beams is 5"),
+        ("translate hello --model . --file a", "sentences and --file were both given"),
+        ("translate hello --model .", "config.json"),
+        ("evaluate --test a b", "give --model FOLDER or --system FILE"),
+        ("evaluate --test a b --system c", "a: No such file"),
+    ],
+)
+def test_bad_words_end_with_one_line(words: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("REGARD_DATA", raising=False)
+    done = run(words)
+    assert done.exit_code == 2 and message in done.stderr
+    assert done.stderr.startswith("regard: ") and done.stderr.count("\n") == 1
+
+
+def test_sentences_files_and_pipes_translate_alike(folder: Path, tmp_path: Path) -> None:
+    model = f"--model {folder / 'run'}"
+    said = run(f"translate {model} {shlex.join(LINES)}").stdout
+    assert len(said.splitlines()) == len(LINES)
+    assert run(f"translate {model} --file {folder / 'val.en'}").stdout == said
+    assert run(f"translate {model}", input="".join(f"{line}\n" for line in LINES)).stdout == said
+    run(f"translate {model} --file {folder / 'val.en'} --out {tmp_path / 'found'}")
+    assert (tmp_path / "found").read_text() == said
+
+
+def test_several_translations_scores_json_and_drawn_ones(folder: Path) -> None:
+    words = f"translate --model {folder / 'run'} {shlex.quote(LINES[0])}"
+    rows = [line.split("\t") for line in run(f"{words} --best 3 --scores").stdout.splitlines()]
+    assert len(rows) == 3 and sorted(rows, key=lambda row: -float(row[0])) == rows
+    found = json.loads(run(f"{words} --best 2 --json").stdout)
+    assert found["source"] == LINES[0] and len(found["translations"]) == 2
+    drawn = [run(f"{words} --temperature 1.5 --top-k 20 --seed {seed}").stdout for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_an_ensemble_of_one_model_twice_is_that_model(folder: Path) -> None:
+    alone, twice = (Translator.load(*[folder / "run"] * count)(LINES, best=2) for count in (1, 2))
+    for one, other in zip(alone, twice, strict=True):
+        assert [each.tokens for each in one] == [each.tokens for each in other]
+        assert [each.score for each in one] == pytest.approx([each.score for each in other])
+
+
+def test_a_batch_gives_what_each_sentence_alone_gives_without_a_cache(folder: Path) -> None:
+    translator = Translator.load(folder / "run")
+    together = translator([*LINES, ""], beams=3)
+    alone = [translator([line], beams=3, use_cache=False)[0] for line in [*LINES, ""]]
+    assert [[each.tokens for each in item] for item in together] == [[each.tokens for each in item] for item in alone]
+
+
+def test_a_line_without_a_word_stays_empty(folder: Path) -> None:
+    done = run(f"translate --model {folder / 'run'} --best 2 --show '' '  '")
+    assert done.exit_code == 0 and done.stdout == "\n\n"
+    done = run(f"translate --model {folder / 'run'} --scores", input=f"{LINES[0]}\n\n{LINES[1]}\n")
+    first, empty, last, end = done.stdout.split("\n")
+    assert empty == "0.0000\t" and end == "" and float(first.split("\t")[0]) < 0 > float(last.split("\t")[0])
+
+
+def test_a_run_before_its_first_validation_says_how_to_go_on(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "settings.json").write_text((folder / "run" / "settings.json").read_text())
+    said = run(f"translate --model {tmp_path} hello")
+    assert (
+        said.exit_code == 2 and f"go on with regard train --resume --out {tmp_path}, or start it again" in said.stderr
+    )
+    (tmp_path / LAST).touch()
+    said = run(f"evaluate --model {tmp_path} --test {folder / 'test.en'} {folder / 'test.de'}")
+    assert said.exit_code == 2 and said.stderr.strip().endswith(f"go on with regard train --resume --out {tmp_path}")
+
+
+def test_a_long_run_says_early_how_long_it_takes(tmp_path: Path) -> None:
+    done = run(f"train --toy --out {tmp_path} --steps 21 {SIZES} --set validate_every=100 --device cpu")
+    assert done.exit_code == 0 and "step     20  of 21: about 0 s to go" in done.stderr
+
+
+def test_the_alignment_is_the_cross_attention_and_its_rows_sum_to_one(folder: Path, tmp_path: Path) -> None:
+    translator = Translator.load(folder / "run")
+    found = align(translator, LINES[0])
+    assert len(found.weights) == len(found.target) and len(found.weights[0]) == len(found.source)
+    assert [sum(row) for row in found.weights] == pytest.approx([1.0] * len(found.target), abs=1e-5)
+    page = tmp_path / "page.html"
+    shown = run(f"translate --model {folder / 'run'} --show --page {page} {shlex.quote(LINES[0])}")
+    assert shown.exit_code == 0, shown.stderr
+    assert f"wrote {page}" in shown.stdout and "<html" in page.read_text()[:500]
+
+
+def test_an_evaluation_has_signatures_and_compares_systems(folder: Path, tmp_path: Path) -> None:
+    test = f"--test {folder / 'test.en'} {folder / 'test.de'}"
+    mine = tmp_path / "mine"
+    done = run(f"evaluate --model {folder / 'run'} {test} --out {mine} --json")
+    assert done.exit_code == 0, done.stderr
+    found = {each["name"]: each for each in json.loads(done.stdout)["scores"]}
+    assert found.keys() == {"BLEU, lower-cased", "BLEU, cased", "chrF2"}
+    assert "case:lc" in found["BLEU, lower-cased"]["signature"] and "tok:13a" in found["BLEU, cased"]["signature"]
+    perfect = run(f"evaluate --system {folder / 'test.de'} {test} --against {mine} --samples 50")
+    assert perfect.exit_code == 0, perfect.stderr
+    assert "BLEU, lower-cased  100.00" in perfect.stdout
+    compared = [line for line in perfect.stdout.splitlines() if "p = 0.0" in line]
+    assert [line.split("  ")[0] for line in compared] == ["BLEU, lower-cased", "BLEU, cased", "chrF2"]
+    short = tmp_path / "short"
+    short.write_text("one line\n")
+    wrong = run(f"evaluate --system {short} {test}")
+    assert wrong.exit_code == 2 and "1 translations and 6 references" in wrong.stderr
+
+
+def test_a_language_model_learns_a_text_and_goes_on_with_it(tmp_path: Path) -> None:
+    text = tmp_path / "book.txt"
+    text.write_text("the cat sees the dog. the dog sees the cat.\n" * 60)
+    out = tmp_path / "book"
+    done = run(
+        f"train --task lm --text {text} --out {out} --steps 30 {SIZES} --set batch_tokens=200 --set warmup=5 "
+        "--set validate_every=10 --set max_tokens=32 --set attention_dropout=0 --set dropout=0 --device cpu"
+    )
+    assert done.exit_code == 0, done.output
+    losses = [event["valid_loss"] for event in read_metrics(out / "metrics.jsonl")]
+    assert losses[-1] < 0.8 * losses[0]
+    model: Any = interop.load(out)
+    assert type(model).__name__ == "Decoder"
+    wrong = run(f"translate hello --model {out}")
+    assert wrong.exit_code == 2 and "holds a Decoder; a Transformer translates" in wrong.stderr
+    said = run(f"generate --model {out} 'the cat' --max-new-tokens 3")
+    assert said.exit_code == 0 and said.stdout.strip()
+
+
+def test_sigterm_saves_and_exits_with_143_and_the_run_goes_on(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    words = [sys.executable, "-m", "regard", "train", "--toy", "--out", str(out), "--device", "cpu"]
+    sizes = shlex.split(f"{SIZES} {PACE}")
+    pipes: dict[str, Any] = {"stderr": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    process = subprocess.Popen([*words, "--steps", "100000", *sizes], **pipes)
+    deadline = time.monotonic() + 60
+    while not (out / LAST).is_file() and time.monotonic() < deadline and process.poll() is None:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 143, said
+    assert "go on with --resume" in said
+    stood = len(read_metrics(out / "metrics.jsonl"))
+    assert stood >= 1
+    held = json.loads((out / "settings.json").read_text())
+    assert held["seed"] == 1 and os.path.getsize(out / LAST) > 1000
+    assert torch.isfinite(next(iter(interop.load(out).parameters()))).all()
+
+
+def test_event_files_are_written_on_request(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    out = tmp_path / "run"
+    done = run(f"train --toy --out {out} --steps 3 {SIZES} --set validate_every=3 --tensorboard --device cpu")
+    assert done.exit_code == 0, done.output
+    assert list((out / "tensorboard").glob("events.*"))

@@ -1,0 +1,238 @@
+"""Recordings: selection, tokens, dicts, the summary, and the names of planted heads."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from tests.watching.models import ByHand, Stack
+from torch import Tensor, nn
+
+import regard
+from regard._display.texts import problems
+from regard.recording import THRESHOLDS
+from regard.recording._summary_words import WORDS
+
+HEADS = ("first-token", "previous-token", "local", "broad", "")
+
+
+class Planted(nn.Module):
+    """Five heads over 63 tokens, whose logits are written by hand: keys are one-hot positions, so q·k is any table."""
+
+    def __init__(self, causal: bool, length: int = 63, before: int = 0) -> None:
+        super().__init__()
+        i, j = torch.arange(length)[:, None], torch.arange(length)
+        far = (i - j).abs()
+        torch.manual_seed(1)
+        tables = [
+            9.0 * (j == before).expand(length, length),
+            9.0 * (j == i - 1),
+            -1.0 * far,
+            torch.zeros(length, length),
+            6.0 * torch.randn(length, length),
+        ]
+        self.causal, self.length, self.before = causal, length, before
+        self.tables = torch.stack([table.float() for table in tables])
+
+    def forward(self, x: Tensor) -> Tensor:
+        keys = torch.eye(self.length).expand(1, 5, -1, -1)
+        i, j = torch.arange(self.length)[:, None], torch.arange(self.length)
+        permitted = (j <= i if self.causal else torch.ones(self.length, self.length).bool()) & (j >= self.before)
+        return F.scaled_dot_product_attention(self.tables[None], keys, keys, attn_mask=permitted, scale=1.0)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("before", [0, 5])
+def test_planted_heads_get_their_names(causal: bool, before: int) -> None:
+    model = Planted(causal, before=before)
+    with regard.watch(model) as recording:
+        model(torch.zeros(1))
+    assert [row["label"] for row in recording.described(recording.calls[0])] == list(HEADS)
+    (row,) = recording.summary().rows
+    assert row["heads"] == {"first-token": [0], "previous-token": [1], "local": [2], "broad": [3]}
+
+
+def test_a_head_that_looks_at_the_next_token_is_not_a_previous_token_head() -> None:
+    model = Planted(causal=False)
+    model.tables[1] = model.tables[1].mT.clone()
+    with regard.watch(model) as recording:
+        model(torch.zeros(1))
+    assert recording.described(recording.calls[0])[1]["label"] == "local"
+
+
+def test_the_names_rest_on_numbers_that_are_exact() -> None:
+    model = Planted(causal=True)
+    with regard.watch(model, want=regard.Want.all()) as recording:
+        model(torch.zeros(1))
+    (call,) = recording
+    weights = call.weights[0].double()
+    rows = recording.described(call)
+    i = torch.arange(63)
+    for row, p in zip(rows, weights, strict=True):
+        assert row["first"] == pytest.approx(float(p[:, 0].sum() / 63), abs=1e-6)
+        assert row["near"] == pytest.approx(float(p[(i[:, None] - i).abs() <= 7].sum() / 63), abs=1e-6)
+        assert row["spread"] == pytest.approx(float(row["entropy"] * 63 / (i + 1).log().sum()), abs=1e-6)
+    assert rows[1]["previous"] == pytest.approx(float(weights[1, i[1:], i[:-1]].sum() / 63), abs=1e-6)
+
+
+def test_the_summary_prints_its_thresholds_and_survives_any_token() -> None:
+    model = Stack(ByHand(), ByHand(is_causal=True))
+    tokens = ["[bold]", "\x1b[31m", "\n", "", " the", "[/]", "\udc80", "a" * 300, "�", "]", "["]
+    with regard.watch(model, tokens=tokens) as recording:
+        model(torch.randn(2, 11, 21))
+    text = str(recording.summary())
+    assert "at least 50% of the weight on the first key seen" in " ".join(text.split())
+    assert "\x1b" not in text
+    assert "layers.1" in text
+    assert recording.summary().thresholds == THRESHOLDS
+    assert problems(WORDS) == []
+    assert str(recording.summary("zh")).splitlines()[0] == str(recording.summary()).splitlines()[0]
+    assert recording.summary("zh").rows == recording.summary().rows
+
+
+@pytest.mark.parametrize("columns", [56, 80, 109, 110, 120, 163])
+def test_the_summary_loses_no_word_at_any_width(columns: int) -> None:
+    model = Planted(causal=True)
+    with regard.watch(model, tokens=[f"word{i}" for i in range(63)]) as recording:
+        model(torch.zeros(1))
+    text = io.StringIO()
+    Console(file=text, width=columns).print(recording.summary())
+    assert max(map(len, text.getvalue().splitlines())) <= columns
+    (row,) = recording.summary().rows
+    words = [*THRESHOLDS.split(), "distance", "(self)", *(f"{name}:" for name in row["heads"])]
+    assert len(row["heads"]) == 4 and set(words) <= set(text.getvalue().split())
+
+
+def test_what_was_not_recorded_is_absent_from_the_summary_and_not_zero() -> None:
+    model = ByHand()
+    with regard.watch(model, want=regard.Want.none()) as recording:
+        model(torch.randn(2, 11, 21))
+    (row,) = recording.summary().rows
+    assert (row["entropy"], row["first"], row["distance"], row["most_attended"]) == (None, None, None, [])
+    assert "–" in str(recording.summary())
+
+
+def test_the_most_attended_tokens_are_added_up_over_their_places() -> None:
+    model = Planted(causal=False)
+    with regard.watch(model, heads=[0], tokens=["a", *("b" for _ in range(62))]) as recording:
+        model(torch.zeros(1))
+    (row,) = recording.summary().rows
+    shares = dict(row["most_attended"])
+    assert shares["a"] + shares["b"] == pytest.approx(1.0, abs=1e-6)
+
+
+def test_selection_by_number_path_call_and_item() -> None:
+    model = Stack(ByHand(), ByHand())
+    with regard.watch(model, tokens=[["x"] * 11, ["y"] * 11]) as recording:
+        model(torch.randn(2, 11, 21))
+        model(torch.randn(2, 7, 21))
+    torch.testing.assert_close(recording[1, 2].entropy, recording.calls[1].entropy[0, 2])
+    torch.testing.assert_close(recording["layers.1", 2].entropy, recording[-1, 2].entropy)
+    assert recording[1, 2, -1].entropy.shape == (7,)
+    other = recording.select(1, 2, item=1)
+    assert other.key_tokens == ["y"] * 11
+    assert other.map.shape == (11, 11)
+    with pytest.raises(IndexError, match="layer 2 was not seen; there are 2"):
+        recording[2, 0]
+    with pytest.raises(KeyError, match="no layer 'nowhere' was seen; the layers are layers.0, layers.1"):
+        recording["nowhere", 0]
+    with pytest.raises(IndexError, match="has 2 recorded calls; there is no call 2"):
+        recording[0, 0, 2]
+    with pytest.raises(IndexError, match="head 3 of layers.0 was not recorded; there are heads 0 … 2"):
+        recording[0, 3]
+    with pytest.raises(IndexError, match="item 2 of the batch was not recorded"):
+        recording.select(0, 0, item=2)
+    with pytest.raises(TypeError, match=r"recording\[layer, head\]"):
+        recording[0]  # type: ignore[index]
+
+
+def test_tokens_are_checked() -> None:
+    recording = regard.Recording()
+    recording.tokens = ["a", "b"]
+    assert recording.tokens == [["a", "b"]]
+    with pytest.raises(TypeError, match="one string: split it"):
+        recording.tokens = "a b"
+    with pytest.raises(TypeError, match="tokens must be a list of strings"):
+        recording.tokens = [["a"], [3]]  # type: ignore[list-item]
+
+
+def test_source_tokens_name_what_an_encoder_and_cross_attention_look_at() -> None:
+    model = nn.Transformer(24, 4, 1, 1, 31, batch_first=True).eval()
+    with torch.no_grad(), regard.watch(model, tokens=list("abcde")) as recording:
+        model(torch.randn(1, 7, 24), torch.randn(1, 5, 24))
+    recording.source_tokens = list("tuvwxyz")
+    assert recording["encoder.layers.0.self_attn", 0].query_tokens == list("tuvwxyz")
+    assert recording["decoder.layers.0.self_attn", 0].key_tokens == list("abcde")
+    cross = recording["decoder.layers.0.multihead_attn", 0]
+    assert (cross.query_tokens, cross.key_tokens) == (list("abcde"), list("tuvwxyz"))
+
+
+def test_dicts_have_one_row_a_call_item_and_head_with_plain_values() -> None:
+    model = Stack(ByHand(), ByHand())
+    with regard.watch(model) as recording:
+        model(torch.randn(2, 11, 21))
+    rows = recording.to_dicts()
+    assert len(rows) == 2 * 2 * 3
+    assert all(isinstance(value, (int, float, str)) for row in rows for value in row.values())
+    assert {(row["layer"], row["item"], row["head"]) for row in rows} == {
+        (layer, item, head) for layer in range(2) for item in range(2) for head in range(3)
+    }
+
+
+@pytest.mark.parametrize(
+    ("kind", "layer", "head"),
+    [(None, None, None), (None, 1, None), (None, 1, 2), ("entropy", 0, None), ("keys", 0, None), ("keys", 1, 1)],
+)
+def test_every_plot_is_drawn_with_any_tokens(kind: str | None, layer: int | None, head: int | None) -> None:
+    import io
+
+    model = Stack(ByHand(), ByHand(is_causal=True))
+    tokens = ["$x^", "\\frac{", "_", "", "[CLS]", "\n", *"abcde"]
+    with regard.watch(model, tokens=tokens) as recording:
+        model(torch.randn(2, 11, 21))
+    picture = io.BytesIO()
+    recording.plot(kind, layer=layer, head=head).savefig(picture, format="png")
+    assert picture.getvalue()[:4] == b"\x89PNG"
+
+
+def test_plots_refuse_what_they_cannot_draw() -> None:
+    recording = regard.Recording()
+    with pytest.raises(ValueError, match="the recording is empty"):
+        recording.plot()
+    with pytest.raises(ValueError, match="kind must be one of map, entropy, keys, got 'pie'"):
+        recording.plot("pie")
+
+
+def test_statistics_left_on_a_device_are_moved_for_everything_that_shows_them(tmp_path: Path) -> None:
+    model = ByHand()
+    with regard.watch(model, keep_on_cpu=False) as recording:
+        model(torch.randn(2, 11, 21))
+    assert recording.cpu() is recording
+    # no second device here: one whose name is another stands for it
+    there = recording.calls[0]
+    there.parts = {name: OnDevice(part) for name, part in there.parts.items()}  # type: ignore[misc]
+    moved = recording.cpu()
+    assert moved is not recording
+    assert all(type(part) is Tensor for part in moved.calls[0].parts.values())
+    assert "(root)" in str(recording.summary()) and "(root)" in recording.to_html()
+    recording.save(tmp_path / "run.regard")
+    recording.plot(layer=0)
+
+
+class OnDevice:
+    """A tensor that says it is elsewhere, and only lets itself be moved or measured."""
+
+    device = torch.device("meta")
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor, self.shape, self.nbytes = tensor, tensor.shape, tensor.nbytes
+
+    def cpu(self) -> Tensor:
+        return self.tensor
+
+    def detach(self) -> OnDevice:
+        return self
