@@ -21,7 +21,7 @@ from regard.observation._lengths import value_lengths
 from regard.observation._pairs import weights_of_pairs
 from regard.observation._rows import observe_rows, observing_bytes
 from regard.plan import Choice, Cost, Plan, choose, program_of, programs, recall, size_kind
-from regard.spec import Call, CallSpec, Refused
+from regard.spec import Call, CallSpec, OfOtherCall, Refused
 from regard.statistics import Want
 
 if TYPE_CHECKING:
@@ -343,6 +343,7 @@ def observe(
     if want.rows and not want.asks_more and not reads_values(call.spec) and not differentiable:
         call = call.replace(wants_rows=True)
     result = _guard.run(program, call)
+    call = result.ran if isinstance(result, OfOtherCall) else call
     lse = result.lse.detach().to(accumulation(call.spec.dtype))
     found = result.rows or (_observe(_plain(call), lse, want, lengths) if want.asks else {})
     if differentiable:
