@@ -57,7 +57,7 @@ test-gpu: $(READY)
 
 # Compiles every GPU kernel for every kind of device, and holds its shared memory against theirs; needs no GPU.
 test-kernels: $(READY)
-	@$(PYTEST) -m kernels tests/_triton/test_fits.py
+	@$(PYTEST) -m kernels tests/_triton
 
 # Models that come inside packages: a Llama of 135M parameters and Whisper tiny, with half a minute of speech; some minutes.
 test-models: $(READY)
@@ -112,7 +112,7 @@ clean:
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The CPU build of torch is a tenth of the size of the CUDA one: it is tried first where there is no GPU. Where there is
-# one, the torch that is installed beside it is used as it is. MiniLM is a small real model that the tests look into.
+# one, the torch that is already installed is used as it is. MiniLM is a small real model that the tests look into.
 HAS_TORCH := 'import torch; assert tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 11)' 2>/dev/null
 
 $(VENV)/.ready: pyproject.toml

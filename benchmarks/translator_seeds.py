@@ -1,17 +1,28 @@
-"""Three seeds of the En→De translator, one after the other in one process, in a given time; results as they come.
+"""Small translators, trained and measured in one process and in a given time; a second call goes on where it stopped.
 
-    REGARD_DATA=multi30k python benchmarks/translator_seeds.py --seconds 190 --out build/seeds       on a GPU
-    python benchmarks/translator_seeds.py --data FOLDER --seconds 60 --tiny --out build/tiny         on a CPU
+    REGARD_DATA=multi30k python benchmarks/translator_seeds.py --out build/en-de --seconds 540                on a GPU
+    REGARD_DATA=multi30k python benchmarks/translator_seeds.py --out build/de-en --seconds 300 --teachers 0 \\
+        --source de --target en
+    python benchmarks/translator_seeds.py --toy --steps 400 --teachers 2 --seeds 1 --out build/toy    on a CPU, a minute
 
-Processes share a GPU by time slices, so several small models gain nothing from training at once: here one process has
-the device to itself, every shape of batch is one captured graph, and the graphs serve all seeds (weights, optimizer and
-averages are set anew in place). The learning rate falls to 0 with the time that is left. Nothing is chosen on the test.
+1. Teachers: N models that differ in their seed (R-Drop, label smoothing, averaged weights).
+2. Lessons: together they translate the training sources (of their best few, the one closest to the reference), and say
+   of every target token, real and translated, how likely they find which tokens.
+3. Students: one model per seed learns from real and translated sentences with those probabilities. `--teachers 0`
+   leaves 1 and 2 out: the students learn from the text alone.
+
+Nothing is chosen on the test: the length penalty of each student is the one that is best on the validation text. What
+was done, and what was not, is in `report.json`; it is written after each model, next to the teachers and the lessons,
+from which a call with the same `--out` goes on. All students train for the same number of steps, whichever call trains
+them. Times are per call: `--seconds` is never exceeded by more than one evaluation.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import copy
+import gzip
 import json
 import math
 import os
@@ -25,231 +36,356 @@ from typing import Any
 BEGAN = time.monotonic()
 
 import torch  # noqa: E402
+from safetensors.torch import load_file, save_file  # noqa: E402
 
+from _graph_training import Runs, attention_by, check_fused, prepared  # noqa: E402
 from regard import interop  # noqa: E402
 from regard import train as engine  # noqa: E402
-from regard.train import _loss  # noqa: E402
-from regard.train._average import Average  # noqa: E402
-from regard.train._batches import Corpus, plan_epoch  # noqa: E402
+from regard._files.write import write_atomically  # noqa: E402
+from regard.train._batches import Corpus, join  # noqa: E402
 from regard.train._build import encode_pairs, model_of  # noqa: E402
-from regard.train._step import Stepper  # noqa: E402
-from translator import _attention  # noqa: E402
 
 RECIPE: dict[str, Any] = {
     "lowercase": True, "vocab_size": 10_000, "embed_dim": 192, "ff_dim": 384, "num_layers": 4, "num_heads": 6,
-    "dropout": 0.3, "attention_dropout": 0.1, "batch_tokens": 7_500, "round_lengths": 2, "warmup": 600,
-    "peak_lr": 4e-3, "r_drop": 0.7, "ema_decay": 0.998, "max_tokens": 128,
+    "norm": "post", "dropout": 0.3, "attention_dropout": 0.1, "smoothing": 0.1, "batch_tokens": 7_500,
+    "round_lengths": 2, "warmup": 800, "peak_lr": 5e-3, "ema_decay": 0.998, "max_tokens": 128,
 }  # fmt: skip
-TINY: dict[str, Any] = {
-    "vocab_size": 600, "embed_dim": 32, "ff_dim": 64, "num_layers": 1, "num_heads": 2, "batch_tokens": 1_000,
-    "warmup": 10, "attention_dropout": 0.0,
+TOY: dict[str, Any] = {
+    "vocab_size": 200, "embed_dim": 32, "ff_dim": 64, "num_layers": 1, "num_heads": 2, "batch_tokens": 600,
+    "warmup": 10, "dropout": 0.1, "attention_dropout": 0.0, "ema_decay": 0.9,
 }  # fmt: skip
+PENALTIES = (0.6, 1.0, 1.4)
+# seconds that are set aside: for the vocabulary and the first kernels, for graphs, for one student's evaluation
+START, CAPTURE, EVALUATE = 30.0, 15.0, 12.0
 
 
-def say(*words: Any) -> None:
-    print(f"{time.monotonic() - BEGAN:6.1f} s ", *words, flush=True)
+class Late(Exception):
+    """The time of this call is used up; everything that is done is written."""
 
 
-def wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
+class Session:
+    """One call: its clock, its folder, and what earlier calls left there."""
 
-
-class Seeds:
-    """One model, one optimizer and one set of graphs, for one seed after another."""
-
-    def __init__(self, settings: Any, words: Any, corpus: Corpus, device: torch.device, epochs: int) -> None:
-        self.settings, self.words, self.device = settings, words, device
-        how = {"multiple": settings.round_lengths}
-        self.epochs = [plan_epoch(corpus, settings.batch_tokens, seed=1, epoch=n, **how) for n in range(epochs)]
-        self.corpus = corpus.to(device)
-        self.rows = [[torch.tensor(each.rows, device=device) for each in epoch] for epoch in self.epochs]
-        self.model = model_of(settings, len(words), device).train()
-        self.stepper = Stepper(self.model, settings, device, graphs=True)
-        self.average = Average(self.model, settings)
-
-    def batch(self, epoch: int, at: int) -> Any:
-        return self.corpus.take(self.rows[epoch][at], self.epochs[epoch][at].widths)
-
-    def prepare(self) -> int:
-        """Run each shape twice: kernel by kernel, then captured."""
-        shapes: dict[tuple[Any, ...], tuple[int, int]] = {}
-        for number, epoch in enumerate(self.epochs):
-            for at, each in enumerate(epoch):
-                shapes.setdefault((len(each.rows), each.widths), (number, at))
-        for place in shapes.values():
-            for _ in range(2 if self.stepper.graphs else 0):
-                self.stepper(self.batch(*place), 1e-6)
-        wait(self.device)
-        return len(shapes)
-
-    @torch.no_grad()
-    def reset(self, seed: int) -> None:
-        torch.manual_seed(seed)
-        fresh = model_of(self.settings, len(self.words), self.device)
-        for own, new in zip(self.model.parameters(), fresh.parameters(), strict=True):
-            own.copy_(new)
-        for own, new in zip(self.average.model.parameters(), fresh.parameters(), strict=True):
-            own.copy_(new)
-        for state in self.stepper.optimizer.state.values():
-            for value in state.values():
-                value.zero_()
-
-    def train(self, seed: int, seconds: float) -> dict[str, Any]:
-        self.reset(seed)
-        self.model.train()
-        draw = torch.Generator().manual_seed(seed)
-        settings, step, tokens, began = self.settings, 0, 0, time.monotonic()
-        progress, seen, loss = 0.0, [], None
-        while progress < 1.0:
-            epoch = int(torch.randint(len(self.epochs), (), generator=draw))
-            for at in torch.randperm(len(self.epochs[epoch]), generator=draw).tolist():
-                progress = (time.monotonic() - began) / seconds
-                if progress >= 1.0:
-                    break
-                step += 1
-                fall = 0.5 * (1 + math.cos(math.pi * progress))
-                loss = self.stepper(self.batch(epoch, at), settings.peak_lr * min(1.0, step / settings.warmup) * fall)
-                self.average.after_step(step)
-                tokens += self.epochs[epoch][at].tokens
-                if step % 500 == 0:
-                    seen.append(float(loss.nll) / float(loss.tokens))  # also keeps the host close to the device
-                    say(f"seed {seed} step {step} loss {seen[-1]:.3f}")
-        wait(self.device)
-        took = time.monotonic() - began
-        return {"seed": seed, "steps": step, "seconds": took, "tokens_per_second": tokens / took, "losses": seen}
-
-
-def milliseconds(seeds: Seeds, attention: str) -> float:
-    """Of a step as a graph, over three shapes."""
-    middle = [len(seeds.epochs[0]) // 4 * n for n in (1, 2, 3)]
-    with _attention(attention):
-        for at in middle * 3:
-            seeds.stepper(seeds.batch(0, at), 1e-6)
-        wait(seeds.device)
-        began = time.monotonic()
-        for at in middle * 5:
-            seeds.stepper(seeds.batch(0, at), 1e-6)
-        wait(seeds.device)
-    return 1000 * (time.monotonic() - began) / 15
-
-
-def check_fused(settings: Any, words: Any, corpus: Corpus, device: torch.device) -> str:
-    """Switch the fused loss off where it fails or differs."""
-    if device.type != "cuda":
-        return "not on a CPU"
-    draw = torch.Generator(device=device).manual_seed(1)
-    logits = torch.randn(2 * 64, 9, len(words), device=device, generator=draw).mul_(2).bfloat16().requires_grad_()
-    outputs = torch.randint(4, len(words), (64, 9), device=device, generator=draw)
-    outputs[3, 4:] = 0
-    found = []
-    try:
-        for fused in (True, False):
-            _loss.FUSED = fused
-            loss = _loss.loss_of(logits, outputs, smoothing=0.1, r_drop=0.7)
-            (grad,) = torch.autograd.grad(loss.total, logits)
-            found.append((float(loss.total), float(loss.nll), grad.float()))
-        (a, n, g), (b, m, h) = found
-        off = float((g - h).norm() / h.norm())
-        good = abs(a - b) < 1e-3 * abs(b) and abs(n - m) < 1e-3 * abs(m) and off < 0.02
-        _loss.FUSED = good
-        return f"{'used' if good else 'NOT used'}: loss {a:.4f} and {b:.4f}, gradients differ by {off:.1e}"
-    except Exception as error:
-        _loss.FUSED = False
-        return f"NOT used: {type(error).__name__}: {str(error)[:300]}"
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", default=os.environ.get("REGARD_DATA"))
-    parser.add_argument("--out", default=os.environ.get("OUT", "build/seeds"))
-    parser.add_argument("--seconds", type=float, default=190.0, help="of everything, the start included")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--source", default="en")
-    parser.add_argument("--target", default="de")
-    parser.add_argument("--r-drop", type=float, default=RECIPE["r_drop"])
-    parser.add_argument("--least", type=int, default=4500, help="steps below which R-Drop is left out")
-    parser.add_argument("--tiny", action="store_true")
-    given = parser.parse_args()
-    if not given.data or not Path(given.data).is_dir():
-        sys.exit("translator_seeds.py: give --data FOLDER, or REGARD_DATA")
-    out = Path(given.out)
-    out.mkdir(parents=True, exist_ok=True)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    chosen = {**RECIPE, **(TINY if given.tiny else {}), "source": given.source, "target": given.target}
-    settings = engine.Settings(**{**chosen, "r_drop": given.r_drop})
-    data = engine.read_folder(given.data, given.source, given.target)
-    test = engine.read_pairs(*(engine.find(given.data, "test_2016", each) for each in (given.source, given.target)))
-    if given.tiny:
-        data = engine.Data(
-            *(engine.Pairs(*(each[:n] for each in pairs)) for n, pairs in ((400, data.train), (20, data.valid)))
+    def __init__(self, given: argparse.Namespace) -> None:
+        self.given, self.out = given, Path(given.out)
+        self.out.mkdir(parents=True, exist_ok=True)
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.settings = engine.Settings(
+            **RECIPE | (TOY if given.toy else {}), r_drop=given.r_drop, source=given.source, target=given.target
         )
-        test = engine.Pairs(*(each[:20] for each in test))
-    words = engine.Words.learn([*data.train.source, *data.train.target], vocab_size=settings.vocab_size, lowercase=True)
-    corpus = encode_pairs(words, data.train, settings)
-    say(f"read {len(data.train.source)} pairs, {len(words)} pieces")
-    report: dict[str, Any] = {"recipe": chosen, "r_drop": given.r_drop, "device": str(device)}
-    if device.type == "cuda":
-        report["device"], report["torch"] = torch.cuda.get_device_name(), torch.__version__
-    report["fused_loss"] = check_fused(settings, words, corpus, device)
-    say("fused loss", report["fused_loss"])
-    times: dict[str, float] = {}
-    kinds = ("regard", "torch") if device.type == "cuda" else ("regard",)
-    for kind in kinds:
-        try:
-            times[kind] = milliseconds(Seeds(settings, words, corpus, device, 1), kind)
-        except Exception as error:
-            say(f"{kind}: {type(error).__name__}: {str(error)[:300]}")
-        say(f"a step by {kind}'s attention: {times.get(kind, float('nan')):.2f} ms")
-    kind = min(times, key=lambda each: times[each] * (0.93 if each == "regard" else 1.0))
-    report["milliseconds"], report["attention"] = times, kind
-    evaluation = 12.0 if not given.tiny else 8.0
-    left = (given.seconds - (time.monotonic() - BEGAN) - 10 - given.seeds * evaluation) / given.seeds
-    if settings.r_drop and 1000 * left / times[kind] < given.least and not given.tiny:
-        settings = engine.Settings(**{**chosen, "r_drop": 0.0})
-        report["r_drop"] = 0.0
-        say("too slow for R-Drop: left out")
-    results: list[dict[str, Any]] = []
-    with _attention(kind):
-        seeds = Seeds(settings, words, corpus, device, 1 if given.tiny else 10)
-        say(f"{seeds.prepare()} shapes are ready")
-        for seed in range(1, given.seeds + 1):
-            remaining = given.seconds - (time.monotonic() - BEGAN)
-            count = given.seeds - seed + 1
-            budget = max(3.0, (remaining - 3) / count - evaluation)
-            result = seeds.train(seed, budget)
-            began = time.monotonic()
-            translator = engine.Translator([seeds.average.model.eval()], words)
-            for name, pairs in (("test", test), ("valid", data.valid)):
-                found = translator(pairs.source, beams=5, length_penalty=1.0, batch_tokens=60_000)
-                lines = [each[0].text for each in found]
-                result[name] = engine.bleu(lines, pairs.target, lowercase=True)
-                if name == "test":
-                    result["chrf"] = engine.scores(lines, pairs.target)[2].score
-                    (out / f"seed-{seed}.txt").write_text("\n".join(lines) + "\n")
-                say(f"seed {seed}: {result['steps']} steps, {name} BLEU {result[name]:.2f}")
-            result["evaluated_in"] = evaluation = time.monotonic() - began
-            evaluation += 1.5
-            result["parameters"] = sum(each.numel() for each in seeds.model.parameters())
-            results.append(result)
-            report["seeds"] = results
-            report["mean_test"] = statistics.fmean(each["test"] for each in results)
-            report["mean_valid"] = statistics.fmean(each["valid"] for each in results)
-            (out / "seeds.json").write_text(json.dumps(report, indent=1))
-            say(f"mean of {len(results)}: test {report['mean_test']:.2f}, valid {report['mean_valid']:.2f}")
-            if seed == 1 or result["valid"] == max(each["valid"] for each in results):
-                keep(seeds.average.model, words, settings, out)
-    say("done")
+        self.path = self.out / "report.json"
+        fixed = {
+            name: getattr(given, name) for name in ("teachers", "steps", "distill", "beams", "toy", "toy_sentences")
+        }
+        recipe = {**vars(self.settings), **fixed}
+        self.report: dict[str, Any] = {"recipe": recipe, "teachers": [], "students": [], "calls": []}
+        if self.path.is_file():
+            held = json.loads(self.path.read_text())
+            if held["recipe"] != recipe:
+                changed = [name for name in recipe if held["recipe"].get(name) != recipe[name]]
+                sys.exit(
+                    f"translator_seeds.py: {self.out} holds a run with another {', '.join(changed)}; give another --out"
+                )
+            self.report = held
+        self.call = {"device": str(self.device), "torch": torch.__version__, "seconds": given.seconds, "did": []}
+        if self.device.type == "cuda":
+            self.call["device"] = torch.cuda.get_device_name()
+        self.report["calls"].append(self.call)
+
+    def left(self) -> float:
+        return self.given.seconds - (time.monotonic() - BEGAN)
+
+    def say(self, *words: Any) -> None:
+        print(f"{time.monotonic() - BEGAN:6.1f} s, {max(self.left(), 0):5.0f} s left: ", *words, flush=True)
+
+    def need(self, seconds: float, what: str) -> None:
+        """Go on only where the time of this call is enough."""
+        if self.left() < seconds:
+            self.say(f"{what} would take about {seconds:.0f} s: call again with the same --out to go on")
+            raise Late
+
+    def did(self, what: str) -> None:
+        self.call["did"].append(what)
+        self.call["used"] = round(time.monotonic() - BEGAN, 1)
+        self.write()
+
+    def write(self) -> None:
+        write_atomically(self.path, [json.dumps(self.report, indent=1).encode()])
+
+    def read(self) -> None:
+        """The text and its vocabulary, which is learnt from the training text alone, the same in every call."""
+        given = self.given
+        if given.toy:
+            self.data, self.test = engine.toy(given.toy_sentences, 20), engine.toy(1, 20, seed=5).valid
+        else:
+            self.data = engine.read_folder(given.data, given.source, given.target)
+            files = (engine.find(given.data, "test_2016", each) for each in (given.source, given.target))
+            self.test = engine.read_pairs(*files)
+        text = [*self.data.train.source, *self.data.train.target]
+        self.words = engine.Words.learn(text, vocab_size=self.settings.vocab_size, lowercase=True)
+        self.corpus = encode_pairs(self.words, self.data.train, self.settings)
+        self.say(f"read {len(self.data.train.source)} pairs, {len(self.words)} pieces, on {self.call['device']}")
+
+    def budget(self) -> dict[str, float]:
+        """Seconds that each teacher and each student trains: fixed by the first call, so that all are alike."""
+        if "budget" not in self.report:
+            given = self.given
+            aside = START + 2 * CAPTURE + given.seeds * EVALUATE + (given.lessons if given.teachers else 0.0)
+            training = max(given.seconds - aside, 10.0)
+            share = 0.45 if given.teachers else 0.0
+            self.report["budget"] = {
+                "teacher": share * training / max(given.teachers, 1),
+                "student": (1 - share) * training / given.seeds,
+            }
+        found: dict[str, float] = self.report["budget"]
+        return found
+
+
+def steps_of(session: Session, runs: Runs, who: str) -> int:
+    """Counted once from the time and the speed of a step; then kept for all models of that kind."""
+    kept: dict[str, int] = session.report.setdefault("steps", {})
+    if who not in kept:
+        seconds = session.budget()[who]
+        if who == "student":  # what is left of this call, where that is near to what was meant
+            seeds = session.given.seeds
+            rest = (session.left() - 3 - seeds * EVALUATE) / seeds
+            seconds = rest if rest > 0.6 * seconds else seconds
+        kept[who] = session.given.steps or max(200, int(1000 * seconds / runs.milliseconds))
+        session.say(f"each {who} trains for {kept[who]} steps")
+    return kept[who]
+
+
+def trained(session: Session, runs: Runs, who: str, seed: int) -> dict[str, Any]:
+    steps = steps_of(session, runs, who)
+    expected = steps * runs.milliseconds / 1000
+    session.need(expected, f"{who} {seed}")
+
+    def progress(step: int, loss: float) -> None:
+        if step % 2500 == 0 or step == steps:
+            session.say(f"{who} {seed}: step {step} of {steps}, loss {loss:.3f}")
+
+    limit = math.inf if session.given.steps else max(1.3 * expected, 5.0)
+    found = runs.train(seed, steps, seconds=limit, progress=progress)
+    # as it is kept: what is measured is what the file holds
+    runs.average.model.half().float()
+    found["parameters"] = sum(each.numel() for each in runs.model.parameters())
+    return found
+
+
+# -- 1. teachers
+
+
+def teach(session: Session) -> None:
+    wanted = range(len(session.report["teachers"]) + 1, session.given.teachers + 1)
+    if not wanted:
+        return
+    session.need(CAPTURE, "capturing the teachers' steps")
+    runs = prepared(
+        lambda graphs: Runs(session.settings, session.words, session.corpus, session.device, graphs=graphs), session.say
+    )
+    for seed in wanted:
+        found = trained(session, runs, "teacher", seed)
+        save_file(_halves(runs.average.model), session.out / f"teacher-{seed}.safetensors")
+        found["valid, greedy"] = score(session, [runs.average.model], session.data.valid, beams=1, penalty=1.0)[0]
+        session.report["teachers"].append(found)
+        session.did(f"teacher {seed}")
+        session.say(f"teacher {seed}: validation BLEU {found['valid, greedy']:.2f} (greedy)")
+
+
+def _halves(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: each.detach().half().cpu().contiguous() for name, each in model.named_parameters()}
+
+
+@torch.no_grad()
+def ensemble(session: Session) -> list[Any]:
+    found = []
+    for seed in range(1, session.given.teachers + 1):
+        model = model_of(session.settings, len(session.words), session.device).eval().requires_grad_(False)
+        held = load_file(session.out / f"teacher-{seed}.safetensors")
+        for name, own in model.named_parameters():
+            own.copy_(held[name])
+        found.append(model)
+    return found
+
+
+# -- 2. lessons
+
+
+def lessons(session: Session, teachers: list[Any]) -> engine.Pairs:
+    path = session.out / "lessons.json.gz"
+    if path.is_file():
+        return engine.Pairs(*json.loads(gzip.decompress(path.read_bytes())))
+    session.need(min(session.given.lessons, 20.0), "translating the training text")
+    real, began = session.data.train, time.monotonic()
+    translator = engine.Translator(teachers, session.words)
+    tokens = 120_000 if session.device.type == "cuda" else 6_000
+    limit = min(session.given.lessons, session.left() - 5)
+    told = [began]
+
+    def progress(done: int) -> None:
+        if time.monotonic() > told[0] + 5:
+            told[0] = time.monotonic()
+            session.say(f"the teachers translate: {done} of {len(real.source)}")
+
+    how: dict[str, Any] = {"beams": session.given.beams, "batch_tokens": tokens, "seconds": limit}
+    made = engine.distilled(translator, real, progress=progress, **how)
+    took = time.monotonic() - began
+    changed = statistics.fmean(a != b for a, b in zip(made.target, real.target, strict=False)) if made.target else 0.0
+    session.report["lessons"] = {
+        "sentences": len(made.source), "of": len(real.source), "seconds": took, "other than the reference": changed,
+    }  # fmt: skip
+    write_atomically(path, [gzip.compress(json.dumps(made).encode())])
+    session.did("lessons")
+    session.say(f"the teachers translated {len(made.source)} of {len(real.source)} sentences in {took:.0f} s")
+    return made
+
+
+def taught(session: Session) -> Corpus:
+    """Real and translated sentences, with the teachers' probabilities of each token."""
+    teachers = ensemble(session)
+    made = lessons(session, teachers)
+    corpora = []
+    for pairs in (session.data.train, made):
+        if not pairs.source:
+            continue
+        corpus = encode_pairs(session.words, pairs, session.settings).to(session.device)
+        soft = engine.soft_targets(teachers, corpus, k=16, half=session.device.type == "cuda")
+        corpora.append(corpus._replace(soft=soft))
+    return join(corpora)
+
+
+# -- 3. students
+
+
+def learn(session: Session) -> None:
+    wanted = range(len(session.report["students"]) + 1, session.given.seeds + 1)
+    if not wanted:
+        return
+    settings = engine.Settings(**{**vars(session.settings), "distill": session.given.distill})
+    corpus = taught(session) if session.given.teachers else session.corpus
+    session.need(CAPTURE, "capturing the students' steps")
+    runs = prepared(lambda graphs: Runs(settings, session.words, corpus, session.device, graphs=graphs), session.say)
+    for seed in wanted:
+        found = trained(session, runs, "student", 100 * bool(session.given.teachers) + seed)
+        model, began = runs.average.model.eval(), time.monotonic()
+        valid = {each: score(session, [model], session.data.valid, penalty=each)[0] for each in PENALTIES}
+        found["length penalty"] = max(valid, key=lambda each: valid[each])
+        found["valid"] = valid[found["length penalty"]]
+        found["test"], lines = score(session, [model], session.test, penalty=found["length penalty"])
+        found["chrf"], found["translated"] = engine.scores(lines, session.test.target)[2].score, lines
+        found["evaluated in"] = time.monotonic() - began
+        students = session.report["students"]
+        if found["valid"] >= max((each["valid"] for each in students), default=0.0):
+            keep(model, session.words, settings, session.out)
+        students.append(found)
+        session.report["mean of students"] = mean(students)
+        session.did(f"student {seed}")
+        session.say(
+            f"student {seed}: valid {found['valid']:.2f}, test {found['test']:.2f} with penalty "
+            f"{found['length penalty']}; {mean(students)}"
+        )
+
+
+def mean(students: list[dict[str, Any]]) -> dict[str, Any]:
+    values = {name: round(statistics.fmean(each[name] for each in students), 3) for name in ("valid", "test", "chrf")}
+    return {"seeds": len(students), **values}
+
+
+def score(
+    session: Session, models: list[Any], pairs: engine.Pairs, *, penalty: float, beams: int = 5
+) -> tuple[float, list[str]]:
+    """Lower-cased sacreBLEU, and the translations."""
+    translator = engine.Translator([each.eval() for each in models], session.words)
+    tokens = 60_000 if session.device.type == "cuda" else 6_000
+    found = translator(pairs.source, beams=beams, length_penalty=penalty, batch_tokens=tokens)
+    lines = [each[0].text for each in found]
+    return engine.bleu(lines, pairs.target, lowercase=True), lines
 
 
 def keep(model: Any, words: Any, settings: Any, out: Path) -> None:
-    """The best seed by validation, in float16, as one file."""
+    """The best student by validation, in float16, as one file that `regard translate` reads when unpacked."""
     folder = out / "best"
     interop.save(copy.deepcopy(model).half(), folder, stop=[3])
     (folder / "tokenizer.json").write_text(words.as_json())
     (folder / "settings.json").write_text(settings.as_json())
-    shutil.make_archive(str(out / "best"), "tar", out, "best")
+    shutil.make_archive(str(folder), "tar", out, "best")
     shutil.rmtree(folder)
+
+
+def together(session: Session) -> None:
+    """The ensemble itself, where there is time: what the students could have learnt."""
+    if session.given.teachers and "ensemble" not in session.report and session.left() > EVALUATE * 2:
+        found = score(session, ensemble(session), session.test, penalty=1.0)[0]
+        session.report["ensemble"] = {"models": session.given.teachers, "test": found}
+        session.did("ensemble")
+        session.say(f"the {session.given.teachers} teachers together: test {found:.2f}")
+
+
+def choose_attention(session: Session) -> str:
+    """regard's, unless it fails on this device or torch's is faster by more than a quarter."""
+    kinds = ("regard", "torch") if session.device.type == "cuda" and not session.given.attention else ()
+    times: dict[str, float] = {}
+    for kind in kinds:
+        try:
+            runs = Runs(session.settings, session.words, session.corpus, session.device, epochs=1)
+            runs.epochs, runs.rows = [runs.epochs[0][:4]], [runs.rows[0][:4]]
+            with attention_by(kind):
+                runs.prepare(timed=20)
+            times[kind] = runs.milliseconds
+        except Exception as error:
+            session.say(f"{kind}: {type(error).__name__}: {str(error).splitlines()[0][:200]}")
+    session.call["milliseconds"] = times
+    if not times:
+        return session.given.attention or "regard"
+    chosen = min(times, key=lambda kind: times[kind] * (0.8 if kind == "regard" else 1.0))
+    session.say(f"milliseconds of a step: {times}; {chosen}'s attention is used")
+    return chosen
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", default=os.environ.get("REGARD_DATA"))
+    parser.add_argument("--out", default=os.environ.get("OUT", "build/seeds"))
+    parser.add_argument("--seconds", type=float, default=540.0, help="of this call, the start included")
+    parser.add_argument("--teachers", type=int, default=5, help="0: students learn from the text alone")
+    parser.add_argument("--seeds", type=int, default=3, help="students")
+    parser.add_argument("--source", default="en")
+    parser.add_argument("--target", default="de")
+    parser.add_argument("--r-drop", type=float, default=0.7)
+    parser.add_argument("--distill", type=float, default=0.5, help="share of the loss that the teachers have")
+    parser.add_argument("--beams", type=int, default=4, help="of the teachers' search")
+    parser.add_argument("--lessons", type=float, default=60.0, help="seconds that the teachers translate at most")
+    parser.add_argument("--steps", type=int, default=0, help="of each model; counted from the time by default")
+    parser.add_argument("--until", choices=["teachers", "lessons", "students"], default="students")
+    parser.add_argument("--attention", choices=["regard", "torch"], help="whose steps; measured on a GPU by default")
+    parser.add_argument("--toy", action="store_true", help="the generated language and a tiny model")
+    parser.add_argument("--toy-sentences", type=int, default=2000)
+    given = parser.parse_args(arguments)
+    if given.toy:
+        given.source, given.target = engine.toy_settings().source, engine.toy_settings().target
+    elif not given.data or not Path(given.data).is_dir():
+        sys.exit("translator_seeds.py: give --data FOLDER, or REGARD_DATA, or --toy")
+    return given
+
+
+def main(arguments: list[str] | None = None) -> None:
+    session = Session(parse(arguments))
+    session.read()
+    session.call["fused loss"] = check_fused(len(session.words), session.device)
+    session.say("fused loss", session.call["fused loss"])
+    session.call["attention"] = choose_attention(session)
+    with contextlib.suppress(Late), attention_by(session.call["attention"]):
+        teach(session)
+        if session.given.until == "teachers":
+            return
+        if session.given.until == "lessons":
+            lessons(session, ensemble(session))
+            return
+        learn(session)
+        together(session)
+    done = len(session.report["students"])
+    session.write()
+    session.say(f"{done} of {session.given.seeds} students are done: {session.report.get('mean of students', '')}")
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ def shades() -> str:
 
 
 def draw(weights: torch.Tensor, allowed: torch.Tensor, title: str, levels: str, colour: bool) -> list[Text]:
-    """One line a query; the shade of a cell is its weight, and what the mask forbids stays empty."""
+    """One line per query; the shade of a cell is its weight, and what the mask forbids stays empty."""
     lines = [Text(title), Text("".join(f"{j:<4}" for j in range(0, weights.shape[1], 2)).rstrip(), style="dim")]
     for row, may in zip(weights.tolist(), allowed.tolist(), strict=True):
         line = Text()

@@ -13,7 +13,7 @@ check = beartype(conf=BeartypeConf(is_pep484_tower=True))
 
 # What lies behind the public calls. The entry points (api, masks, compat, nn, reference, testing) are not among them:
 # what they say about a wrong argument is tested, and must be theirs. Nor is spec: the compiler traces its constructors.
-CHECKED = ["_hash", "backends", "plan", "observation"]
+CHECKED = ["_hash", "backends", "backends._guard", "plan", "observation", "observation._rows"]
 
 
 def load_with_checks() -> None:

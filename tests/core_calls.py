@@ -10,6 +10,7 @@ from torch import Tensor
 
 import regard
 from regard import masks, reference
+from regard._arguments import prepare as prepare  # the one door to a call's description, for all tests
 from regard._hash import uniform
 
 FUSED = ("blockwise", "sdpa")

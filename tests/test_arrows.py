@@ -28,9 +28,11 @@ ARROWS: dict[str, set[str]] = {
     "observation": LEAVES | {"spec", "backends", "plan"},
     "_compiled": BELOW_API,
     # linear attention describes a call as the others do, and runs it by forms of its own
-    "linear": BELOW_API,
+    "linear": BELOW_API | {"_triton"},
     "sparse": LEAVES,
-    "api": BELOW_API | {"_compiled", "_triton", "linear"},
+    # calls on sequences that lie on several processes: what each of them calls is handed down by api
+    "_sharded": LEAVES | {"spec", "observation", "plan"},
+    "api": BELOW_API | {"_compiled", "_triton", "linear", "_sharded"},
     # a cache attends piece by piece and merges what it gets as the backends do
     "cache": LEAVES | {"api", "backends"},
     "latent": LEAVES | {"api"},
@@ -49,10 +51,12 @@ ARROWS: dict[str, set[str]] = {
     # the local page: recordings of a folder, and looks that the command knows how to run
     "_serve": LEAVES | {"_page", "recording"},
     "watching": BELOW_API | {"api", "recording"},
+    # rollout and attribution follow a model's calls as a watch does, and write nothing down
+    "attributing": BELOW_API | {"api", "recording", "watching"},
     # the walkthrough shows what the oracle computes, step by step
     "_walk": {"_display", "_page", "reference"},
-    # the lab's examples are written with what users have; one shows the oracle itself, one reads what is walked through
-    # and one looks into a trained model, which is loaded as users load theirs
+    # the lab's examples are written with what users have, and shown as the walk shows its steps; one looks into a
+    # trained model, which is loaded as users load theirs
     "lab": LEAVES | {"api", "nn", "observation", "reference", "_page", "_walk", "interop"},
     "testing": ANYTHING,
     "cli": ANYTHING,

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 import torch.autograd.forward_ad as forward_ad
+from tests.core_calls import prepare
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import regard
 from memory import peak_bytes
 from regard import masks
-from regard._arguments import prepare
 from regard.backends import ALL
 
 

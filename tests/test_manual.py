@@ -26,6 +26,7 @@ INSIDE = {
     "models": {"Config"},
     "recording": {"THRESHOLDS", "Recording"},
     "linear": {"linear_attention"},
+    "attributing": {"attribute", "rollout"},
 }
 MODULES = [name for name in regard.__all__ if inspect.ismodule(getattr(regard, name)) and name != "statistics"]
 

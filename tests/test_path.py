@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from tests.core_calls import prepare
 
 from regard import masks, plan
-from regard._arguments import prepare
 from regard.cache import KVCache
 from regard.nn import MultiHeadAttention
 from regard.positions import Rotary

@@ -31,7 +31,7 @@ def rows_and_keys(seen: regard.Observation) -> Figure:
     main.imshow(seen.weights[0, 0], cmap="viridis", vmin=0, aspect="auto")
     main.tick_params(labelbottom=False)
     main.set_yticks(range(len(WORDS)), WORDS)
-    main.set_title("weights: a row a query, a column a key")
+    main.set_title("weights: one row per query, one column per key")
     beside_it = (
         ("entropy", seen.entropy, 2.3),
         ("max_weight", seen.max_weight, 1.0),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from regard import attributing as attributing
     from regard import backends as backends
     from regard import bias as bias
     from regard import cache as cache
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from regard.api import attention as attention
     from regard.api import explain as explain
     from regard.api import observe as observe
+    from regard.attributing import attribute as attribute
+    from regard.attributing import rollout as rollout
     from regard.latent import latent_attention as latent_attention
     from regard.linear._call import linear_attention as linear_attention
     from regard.observation import Observation as Observation
@@ -53,8 +56,11 @@ _FROM = {
     "Refused": "regard.spec",
     "watch": "regard.watching",
     "Recording": "regard.recording",
+    "rollout": "regard.attributing",
+    "attribute": "regard.attributing",
 }
 _MODULES = (
+    "attributing",
     "backends",
     "bias",
     "cache",

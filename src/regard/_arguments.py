@@ -1,4 +1,4 @@
-"""Checks a call's arguments and turns them into a Call. The good case is a few comparisons; the messages are apart."""
+"""Checks a call's arguments and turns them into a Call. Valid arguments cost a few comparisons."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ def _check_sinks(sinks: Tensor, heads: int, dtype: torch.dtype, device: torch.de
             f"sinks has dtype {sinks.dtype} but query has {dtype}; convert one (float32 may join half precision)"
         )
     if sinks.shape != (heads,):
-        raise ValueError(f"sinks must have shape [num_heads] = [{heads}], one logit a head, got {list(sinks.shape)}")
+        raise ValueError(f"sinks must have shape [num_heads] = [{heads}], one logit per head, got {list(sinks.shape)}")
     if sinks.device != device:
         raise TypeError(f"sinks is on {sinks.device} but query is on {device}; move one of them")
 

@@ -16,6 +16,9 @@ from regard.backends._base import accumulation, reads_values
 from regard.masks import Mask
 from regard.masks._flags import Fused
 from regard.observation import Observation
+from regard.observation._gradients import with_gradients
+from regard.observation._lengths import value_lengths
+from regard.observation._pairs import weights_of_pairs
 from regard.observation._rows import observe_rows, observing_bytes
 from regard.plan import Choice, Cost, Plan, choose, program_of, programs, recall, size_kind
 from regard.spec import Call, CallSpec, Refused
@@ -58,7 +61,7 @@ def attention(
             of ``regard.bias`` (``alibi``, ``T5Bias``), for which no [L, S] tensor is made.
         scale: 1/sqrt(dim) when None; may be 0 or negative.
         softcap: c > 0 replaces each scaled product s by c·tanh(s/c).
-        sinks: [head], one logit a head that joins the denominator only.
+        sinks: [head], one logit per head that joins the softmax's denominator only.
         dropout: probability of dropping a weight, applied as given (modules pass 0 in eval).
         query_offset: position of the first query among the keys, an int or one per item; S - L when None.
         backend: "auto", or a name: then that backend runs or ``regard.Refused`` is raised.
@@ -77,8 +80,27 @@ def attention(
         return compiled(query, key, value, mask, bias, scale, softcap, sinks, dropout, query_offset, backend)
     if _tracing_state() is not None:
         _refuse_tracing()
+    if is_sharded(query, key, value):
+        from regard import _sharded
+
+        how = _keywords(mask, bias, scale, softcap, sinks, dropout, query_offset, backend)
+        return _sharded.attention(attention, query, key, value, **how)
     given = (query, key, value, mask, bias, scale, softcap, sinks, dropout, query_offset)
     return _guard.run(*_prepared(given, backend)).out
+
+
+def is_sharded(*tensors: object) -> bool:
+    """Whether one of them is a DTensor: a sequence that lies in parts on several processes."""
+    return any(type(each) is not Tensor and hasattr(each, "device_mesh") for each in tensors)
+
+
+def _keywords(
+    mask: Any, bias: Any, scale: Any, softcap: Any, sinks: Any, dropout: Any, query_offset: Any, backend: str
+) -> dict[str, Any]:
+    return {
+        "mask": mask, "bias": bias, "scale": scale, "softcap": softcap, "sinks": sinks, "dropout": dropout,
+        "query_offset": query_offset, "backend": backend,
+    }  # fmt: skip
 
 
 # torch.jit.trace, which torch has deprecated: lengths are tensors in it, and a plan is made for numbers
@@ -190,10 +212,10 @@ def explain(
 ) -> Plan:
     """How ``attention`` (or ``observe``, with ``want``) would run this call; runs nothing.
 
-    Only shapes, dtypes and devices are looked at: tensors on the device "meta" will do. Print the plan for a table, or
+    Only shapes, dtypes and devices matter: tensors on the device "meta" are enough. Print the plan for a table, or
     read ``plan.backend``, ``plan.reason``, ``plan.refusals`` and ``plan.cost``.
 
-    ``kind="linear"`` asks about ``linear_attention`` in its place: with that call's keywords, its form as ``backend``.
+    ``kind="linear"`` explains ``linear_attention`` instead, with that call's keywords; ``backend`` is then its form.
 
     Raises:
         TypeError, ValueError: as ``attention`` does, for a call that could not run.
@@ -206,6 +228,11 @@ def explain(
     if linear:
         raise TypeError(f"attention has no argument {', '.join(linear)}; explain linear attention with kind='linear'")
     check_want(want)
+    if is_sharded(query, key, value):
+        from regard import _sharded
+
+        how = _keywords(mask, bias, scale, softcap, sinks, dropout, query_offset, backend)
+        return _sharded.explain(explain, query, key, value, want=want, **how)
     call = prepare(query, key, value, mask, bias, scale, softcap, sinks, dropout, query_offset)
     return make_plan(call, choose(call.spec, backend), None, want)
 
@@ -251,8 +278,10 @@ def make_plan(call: Call, choice: Choice, program: Program | None, want: Want | 
 
     observer = None
     if want is not None:
-        refusals = _kernel_refusals(spec, want)
+        refusals = _kernel_refusals(spec, want.usual)
         observer = f"torch operations: {'; '.join(refusals)}" if refusals else "triton kernels"
+        if want.asks_unusual and not refusals:
+            observer += "; value mass, pairs and scores by torch operations, as the kernels have none of them"
         spec = spec._replace(want=want.key)
     return Plan(spec, choice, cost, observer)
 
@@ -276,49 +305,81 @@ def observe(
     dropout: float = 0.0,
     query_offset: int | Tensor | None = None,
     backend: str = "auto",
+    value_norms: Tensor | None = None,
+    output: Tensor | None = None,
+    differentiable: bool = False,
 ) -> Observation:
     """``attention`` that also returns exact statistics of its weights (before dropout).
 
-    ``.out`` is what ``attention`` gives for the same call: the same backend and the same random draw. The matrix of
-    weights is never held: memory grows with the length, not with its square.
+    ``.out`` equals what ``attention`` returns for the same call: the same backend and the same random draw. The
+    matrix of weights is never stored: memory grows with the length, not with its square.
 
     Args:
         want: which statistics, ``regard.Want()`` when None. The other arguments are those of ``attention``.
+        value_norms: for ``Want(value_mass=True)``, the length of each value, [batch, head, key]; ‖v‖ when None.
+        output: instead, the weight [model dim, heads · value dim] of the output projection that follows: then the
+            length of each value is ‖v W_O‖, as it enters the residual stream.
+        differentiable: ``entropy``, ``key_mass`` and ``first_mass`` carry gradients (once) to query, key, bias and
+            sinks, in memory O(L): for an entropy or sink penalty. The other statistics stay detached.
 
     Raises:
         TypeError, ValueError: as ``attention`` does.
-        Refused: under torch.compile, vmap and other transforms, which give no numbers to look at.
+        Refused: under torch.compile, vmap and other transforms, where the numbers cannot be read.
     """
     want = Want() if want is None else want
     check_want(want)
     if torch.compiler.is_compiling():
         raise Refused("regard.observe cannot be compiled: call it outside torch.compile, or compile regard.attention")
+    if is_sharded(query, key, value):
+        from regard import _sharded
+
+        how = _keywords(mask, bias, scale, softcap, sinks, dropout, query_offset, backend)
+        return _sharded.observe(observe, query, key, value, want, **how)
     given = (query, key, value, mask, bias, scale, softcap, sinks, dropout, query_offset)
     program, call = _prepared(given, backend)
     if call.spec.mode in ("transform", "fake"):
         raise Refused("regard.observe needs tensors with values: it cannot run under vmap, torch.func or fake tensors")
-    if want.rows and not want.asks_more and not reads_values(call.spec):
+    lengths = _lengths(call, want, value_norms, output)
+    if want.rows and not want.asks_more and not reads_values(call.spec) and not differentiable:
         call = call.replace(wants_rows=True)
     result = _guard.run(program, call)
     lse = result.lse.detach().to(accumulation(call.spec.dtype))
-    found = result.rows or (_observe(_plain(call), lse, want) if want.asks else {})
+    found = result.rows or (_observe(_plain(call), lse, want, lengths) if want.asks else {})
+    if differentiable:
+        found |= with_gradients(call, lse, want, found)
     return Observation(result.out, lse, make_plan(call, choose(call.spec, backend), program, want), want, found)
 
 
-def _observe(call: Call, lse: Tensor, want: Want) -> dict[str, Tensor]:
-    if not _kernel_refusals(call.spec, want):
-        from regard._triton.launch import observe as by_kernels
+def _lengths(call: Call, want: Want, given: Any, output: Any) -> Tensor | None:
+    if (given is not None or output is not None) and not want.value_mass:
+        raise ValueError("value_norms and output are for the statistic that want=regard.Want(value_mass=True) asks for")
+    if given is not None and output is not None:
+        raise ValueError("give value_norms, or output to compute them from, not both")
+    return value_lengths(_plain(call), given, output) if want.value_mass else None
 
-        return by_kernels(call, lse, want)
-    return observe_rows(call, lse, want)
+
+def _observe(call: Call, lse: Tensor, want: Want, lengths: Tensor | None = None) -> dict[str, Tensor]:
+    by_kernels = not _kernel_refusals(call.spec, want.usual)
+    found = {}
+    if by_kernels and want.usual.asks:
+        from regard._triton.launch import observe as observe_by_kernels
+
+        found = observe_by_kernels(call, lse, want.usual)
+    rest = want.unusual if by_kernels else want
+    if rest.asks_tiles:
+        more = observe_rows(call, lse, rest, lengths)
+        found |= {name: part for name, part in more.items() if name not in found}
+    if want.pairs is not None:
+        found["pairs"] = weights_of_pairs(call, lse, want.pairs)
+    return found
 
 
 def _observing_bytes(call: Call, want: Want) -> int:
-    if not _kernel_refusals(call.spec, want):
-        from regard._triton.launch import observing_bytes as by_kernels
+    if _kernel_refusals(call.spec, want.usual):
+        return observing_bytes(call, want)
+    from regard._triton.launch import observing_bytes as by_kernels
 
-        return by_kernels(call.spec, want)
-    return observing_bytes(call, want)
+    return by_kernels(call.spec, want.usual) + (observing_bytes(call, want.unusual) if want.asks_unusual else 0)
 
 
 def _kernel_refusals(spec: CallSpec, want: Want) -> list[str]:

@@ -1,4 +1,4 @@
-"""Latent attention: keys and values of all heads are made from one small vector a token (DeepSeek's MLA).
+"""Latent attention: keys and values of all heads are made from one small vector per token (DeepSeek's MLA).
 
 Legend: H heads, L queries, S keys, r the latent's width, n and p widths of the plain and the rotary part of a query or
 key, v the width of a value. With latents c [S, r], rotary keys k [S, p] and a head's matrices Uk [n, r], Uv [v, r],
@@ -93,7 +93,7 @@ def raise_values(out: Tensor, w_uv: Tensor) -> Tensor:
 
 
 def absorbing_is_cheaper(q_nope: Tensor, q_rope: Tensor, latent: Tensor, w_uv: Tensor) -> bool:
-    """Multiplications a head, by the table above."""
+    """Compares multiplications per head, by the table above."""
     rows, plain, rotary = q_nope.shape[2], q_nope.shape[3], q_rope.shape[3]
     keys, rank, wide = latent.shape[1], latent.shape[2], w_uv.shape[1]
     absorbed = rows * keys * (2 * rank + rotary) + rows * rank * (plain + wide)

@@ -75,7 +75,7 @@ def attention(
         bias: broadcastable likewise, added to the logits; -inf forbids.
         scale: 1/√Dk when not given.
         softcap: c > 0 replaces every s = scale · q · k by c · tanh(s / c).
-        sinks: `[H]`, one more logit a head, in the softmax's denominator only.
+        sinks: `[H]`, one extra logit per head, in the softmax's denominator only.
         keep: dropout, as the number every weight is multiplied by: 0 or 1/(1-p).
         return_weights: give a `Result` in place of the output alone.
 

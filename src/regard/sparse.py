@@ -186,7 +186,7 @@ def select_blocks(
 
     A block of keys is scored by the mean of its keys. A block of queries scores by its mean query, or, where it is
     ``causal``, by its first one: what comes later has no say in what an earlier token sees. Always kept are the
-    ``local`` blocks up to a query block's own and the first ``sinks`` ones; ``keep`` counts those chosen beside them.
+    ``local`` blocks up to a query block's own and the first ``sinks`` ones; ``keep`` counts those chosen in addition.
     With ``causal``, blocks after a query block's own are never seen, and the mask includes ``masks.causal()``.
 
     Args:

@@ -12,9 +12,9 @@ import pytest
 import torch
 from tests._triton import definitions
 from tests._triton.calls import DEVICE, call_of, found_and_wrong, placed, tensors
+from tests.core_calls import prepare
 
 from regard import Want, bias, masks
-from regard._arguments import prepare
 from regard._triton import again, inputs, launch
 from regard.masks import _memo
 

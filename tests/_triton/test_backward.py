@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from tests._triton.calls import DEVICE, placed
-from tests.core_calls import every_mask
+from tests._triton.calls import DEVICE, placed, sample
+from tests.core_calls import every_mask, prepare
 from torch import Tensor
 
 import regard
 from regard import bias, masks
-from regard._arguments import prepare
 from regard._hash import uniform
 from regard._triton import attend, gradients
 
@@ -116,16 +115,28 @@ def test_every_modifier_enters_the_gradients(more: dict[str, Any]) -> None:
     assert wrong(tensors(**SIZES), **more) == []
 
 
-@pytest.mark.parametrize("shape", [(2, 4, 37, 71), (1, 4, 37, 71), (2, 1, 37, 71), (1, 1, 37, 71), (2, 1, 1, 71),
-                                   (1, 4, 37, 1), (1, 1, 1, 1)])  # fmt: skip
-@pytest.mark.parametrize("mask", [None, masks.causal(), masks.strided(3)], ids=["all", "causal", "strided"])
+SHAPES = [(2, 4, 37, 71), (1, 4, 37, 71), (2, 1, 37, 71), (1, 1, 37, 71), (2, 1, 1, 71), (1, 4, 37, 1), (1, 1, 1, 1)]
+SEEN = [None, masks.causal(), masks.strided(3)]
+OFFSETS = [None, 5, torch.tensor([3, 50])]
+POISONS = [torch.nan, torch.inf, 1e38]
+
+
+# every third pair: each shape, each mask, and no pair twice
+@pytest.mark.parametrize(
+    ("shape", "mask"),
+    sample([(shape, SEEN[(i + j) % 3]) for j in range(3) for i, shape in enumerate(SHAPES)], slice(len(SHAPES))),
+    ids=str,
+)
 def test_a_bias_receives_the_gradient_summed_over_what_shares_it(shape: tuple[int, ...], mask: Any) -> None:
     given = {**tensors(**SIZES), "bias": torch.randn(shape, device=DEVICE)}
     assert wrong(given, **({} if mask is None else {"mask": mask})) == []
 
 
-@pytest.mark.parametrize("offset", [None, 5, torch.tensor([3, 50])], ids=["end", "5", "each"])
-@pytest.mark.parametrize("mask", [None, masks.causal()], ids=["all", "causal"])
+@pytest.mark.parametrize(
+    ("offset", "mask"),
+    sample([(o, [masks.causal(), None][(i + j) % 2]) for j in range(2) for i, o in enumerate(OFFSETS)], slice(3)),
+    ids=lambda given: "each" if isinstance(given, Tensor) else str(given),
+)
 def test_the_table_of_a_rule_receives_its_gradient(offset: Any, mask: Any) -> None:
     more: dict[str, Any] = {} if mask is None else {"mask": mask}
     if offset is not None:
@@ -142,13 +153,10 @@ def test_sinks_receive_their_gradient() -> None:
 
 
 def test_many_tiles_in_every_direction() -> None:
-    for mask in (
-        masks.causal(),
-        masks.window(left=70, right=20),
-        masks.padding([290, 100]),
-        masks.documents([150, 150]),
-    ):
-        assert wrong(tensors(2, 2, 1, 300, 300, D=32, E=16), mask=mask, tolerance=1e-4) == []
+    every = [masks.padding([290, 100]), masks.window(left=70, right=20), masks.causal(), masks.documents([150, 150])]
+    for mask in sample(every, slice(2)):
+        B = 2 if mask.marks_padding else 1
+        assert wrong(tensors(B, 2, 1, 300, 300, D=32, E=16), mask=mask, tolerance=1e-4) == []
 
 
 def test_half_precision_gradients_are_near() -> None:
@@ -166,8 +174,10 @@ def test_the_draw_of_dropout_is_that_of_the_other_backends() -> None:
     assert (outs[0] - outs[1]).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("side", ["right", "left"])
-@pytest.mark.parametrize("poison", [torch.nan, torch.inf, 1e38])
+@pytest.mark.parametrize(
+    ("side", "poison"),
+    sample([(["right", "left"][(i + j) % 2], poison) for j in range(2) for i, poison in enumerate(POISONS)], slice(3)),
+)
 def test_padding_may_hold_anything(side: str, poison: float) -> None:
     """The kernels read zeros there: nothing has to be cleaned before."""
     given = tensors(2, 4, 2, 70, 70, D=16, E=16)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tests.core_calls import every_mask, permitted
+from tests.core_calls import every_mask, permitted, prepare
 
 from regard import masks
-from regard._arguments import prepare
 from regard._triton.encode import DENSE, INTERVALS, Encoded, Tiling, _band_on_device, _band_runs, encode
 from regard.spec import Call
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.core_calls import prepare
 
 triton = pytest.importorskip("triton")
 if os.environ.get("TRITON_INTERPRET") == "1":
@@ -22,7 +23,6 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
 from regard import bias, masks  # noqa: E402
-from regard._arguments import prepare  # noqa: E402
 from regard._triton import backward, forward, inputs, tile_sizes  # noqa: E402
 
 # bytes of shared memory that a program may have

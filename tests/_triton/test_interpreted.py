@@ -13,7 +13,17 @@ HERE = Path(__file__).parent
 
 
 @pytest.mark.parametrize(
-    "file", ["test_kernels.py", "test_top.py", "test_forward.py", "test_backward.py", "test_again.py", "test_bounds.py"]
+    "file",
+    [
+        "test_kernels.py",
+        "test_top.py",
+        "test_forward.py",
+        "test_backward.py",
+        "test_again.py",
+        "test_scan.py",
+        "test_stored.py",
+        "test_bounds.py",
+    ],
 )
 def test_the_kernels_pass_their_tests_on_the_interpreter(file: str) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider", str(HERE / file)]

@@ -14,15 +14,17 @@ from typing import Literal
 import numpy as np
 import pytest
 from rich.console import Console
+from tests.lab.quick import story_of
 from tests.page_tree import Tree
 
 from regard._display import texts
 from regard._display.texts import LANGUAGES, width
-from regard._walk import BY_NAME, Begin, Panel, Settings, Step, Story, View, html, walk_example, walk_text
+from regard._walk import BY_NAME, Begin, Panel, Settings, Step, Story, View, html, walk_text
 from regard._walk._colours import smaller, strengths
 from regard._walk._story import decimals, number, plain
 from regard._walk._terminal import Page
 from regard._walk._words import STEPS
+from regard.lab._story import EXPERIMENTS
 
 CAT = "The cat sat on the mat."
 NASTY = (
@@ -58,9 +60,9 @@ def renamed(story: Story, tokens: tuple[str, ...]) -> Story:
 
 @pytest.mark.parametrize("lang", LANGUAGES)
 @pytest.mark.parametrize("columns", [44, 80, 120])
-@pytest.mark.parametrize("name", BY_NAME)
+@pytest.mark.parametrize("name", [*BY_NAME, *EXPERIMENTS])
 def test_no_line_is_wider_than_the_terminal(name: str, columns: int, lang: str) -> None:
-    lines = printed(walk_example(name, Settings(), lang), lang, columns).splitlines()
+    lines = printed(story_of(name, lang), lang, columns).splitlines()
     assert max(width(line) for line in lines) <= columns
 
 
@@ -166,7 +168,7 @@ def test_the_elements_of_the_page_are_the_same_for_any_tokens(tokens: tuple[str,
 @pytest.mark.parametrize("lang", LANGUAGES)
 @pytest.mark.parametrize("name", ["E1", "E4", "E6"])
 def test_the_page_stands_alone_and_its_policy_allows_nothing_else(name: str, lang: str) -> None:
-    story = walk_example(name, Settings(), lang)
+    story = story_of(name, lang)
     page = html(Begin(settings=Settings(), example=name), story, lang)
     tree = Tree(page)
     names = {tag for tag, _ in tree.elements}

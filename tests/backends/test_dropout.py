@@ -6,9 +6,8 @@ import pytest
 import torch
 
 import regard
-from core_calls import tensors
+from core_calls import prepare, tensors
 from regard import masks
-from regard._arguments import prepare
 from regard._hash import uniform
 from regard.backends import _dropout
 

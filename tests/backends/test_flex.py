@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from tests.core_calls import prepare
 from torch import Tensor
 
 import regard
 from regard import masks, reference
-from regard._arguments import prepare
 from regard.backends import _flex_rules, flex
 from regard.backends._flex_rules import blocks_of, score_of
 from regard.masks import Mask

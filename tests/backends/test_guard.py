@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 import regard
-from core_calls import BACKENDS, tensors
+from core_calls import BACKENDS, prepare, tensors
 from regard import masks
-from regard._arguments import prepare
 from regard.backends import _guard
 from regard.backends.sdpa import Sdpa
 

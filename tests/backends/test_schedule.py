@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from core_calls import every_mask, permitted, tensors
+from core_calls import every_mask, permitted, prepare, tensors
 from regard import masks
-from regard._arguments import prepare
 from regard.backends._schedule import Step, permitted_of, steps_of
 from regard.spec import Call
 

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 import regard
-from core_calls import check_against_oracle, tensors
+from core_calls import check_against_oracle, prepare, tensors
 from regard import masks
-from regard._arguments import prepare
 from regard.backends import _stacks, sdpa
 from regard.spec import Call
 

@@ -342,7 +342,7 @@ def test_t5_bias_is_a_module_like_others():
     [
         (lambda: alibi(0), ValueError, "num_heads must be at least 1, got 0"),
         (lambda: alibi(2.0), TypeError, "num_heads must be an int, got 2.0"),
-        (lambda: alibi(2, slopes=[1.0]), ValueError, "slopes must be 2 numbers, one a head, got 1"),
+        (lambda: alibi(2, slopes=[1.0]), ValueError, "slopes must be 2 numbers, one per head, got 1"),
         (lambda: alibi(2, slopes=[1.0, float("nan")]), ValueError, "slopes must be finite numbers"),
         (
             lambda: alibi(2, slopes=torch.ones(3)),

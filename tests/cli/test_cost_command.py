@@ -101,6 +101,23 @@ def test_an_attention_call_on_a_named_device() -> None:
     assert max(map(len, text.splitlines())) <= 80
 
 
+def test_an_attention_call_on_several_gpus() -> None:
+    words = "cost attention --length 1000000 --heads 32 --kv-heads 8 --head-dim 128 --causal --on h200 --gpus 8,64"
+    table = CliRunner().invoke(app, words.split()).stdout
+    lines = [line.split() for line in table.splitlines()]
+    assert ["8", "1.04", "s", "4.438", "GiB", "0", "B", "10.6", "ms", "1.05", "s", "3.815", "GiB"] in lines
+    found = json.loads(CliRunner().invoke(app, [*words.split(), "--json", "--link", "100"]).stdout)["spread"]
+    assert [each["gpus"] for each in found] == [8, 64] and found[0]["from_machines"] == 0
+    assert found[0]["receiving"] == pytest.approx(found[0]["received"] / 100e9)
+    for extra, message in (
+        (["--on", "h200", "--gpus", "8,x"], "--gpus is '8,x'; expected a number of GPUs"),
+        (["--gpus", "8"], "--gpus 8 needs --on"),
+        (["--on", "h200", "--gpus", "8", "--between", "0"], "between must be a number of bytes/s above 0"),
+    ):
+        done = CliRunner().invoke(app, ["cost", *CALL, *extra])
+        assert done.exit_code == 2 and message in done.stderr
+
+
 def test_an_attention_call_here_stands_beside_its_measured_time(monkeypatch: pytest.MonkeyPatch) -> None:
     _devices.keep(CPU)
     monkeypatch.setattr(cost, "measure_call", lambda call, threads: (0.5, 1.5))

@@ -42,6 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = f"train --data {here} --source en --target de --out {here / 'run'} --steps 10 {SIZES} {PACE}"
     done = run(f"{words} --set dropout=0.1 --set attention_dropout=0 --set r_drop=0.5 --device cpu")
     assert done.exit_code == 0, done.output
+    assert "million parameters on cpu from step 0 for 10 steps; a line every 5 steps" in done.stderr
     assert "step     10  loss" in done.stdout and "the best weights are those of step" in done.stdout
     return here
 
@@ -72,7 +73,14 @@ def test_a_folder_with_a_run_is_not_overwritten_but_resumed(folder: Path) -> Non
     [
         ("train", "--data FOLDER is missing (or REGARD_DATA); --toy needs none"),
         ("train --data none", "none is not a folder"),
-        ("train --toy --set nonsense=1", "--set nonsense=1: expected name=value with one of"),
+        (
+            "train --toy --set nonsense=1",
+            "there is no setting nonsense; regard train --settings lists them all",
+        ),
+        ("train --toy --set drop=0.1", "--set drop=0.1: there is no setting drop; did you mean r_drop or dropout?"),
+        ("train --toy --set dropout", "--set dropout: expected name=value, such as --set dropout=0.2"),
+        ("train --toy --steps -1", "--steps is -1; expected a number of steps to train for, at least 1"),
+        ("train --toy --minutes 0", "--minutes is 0; expected a time to train for, above 0"),
         ("train --toy --set steps=many", "--set steps=many: expected a whole number"),
         ("train --toy --set lowercase=yes", "expected true or false"),
         ("train --toy --set dropout=2", "dropout must be in [0.0, 1.0), got 2.0"),
@@ -130,6 +138,30 @@ def test_a_batch_gives_what_each_sentence_alone_gives_without_a_cache(folder: Pa
     together = translator([*LINES, ""], beams=3)
     alone = [translator([line], beams=3, use_cache=False)[0] for line in [*LINES, ""]]
     assert [[each.tokens for each in item] for item in together] == [[each.tokens for each in item] for item in alone]
+
+
+def test_a_line_without_a_word_stays_empty(folder: Path) -> None:
+    done = run(f"translate --model {folder / 'run'} --best 2 --show '' '  '")
+    assert done.exit_code == 0 and done.stdout == "\n\n"
+    done = run(f"translate --model {folder / 'run'} --scores", input=f"{LINES[0]}\n\n{LINES[1]}\n")
+    first, empty, last, end = done.stdout.split("\n")
+    assert empty == "0.0000\t" and end == "" and float(first.split("\t")[0]) < 0 > float(last.split("\t")[0])
+
+
+def test_a_run_before_its_first_validation_says_how_to_go_on(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "settings.json").write_text((folder / "run" / "settings.json").read_text())
+    said = run(f"translate --model {tmp_path} hello")
+    assert (
+        said.exit_code == 2 and f"go on with regard train --resume --out {tmp_path}, or start it again" in said.stderr
+    )
+    (tmp_path / LAST).touch()
+    said = run(f"evaluate --model {tmp_path} --test {folder / 'test.en'} {folder / 'test.de'}")
+    assert said.exit_code == 2 and said.stderr.strip().endswith(f"go on with regard train --resume --out {tmp_path}")
+
+
+def test_a_long_run_says_early_how_long_it_takes(tmp_path: Path) -> None:
+    done = run(f"train --toy --out {tmp_path} --steps 21 {SIZES} --set validate_every=100 --device cpu")
+    assert done.exit_code == 0 and "step     20  of 21: about 0 s to go" in done.stderr
 
 
 def test_the_alignment_is_the_cross_attention_and_its_rows_sum_to_one(folder: Path, tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from regard import _walk, lab, masks, nn, reference
+from regard import lab, masks, nn, reference
+from regard._walk._inputs import Settings, from_text
 
 
 def close(found, stated, digits):
@@ -32,11 +33,11 @@ def test_e2_gives_the_queries_of_both_heads():
 
 
 def test_e2_goes_on_to_the_output_as_the_reference_does():
-    from regard.lab import _two_heads as given
+    from regard._walk import _examples as given
 
-    joined = np.concatenate([given.W1, given.W2], axis=1)
-    weights = {"q": joined, "k": joined, "v": joined, "out": given.W_OUT}
-    steps = reference.trace(np.array(given.X), np.array(given.X), np.array(given.X), weights, num_heads=2)
+    joined = np.concatenate([given.E2_W1, given.E2_W2], axis=1)
+    weights = {"q": joined, "k": joined, "v": joined, "out": given.E2_OUT}
+    steps = reference.trace(np.array(given.E2_X), np.array(given.E2_X), np.array(given.E2_X), weights, num_heads=2)
     found = lab.two_heads()
     np.testing.assert_allclose([found.weights1, found.weights2], steps["weights"], atol=1e-14)
     np.testing.assert_allclose(found.output, steps["output"], atol=1e-14)
@@ -90,7 +91,7 @@ def test_e5_sees_the_past_and_the_mistaken_mask_sees_the_future():
 def test_e6_has_the_numbers_of_the_walk():
     found = lab.sentence()
     assert found.tokens == ("The", "cat", "sat", "on", "the", "mat", ".")
-    given = _walk._inputs.from_text("The cat sat on the mat.", _walk._inputs.Settings())
+    given = from_text("The cat sat on the mat.", Settings())
     for mask, weights in ((None, found.weights), (np.tri(7, dtype=bool), found.causal_weights)):
         steps = reference.trace(given.x, given.x, given.x, given.weights, num_heads=2, mask=mask)
         np.testing.assert_allclose(weights, steps["weights"], atol=1e-14)

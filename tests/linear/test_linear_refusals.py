@@ -61,7 +61,7 @@ def test_the_quadratic_form_takes_any_mask(name):
         ({"log_gate": torch.ones(2, 4, 9), "mask": masks.causal()}, ValueError, "at most 0.*got 1.0"),
         ({"log_gate": torch.full((2, 4, 9), -torch.inf), "mask": masks.causal()}, ValueError, "finite.*got -inf"),
         ({"log_gate": [0.0], "mask": masks.causal()}, TypeError, "log_gate must be a float tensor.*got list"),
-        ({"form": "fast"}, ValueError, "form must be.*whole, chunked, recurrent, quadratic.*'fast'"),
+        ({"form": "fast"}, ValueError, "form must be.*whole, fused, chunked, recurrent, quadratic.*'fast'"),
         ({"form": None}, TypeError, "form must be"),
         ({"form": "recurrent"}, regard.Refused, "only a causal call can go token by token. Able: whole"),
         ({"form": "whole", "mask": masks.causal()}, regard.Refused, "the mask is causal"),

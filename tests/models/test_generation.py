@@ -240,7 +240,7 @@ def test_a_step_without_a_cache_makes_more_and_more(model: Decoder) -> None:
         ({"top_k": 5}, "top_k is given, but temperature 0 takes the likeliest token"),
         ({"seed": 5}, "seed is given, but temperature 0 draws nothing"),
         ({"temperature": 1.0, "seed": [1, 2]}, "one int for each of the 1 prompts"),
-        ({"use_cache": False, "caches": []}, "caches are given beside use_cache=False"),
+        ({"use_cache": False, "caches": []}, "caches are given together with use_cache=False"),
         ({"caches": [KVCache(9)]}, "caches must be one for each of the 3 layers, got 1"),
         ({"caches": [KVCache(9)] * 3}, "caches holds the same cache twice"),
         ({"caches": KVCache(9)}, "caches must be a list, one for each of the 3 layers, got KVCache"),

@@ -368,7 +368,7 @@ def test_the_label_smoothed_loss_is_its_formula() -> None:
                 target_lengths=[2, 3],
                 caches=small.translator().caches(9, 5),
             ),
-            "target_lengths beside caches",
+            "target_lengths together with caches",
         ),
     ],
 )

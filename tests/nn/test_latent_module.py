@@ -225,3 +225,16 @@ def test_the_softmax_scale_is_deepseek_s():
         assert abs(layer.scale - scale) < 5e-6
     assert LatentAttention(40, 6, **SMALL, scale=0.5).scale == 0.5
     assert regard.nn.LatentAttention is LatentAttention
+
+
+def test_values_are_as_long_in_latents_as_they_are_expanded() -> None:
+    module = build()
+    x = torch.randn(2, 7, 40, dtype=torch.float64)
+    want = regard.Want(value_mass=True)
+    whole = module.observe(x, mask=masks.causal(), want=want)
+    store = LatentCache(16)
+    with torch.no_grad():
+        module(x[:, :5], mask=masks.causal(), cache=store)
+        rest = module.observe(x[:, 5:], mask=masks.causal(), cache=store, want=want)
+    torch.testing.assert_close(rest.value_length, whole.value_length, rtol=0, atol=1e-12)
+    torch.testing.assert_close(rest.value_sum, whole.value_sum[:, :, 5:], rtol=0, atol=1e-12)

@@ -5,6 +5,7 @@ import torch
 from tests.nn.helpers import build, close, gradients, oracle, random
 from torch import nn
 
+import regard
 from regard import masks
 from regard.nn import MultiHeadAttention
 
@@ -240,3 +241,23 @@ def test_empty_batches_and_sequences_work():
     assert module(random(3, 0, 44)).shape == (3, 0, 44)
     no_keys = module(random(3, 7, 44), random(3, 0, 44))
     assert close(no_keys, module.out_proj.bias.expand(3, 7, 44))
+
+
+def test_a_module_measures_its_values_behind_its_own_output_projection() -> None:
+    torch.manual_seed(0)
+    module = MultiHeadAttention(20, 4, num_kv_heads=2, value_head_dim=7, dtype=torch.float64).eval()
+    x = torch.randn(2, 11, 20, dtype=torch.float64)
+    seen = module.observe(x, want=regard.Want(value_mass=True))
+    value = module.v_proj(x).view(2, 11, 2, 7).transpose(1, 2).repeat_interleave(2, 1)
+    blocks = module.out_proj.weight.view(20, 4, 7)
+    lengths = torch.einsum("bhsd,mhd->bhsm", value, blocks).norm(dim=-1)
+    torch.testing.assert_close(seen.value_length, lengths.detach(), rtol=0, atol=1e-12)
+
+
+def test_a_penalty_on_entropy_reaches_the_projections_of_a_module() -> None:
+    torch.manual_seed(0)
+    module = MultiHeadAttention(20, 4, num_kv_heads=2, dtype=torch.float64)
+    x = torch.randn(2, 11, 20, dtype=torch.float64)
+    module.observe(x, mask=masks.causal(), differentiable=True).entropy.sum().backward()
+    assert float(module.q_proj.weight.grad.abs().max()) > 0 and float(module.k_proj.weight.grad.abs().max()) > 0
+    assert module.v_proj.weight.grad is None

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
+import itertools
 import pickle
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -13,11 +14,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import regard
-from core_calls import every_mask, permitted, tensors
+from core_calls import every_mask, permitted, prepare, tensors
 from memory import peak_bytes
 from regard import backends, masks
 from regard import plan as planning
-from regard._arguments import prepare
+from regard.backends import _cuda
 from regard.spec import CallSpec
 
 OFTEN = ("sdpa", "blockwise", "eager", "reference")
@@ -224,3 +225,51 @@ def test_peak_memory_is_within_half_again_of_what_is_measured(
     measured = peak_bytes(lambda: regard.attention(*inputs, mask=mask, backend=backend))
     said = regard.explain(*inputs, mask=mask, backend=backend).cost.peak_bytes
     assert measured / 1.5 <= said <= measured * 1.5, (said, measured)
+
+
+def calls_on_cuda() -> Iterator[CallSpec]:
+    """Descriptions of many calls as they would be on CUDA, around every size that a rule or a backend asks about."""
+    masks_of = {
+        "none": lambda L, S: None,
+        "causal": lambda L, S: masks.causal(),
+        "window": lambda L, S: masks.window(left=5),
+        "both sides": lambda L, S: masks.window(left=5, right=3),
+        "padding": lambda L, S: masks.causal() & masks.padding([1, 3]),
+        "documents": lambda L, S: masks.documents(lengths=[S]),
+        "strided": lambda L, S: masks.strided(3),
+        "keep": lambda L, S: masks.keep(torch.zeros(1, 1, 1, S, dtype=torch.bool)),
+    }
+    lengths = [(1, 7), (7, 7), (127, 127), (128, 128), (128, 300), (128, 1 << 14), (1024, 1023), (1024, 1024), (3, 0)]
+    for (L, S), mask, dtype, heads in itertools.product(
+        lengths, masks_of.values(), (torch.bfloat16, torch.float32), ((2, 4, 4), (2, 4, 2), (2, 16_384, 4))
+    ):
+        batch, query_heads, kv_heads = heads
+        query = torch.empty(batch, query_heads, L, 64, dtype=dtype, device="meta")
+        key = torch.empty(batch, kv_heads, S, 64, dtype=dtype, device="meta")
+        for offset, cap, p in ((None, None, 0.0), (0, None, 0.0), (2, 3.0, 0.0), (None, None, 0.1)):
+            call = prepare(query, key, key, mask(L, S), None, None, cap, None, p, offset)
+            yield call.spec._replace(device="cuda")
+
+
+@pytest.mark.parametrize("hopper", [True, False])
+def test_calls_of_one_kind_on_cuda_are_given_one_backend_whatever_their_sizes(
+    hopper: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_cuda, "is_hopper", lambda: hopper)
+    found: dict[tuple[Any, ...], set[str]] = {}
+    specs = list(calls_on_cuda())
+    for spec in specs:
+        found.setdefault(planning.kind_of(spec), set()).add(planning._choose(spec, "auto").backend.name)
+    assert all(len(names) == 1 for names in found.values())
+    assert len({name for names in found.values() for name in names}) >= 3
+    assert len(found) < len(specs) / 2
+
+
+def test_a_text_is_decoded_on_cuda_by_one_choice() -> None:
+    kinds = set()
+    for keys in range(600, 620):
+        query = torch.empty(2, 4, 1, 64, dtype=torch.bfloat16, device="meta")
+        key = torch.empty(2, 2, keys, 64, dtype=torch.bfloat16, device="meta")
+        call = prepare(query, key, key, masks.padding([1, 3]), None, None, None, None, 0.0, None)
+        kinds.add(planning.kind_of(call.spec._replace(device="cuda")))
+    assert len(kinds) == 1

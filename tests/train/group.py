@@ -30,7 +30,9 @@ def _member(
 def together(count: int, function: Callable[..., Any], *given: Any) -> list[Any]:
     """What `function(*given)` returns in each of `count` processes, which form one group."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch.distributed", "regard.train", "regard.interop"])
+    engines = ["torch._dynamo", "torch.distributed.tensor.parallel", "torch.distributed.fsdp", "torch.nn.parallel"]
+    ours = ["regard.train", "regard.interop", "regard.watching", "regard.reference", "regard._sharded"]
+    context.set_forkserver_preload(["pytest", "torch", "torch.distributed", *engines, *ours])
     results = context.Queue()
     with tempfile.TemporaryDirectory() as folder:
         members = [

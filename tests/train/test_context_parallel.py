@@ -14,7 +14,11 @@ from regard.bias import alibi
 from regard.train import ContextParallel
 
 TOKENS = 48
-MERGED = ("lse", "entropy", "max_weight", "key_mass", "map", "distance", "first_mass")
+MERGED = (
+    "lse", "entropy", "max_weight", "key_mass", "map", "distance", "first_mass", "relations", "value_length",
+    "value_mass", "value_sum", "value_map", "value_top_lengths",
+)  # fmt: skip
+WANT = Want(map=(16, 9), first=3, value_mass=True, scores=torch.arange(TOKENS) % 5)
 CASES: dict[str, dict[str, Any]] = {
     "everything": {},
     "causal": {"mask": masks.causal()},
@@ -42,7 +46,7 @@ def spread_out(layout: str) -> dict[str, Any]:
         leaves = [x.clone().requires_grad_() for x in inputs]
         out = spread.attention(*leaves, **keywords)
         (out * weight).sum().backward()
-        seen = spread.observe(*inputs, want=Want(map=(16, 9), first=3), **keywords)
+        seen = spread.observe(*inputs, want=WANT, **keywords)
         assert torch.equal(seen.out, out.detach())
         held = {part: getattr(seen, part) for part in (*MERGED, "top_keys")}
         grads = [spread.gather(leaf.grad) for leaf in leaves]
@@ -59,7 +63,7 @@ def test_every_rule_gives_what_one_process_gives(count: int, layout: str) -> Non
         leaves = [x.clone().requires_grad_() for x in inputs]
         out = regard.attention(*leaves, **keywords)
         (out * weight).sum().backward()
-        seen = regard.observe(*inputs, want=Want(map=(16, 9), first=3), **keywords)
+        seen = regard.observe(*inputs, want=WANT, **keywords)
         for found in (each[name] for each in everyone):
             torch.testing.assert_close(found["out"], out.detach(), rtol=1e-10, atol=1e-12)
             for grad, leaf in zip(found["grads"], leaves, strict=True):
@@ -95,7 +99,7 @@ def with_dtensors() -> torch.Tensor:
     spread = ContextParallel()
     out: Any = spread.attention(query, key, value, mask=masks.causal())
     assert tuple(out.placements) == (Shard(2),)
-    with pytest.raises(ValueError, match="key must be a DTensor"):
+    with pytest.raises(TypeError, match="key must be a DTensor"):
         spread.attention(query, key.to_local(), value)
     return out.full_tensor()
 
@@ -131,7 +135,7 @@ def test_what_cannot_be_spread_is_refused() -> None:
         assert "masks.keep and masks.drop name rows" in said[0]
         assert "6 tokens cannot be spread evenly over 2 processes: give a multiple of 4" in said[1]
         assert "want.map has 6 rows, which 4 pieces cannot share" in said[2]
-        assert "weights and queries name rows of the whole sequence" in said[3]
+        assert "weights, pairs and queries name rows of the whole sequence" in said[3]
         assert "layout must be one of balanced, contiguous, got 'ring'" in said[4]
 
 

@@ -12,18 +12,23 @@ import pytest
 CHECK = """
 import torch
 import regard.train._fused_loss as fused
+from regard.train._batches import Soft
 from regard.train._loss import loss_of
 
 fused.BLOCK = 16
 torch.manual_seed(0)
 for passes in (1, 2):
-    for smoothing, alpha, tokens in ((0.1, 0.7, None), (0.0, 1.0, 31)):
+    for smoothing, alpha, tokens, distill in ((0.1, 0.7, None, 0.0), (0.0, 1.0, 31, 0.0), (0.1, 0.7, None, 0.6)):
         outputs = torch.randint(4, 45, (3, 5))
         outputs[1, 3:] = outputs[2] = 0
         x = (3 * torch.randn(passes * 3, 5, 45)).requires_grad_()
-        wanted = loss_of(x, outputs, smoothing=smoothing, r_drop=alpha, tokens=tokens)
+        top = torch.randn(3, 5, 45).softmax(-1).topk(3)  # not a power of two
+        soft = Soft(top.indices, top.values)
+        wanted = loss_of(x, outputs, smoothing=smoothing, r_drop=alpha, tokens=tokens, soft=soft, distill=distill)
         (grad,) = torch.autograd.grad(wanted.total, x)
-        total, nll, count = fused.FusedLoss.apply(x.reshape(-1, 45), outputs.flatten(), smoothing, alpha, tokens)
+        likely = (soft.tokens.flatten(0, 1), soft.weights.flatten(0, 1), distill) if distill else ()
+        flat = x.reshape(-1, 45), outputs.flatten()
+        total, nll, count = fused.FusedLoss.apply(*flat, smoothing, alpha, tokens, *likely)
         (found,) = torch.autograd.grad(2 * total, x)
         torch.testing.assert_close(total, wanted.total)
         torch.testing.assert_close(nll, wanted.nll)

@@ -127,7 +127,7 @@ def watched() -> dict[str, torch.Tensor]:
     source, target = torch.randint(4, 20, (2, 5)), torch.randint(4, 20, (2, 3))
     found = []
     for each in (model.eval(), DistributedDataParallel(model.eval())):
-        with torch.no_grad(), regard.watch(each) as recording:
+        with torch.no_grad(), regard.watch(each, gather=False) as recording:
             each(source, target, source_lengths=[5, 4])
         found.append({call.path.removeprefix("module."): call.lse for call in recording})
     assert found[0].keys() == found[1].keys() and len(found[0]) == 3
@@ -135,6 +135,6 @@ def watched() -> dict[str, torch.Tensor]:
     return found[1]
 
 
-def test_a_model_under_ddp_is_watched_in_each_process() -> None:
+def test_a_model_under_ddp_is_seen_by_each_process_as_the_model_itself() -> None:
     one, other = together(2, watched)
     assert all(torch.equal(one[name], other[name]) for name in one)

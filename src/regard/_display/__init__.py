@@ -1,4 +1,4 @@
-"""What a notebook shows for a value: asked of the page by name, only when a notebook asks.
+"""How values display themselves in a notebook; the page is imported by name, and only then.
 
 Plans, masks and observations lie below the page and must not import it; this one line up exists while they are shown.
 """

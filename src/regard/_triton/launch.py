@@ -46,6 +46,8 @@ def refuse(spec: CallSpec, want: Want) -> list[str]:
         reasons.append("there is nothing to observe")
     if want.top_k > _MOST_KEPT:
         reasons.append(f"top_k above {_MOST_KEPT}")
+    if want.asks_unusual:
+        reasons.append("value mass, pairs and scores")
     return reasons
 
 

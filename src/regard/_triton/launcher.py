@@ -62,7 +62,11 @@ _MOST = 4096
 def kept_launch(call: Call, kind: tuple[Any, ...], make: Callable[[], Launch]) -> Launch:
     """The launch of a kernel for calls of this description and these strides; ``kind``: what else decides."""
     tensors = (call.query, call.key, call.value) if call.bias is None else (call.query, call.key, call.value, call.bias)
-    key = (*kind, call.spec, call.query.device, *[tensor.stride() for tensor in tensors])
+    return kept((*kind, call.spec, call.query.device, *[tensor.stride() for tensor in tensors]), make)
+
+
+def kept(key: tuple[Any, ...], make: Callable[[], Launch]) -> Launch:
+    """The launch that was made for ``key``, which holds all that decides about it."""
     found = _kept.get(key)
     if found is None:
         if len(_kept) >= _MOST:

@@ -1,6 +1,7 @@
 """The walkthrough: every step of multi-head attention with real numbers, in the terminal and as the page.
 
 `regard walk` is its command; the numbers are those of `regard.reference.trace`. NumPy only: torch is not needed.
+Experiments are computed by `regard.lab`, which shows them as stories of this package.
 """
 
 from __future__ import annotations

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from regard._walk._table import Table
 
 Numbers = NDArray[Any]
 
@@ -41,6 +44,7 @@ class Step:
     worked: tuple[str, ...] = ()  # single numbers, worked out by hand
     arrays: Mapping[str, Numbers] = field(default_factory=dict)  # the whole of what was computed, by name
     links: tuple[Panel, ...] = ()  # weights to be drawn as lines from token to token
+    tables: tuple[Table, ...] = ()  # of the lab, shown as the lab shows them
 
 
 @dataclass(frozen=True)
@@ -49,9 +53,11 @@ class Story:
     intro: tuple[str, ...]
     steps: tuple[Step, ...]
     settings: Mapping[str, object]
+    numbers: Mapping[str, Any] | None = None  # all that an experiment of the lab found
 
     def data(self) -> dict[str, Any]:
         """All of it as what JSON holds: −∞, which JSON has not, is null."""
+        found = {} if self.numbers is None else {"numbers": dict(self.numbers)}
         return {
             "title": self.title,
             "intro": list(self.intro),
@@ -68,6 +74,7 @@ class Story:
                 }
                 for step in self.steps
             ],
+            **found,
         }
 
 

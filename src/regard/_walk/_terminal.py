@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.style import Style
 from rich.text import Text
 
@@ -15,8 +16,11 @@ from regard._walk._colours import smaller, strengths
 from regard._walk._story import Numbers, Panel, Step, Story, decimals, number, plain, shown
 from regard._walk._words import STEPS
 
+if TYPE_CHECKING:
+    from regard._walk._table import Table
+
 MOST_ROWS = 20  # of a matrix that is printed as numbers
-LABEL, COLUMN = 12, 8  # columns of the terminal that a token may take beside a row, and above a column
+LABEL, COLUMN = 12, 8  # columns of the terminal that a token may take next to a row, and above a column
 TABLE_LABEL = 24  # and the name of a row in a table
 GAP = 3
 MOST_PANELS = 6  # of a step; a layer with many heads would fill screen after screen
@@ -65,7 +69,7 @@ class Page:
         ]
         return self._folded(Text("").join(pieces))
 
-    def step(self, index: int, step: Step) -> list[Text]:
+    def step(self, index: int, step: Step) -> list[RenderableType]:
         lines = [Text(), *self._heading(index, step)]
         if step.formula:
             lines += self._folded(Text(f"  {step.formula}", style="bold magenta"))
@@ -84,7 +88,10 @@ class Page:
         if not self.coloured:  # spaces at the end of a line are seen only where they have a colour
             for line in lines:
                 line.rstrip()
-        return lines
+        return [*lines, *(part for table in step.tables for part in self._found(table))]
+
+    def _found(self, table: Table) -> list[RenderableType]:
+        return [Text(), *self._folded(Text(table.title, style="bold")), table.terminal()]
 
     def sentence(self, line: str) -> list[Text]:
         """A sentence whose `quoted` parts are code."""
@@ -214,7 +221,7 @@ class Page:
         return _equal(lines)
 
     def _side_by_side(self, blocks: list[list[Text]]) -> list[Text]:
-        """As many blocks beside each other as the width has room for."""
+        """As many blocks next to each other as the width has room for."""
         lines: list[Text] = []
         band: list[list[Text]] = []
         for block in blocks:

@@ -63,6 +63,8 @@ class Program:
         # whether numbers that are masked have to be looked for, once it has run (see ``_guard``)
         self.guarded = (spec.mask is not None or spec.bias is not None) and not spec.empty
         self.reads = reads_values(spec)
+        # known once it has run, where values are not looked for: nothing has to be cleaned before (see ``_guard``)
+        self.hides_nothing = False
 
     def run(self, call: Call) -> Result:
         return self.backend.run(call, named=self.named)

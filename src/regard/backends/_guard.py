@@ -41,8 +41,12 @@ def run(program: Program, call: Call) -> Result:
         return program.run(call)
     spec = call.spec
     if not program.reads:
-        call, lost = unread(program.backend, call)
-        return with_nan(program.run(call), lost)
+        if program.hides_nothing:
+            return program.run(call)
+        clean, lost = unread(program.backend, call)
+        # of a mask that hides no key from a whole item, or a backend that leaves those out: so it is for all calls
+        program.hides_nothing = clean is call and call.bias is None
+        return with_nan(program.run(clean), lost)
     if call.bias is not None:
         if spec.bias is not None and spec.bias.rule is not None:
             spec.bias.rule.check_values(call.bias)

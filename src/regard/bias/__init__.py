@@ -1,4 +1,4 @@
-"""Biases of the logits that are rules: what they add depends on the head and on how far apart query and key stand.
+"""Biases of the logits that are rules: what they add depends on the head and on the distance between query and key.
 
     out = regard.attention(query, key, value, mask=masks.causal(), bias=bias.alibi(num_heads))
 

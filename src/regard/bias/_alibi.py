@@ -1,4 +1,4 @@
-"""ALiBi: the farther a key, the less it gets, at a rate of the head's own (Press et al., 2021)."""
+"""ALiBi: keys lose weight in proportion to their distance, at one rate per head (Press et al., 2021)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def alibi(num_heads: int, *, slopes: Sequence[float] | Tensor | None = None) -> 
     if not all(isinstance(slope, Real) and math.isfinite(slope) for slope in numbers):
         raise ValueError(f"slopes must be finite numbers, got {slopes!r}")
     if len(numbers) != num_heads:
-        raise ValueError(f"slopes must be {num_heads} numbers, one a head, got {len(numbers)}")
+        raise ValueError(f"slopes must be {num_heads} numbers, one per head, got {len(numbers)}")
     return _Alibi(int(num_heads), tuple(float(slope) for slope in numbers))
 
 

@@ -1,4 +1,4 @@
-"""What `regard.attention(bias=…)` takes beside tensors."""
+"""What `regard.attention(bias=…)` takes in addition to tensors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from regard.bias._rule import Offset, Rule
 
 
 class Bias:
-    """A bias by distance, made by `alibi`, or a `T5Bias`: tokens as far apart get the same number.
+    """A bias by distance, made by `alibi`, or a `T5Bias`: pairs at the same distance get the same number.
 
     >>> from regard import bias
     >>> bias.alibi(2).dense(2, 3)[0]                  # head 0: 2 queries at positions 1 and 2, 3 keys
@@ -55,7 +55,7 @@ class Bias:
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> Tensor:
-        """The whole bias, to look at: `[num_heads, L, S]`, or `[B, num_heads, L, S]` with an offset for each item."""
+        """The whole bias as a tensor: `[num_heads, L, S]`, or `[B, num_heads, L, S]` with an offset for each item."""
         offset = S - L if query_offset is None else query_offset
         whole = self.tile(range(L), range(S), L, S, offset=offset, device=device, dtype=dtype)
         return whole if isinstance(offset, Tensor) else whole[0]

@@ -1,4 +1,4 @@
-"""What a bias by distance is: a tensor-free rule beside a small table of numbers, one column or more for each head.
+"""What a bias by distance is: a tensor-free rule and a small table of numbers, one column or more for each head.
 
 Legend: H heads, R rows and C columns of a tile, distance = key position − query position. A tile of such a bias has
 equal numbers along its diagonals, so it is made from one line of R + C numbers, and its gradient comes back as one.

@@ -23,7 +23,7 @@ class T5Bias(Bias, nn.Module):
 
     Args:
         num_heads: heads of the query.
-        num_buckets: numbers a head has.
+        num_buckets: number of learned values per head.
         max_distance: from here on all distances share the last bucket.
         bidirectional: half of the buckets are for keys after the query (encoders); otherwise those share bucket 0
             with the query itself (decoders, whose mask hides them).
@@ -70,7 +70,7 @@ class T5Bias(Bias, nn.Module):
         return found
 
     def forward(self, L: int, S: int, *, query_offset: Offset | None = None) -> Tensor:
-        """The whole bias (see `dense`), to look at; hand the module itself to `bias=`."""
+        """The whole bias (see `dense`), for inspection; pass the module itself as `bias=`."""
         return self.dense(L, S, query_offset=query_offset, device=self.weight.device)
 
     def extra_repr(self) -> str:

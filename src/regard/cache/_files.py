@@ -27,7 +27,7 @@ _MOST_BLOCKS = 1 << 24
 
 
 def move(cache: _Slots, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
-    """In place, as a module moves; one byte a number stays that, and is read as the new dtype."""
+    """In place, as a module moves; int8 numbers stay int8 and are read as the new dtype."""
     check_dtype(dtype)
     made = cache._made
     if made is None:

@@ -1,4 +1,4 @@
-"""What a cache is given: what it refuses, and what it remembers of the first tokens."""
+"""Checks of what a cache is given, and what it remembers of the first tokens."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
+from regard.backends._stored import Stored
 from regard.cache import _files, _paged_files, _storage
 from regard.cache._base import CacheFull, TokenCache
 from regard.cache._given import Made
@@ -19,9 +20,9 @@ from regard.cache._storage import Parts
 
 
 class BlockPool:
-    """Memory for `blocks` blocks of `block_size` tokens, from which any number of `PagedCache`s take theirs.
+    """Memory for `blocks` blocks of `block_size` tokens, shared by any number of `PagedCache`s.
 
-    Blocks are counted by who uses them: one that nobody uses any more is given out again.
+    Blocks are reference-counted: one that nobody uses is handed out again.
     """
 
     def __init__(self, blocks: int, block_size: int = 16, *, int8: bool = False) -> None:
@@ -123,7 +124,7 @@ class PagedCache(TokenCache):
         return [list(blocks) for blocks in self._blocks]
 
     def truncate(self, length: int | Sequence[int]) -> None:
-        """As if the tokens after the first `length` had never come; blocks that are empty go back to the pool."""
+        """Forget the tokens after the first `length`; empty blocks go back to the pool."""
         wanted = shortened(self._held.counts, length)
         for item, count in enumerate(wanted):
             kept = -(-count // self.pool.block_size)
@@ -146,7 +147,7 @@ class PagedCache(TokenCache):
         self._draw_table()
 
     def fork(self) -> Self:
-        """A cache that holds the same and goes its own way; blocks are shared until one of them writes."""
+        """An independent copy; blocks are shared until one of the two writes."""
         other = type(self)(self.pool)
         other._take_over(self._made, [list(blocks) for blocks in self._blocks], self._held)
         for blocks in other._blocks:
@@ -154,13 +155,13 @@ class PagedCache(TokenCache):
         return other
 
     def free(self) -> None:
-        """Give all blocks back; the cache is as new."""
+        """Give all blocks back; the cache is then empty."""
         for blocks in self._blocks:
             self.pool._give_back(blocks)
         self._take_over(None, [], Lengths((), self._held.device))
 
     def split(self) -> list[Self]:
-        """One cache for each sequence; this one hands them over and is as new."""
+        """One cache per sequence; this cache is empty afterwards."""
         parts = []
         for item, blocks in enumerate(self._blocks):
             part = type(self)(self.pool)
@@ -171,7 +172,7 @@ class PagedCache(TokenCache):
 
     @classmethod
     def join(cls, caches: Sequence[PagedCache]) -> PagedCache:
-        """One cache with the sequences of several, in order; those hand them over and are as new."""
+        """One cache with the sequences of several, in order; those are empty afterwards."""
         if isinstance(caches, (str, bytes)) or not isinstance(caches, Sequence):
             raise TypeError(f"caches must be a sequence of PagedCaches, got {type(caches).__name__}")
         for cache in caches:
@@ -311,6 +312,17 @@ class PagedCache(TokenCache):
                 part[blocks, places % size] = tokens.transpose(1, 2)[items, sources]
         self._held = self._view = start.plus(fresh.tokens if fresh.counts is None else fresh.counts)
         return start
+
+    def _as_stored(self) -> Stored | None:
+        if self._made is None or not self.pool._value:
+            return None
+        assert self._table is not None
+        # the pool keeps [block, place, head, dim]
+        by_heads = [
+            _storage.apply(lambda part: part.transpose(1, 2), parts) for parts in (self.pool._key, self.pool._value)
+        ]
+        lengths = (self._view.tensor, self._view.longest)
+        return Stored(by_heads[0], by_heads[1], *lengths, self._made.dtype, self._table, self.pool.block_size)
 
     def _read(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         assert self._table is not None and self._made is not None

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from regard.backends._stored import Stored
 from regard.cache import _files, _storage
 from regard.cache._base import CacheFull, TokenCache, Updated
 from regard.cache._given import Made
@@ -37,9 +39,9 @@ class _Slots(TokenCache):
         """Item i becomes what item `index[i]` was: one step of a beam search."""
         order = counts_of("index", index)
         batch = len(self._held.counts)
-        if any(i >= batch for i in order):
+        if order and max(order) >= batch:
             raise ValueError(f"index holds {max(order)}, but the cache holds {batch} items")
-        at = torch.tensor(order, dtype=torch.int64, device=self._held.device)
+        at = torch.from_numpy(np.array(order, dtype=np.int64)).to(self._held.device)
         used = self._held.longest
 
         def pick(part: Tensor) -> Tensor:
@@ -105,6 +107,11 @@ class _Slots(TokenCache):
         self._shown = (self._key, self._value)
         return start
 
+    def _as_stored(self) -> Stored | None:
+        if self._made is None or not self._value:
+            return None
+        return Stored(self._key, self._value, self._view.tensor, self._view.longest, self._made.dtype)
+
     def _read(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         assert self._made is not None
         keys, values = self._shown
@@ -121,18 +128,18 @@ class _Slots(TokenCache):
 
 
 class KVCache(_Slots):
-    """Every token, in memory set aside for `capacity` of them.
+    """Keeps every token, in memory allocated for `capacity` tokens.
 
-    `update` writes the new tokens in place and gives views: a step of decoding makes nothing that grows with the cache.
-    Where gradients are on it gives copies, which later tokens do not change.
+    `update` writes the new tokens in place and returns views: a decoding step allocates nothing that grows.
+    With gradients on it returns copies, which later tokens do not change.
 
         cache = KVCache(4096)
         y = mha(prompt, mask=masks.causal(), cache=cache)           # in one go, or in chunks
         y = mha(next_token, mask=masks.causal(), cache=cache)       # [batch, 1, dim]
 
     Args:
-        capacity: tokens an item can have; more raise `CacheFull`, and leave the cache as it was.
-        int8: keep numbers in one byte, with a scale for every 32: 1.125 bytes a number. On normal data the output is
+        capacity: maximum number of tokens per item; more raise `CacheFull` and leave the cache unchanged.
+        int8: store numbers in one byte, with a scale for every 32: 1.125 bytes per number. On normal data the output is
             within 1 % of its norm.
     """
 
@@ -141,8 +148,15 @@ class KVCache(_Slots):
         super().__init__(int(capacity), int8)
         self.capacity = int(capacity)
 
+    @property
+    def memory(self) -> tuple[Tensor, Tensor]:
+        """All slots, of keys and of values: `[batch, num_kv_heads, capacity, dim]`. Of a cache that holds something,
+        as it was given."""
+        (key,), (value,) = self._key, self._value
+        return key, value
+
     def truncate(self, length: int | Sequence[int]) -> None:
-        """As if the tokens after the first `length` had never come."""
+        """Forget the tokens after the first `length`."""
         self._held = self._view = Lengths(shortened(self._held.counts, length), self._held.device)
 
     def _check_room(self, made: Made, added: Sequence[int]) -> None:
@@ -158,9 +172,9 @@ class KVCache(_Slots):
 
 
 class LatentCache(KVCache):
-    """A `KVCache` of one tensor a token, from which latent attention takes keys and values both.
+    """A `KVCache` of one tensor per token, from which latent attention makes both keys and values.
 
-    `kv_lora_rank + rope_dim` numbers a token, whatever the number of heads.
+    `kv_lora_rank + rope_dim` numbers per token, whatever the number of heads.
     """
 
     def _check_new(self, fresh: Fresh, key: Tensor, value: Tensor | None) -> None:
@@ -173,10 +187,10 @@ class LatentCache(KVCache):
 
 
 class RollingCache(_Slots):
-    """The first `sinks` tokens and the newest ones, of which `window` stand before the current: bounded for ever.
+    """The first `sinks` tokens and the newest ones, of which `window` precede the current one: memory is bounded.
 
-    It goes with `cache.mask`, which is `masks.causal() & (masks.window(left=window) | masks.columns(sinks))`, or with a
-    narrower mask of such rules; any other is refused. Positions go on counting: rotary ones are those of all tokens.
+    Use it with `cache.mask`, which is `masks.causal() & (masks.window(left=window) | masks.columns(sinks))`, or with a
+    narrower mask of such rules; any other is refused. Positions count all tokens so far.
 
     Keys come as [sinks, newest …], up to twice the window: the mask hides what is older. Distances within the newest
     are what they were; a sink stands nearer than it was, and still outside the window.
@@ -203,7 +217,7 @@ class RollingCache(_Slots):
         return self._held.plus(self._gone) if self._gone.longest else self._held
 
     def truncate(self, length: int | Sequence[int]) -> None:
-        """As if the tokens after the first `length` had never come."""
+        """Forget the tokens after the first `length`."""
         wanted = shortened(self._seen.counts, length)
         kept = [new - gone for new, gone in zip(wanted, self._gone.counts, strict=True)]
         for new, gone in zip(kept, self._gone.counts, strict=True):

@@ -1,4 +1,4 @@
-"""The `regard` command. Every command parses, calls the library and prints; bad input ends with status 2."""
+"""The `regard` command. Commands parse options, call the library and print; bad input exits with status 2."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from regard.cli.commands.serve import serve
 from regard.cli.commands.train import train
 from regard.cli.commands.translate import translate
 from regard.cli.commands.walk import walk
-from regard.cli.group import Commands
+from regard.cli.group import Command, Commands
 
 app = typer.Typer(
     cls=Commands,
@@ -47,7 +47,7 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def common(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and end.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
     """Attention you can see.
@@ -68,7 +68,7 @@ PANELS: dict[str, tuple[Callable[..., None], ...]] = {
 }
 for panel, shown in PANELS.items():
     for command in shown:
-        app.command(rich_help_panel=panel)(command)
+        app.command(cls=Command, rich_help_panel=panel)(command)
 
 
 def main() -> None:

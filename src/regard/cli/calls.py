@@ -13,20 +13,23 @@ if TYPE_CHECKING:
     import torch
 
 Query = Annotated[str, typer.Argument(help="Shape of query: batch,head,token,dim, such as 2,8,128,64.")]
-Key = Annotated[str | None, typer.Option(help="Shape of key; query's by default.")]
-Value = Annotated[str | None, typer.Option(help="Shape of value; key's by default.")]
+Key = Annotated[str | None, typer.Option(help="Shape of key (default: the shape of query).")]
+Value = Annotated[str | None, typer.Option(help="Shape of value (default: the shape of key).")]
 Mask = Annotated[
     str | None,
     typer.Option(
-        help="Such as 'causal() & window(left=256)'; join with & | ~.", autocompletion=complete.one_of(complete.MASKS)
+        help="Mask, such as 'causal() & window(left=256)'; combine with &, | and ~.",
+        autocompletion=complete.one_of(complete.MASKS),
     ),
 ]
 Softcap = Annotated[float | None, typer.Option(help="Softcap of the logits.")]
 Dtype = Annotated[
     str,
-    typer.Option(help="float64, float32, float16 or bfloat16.", autocompletion=complete.one_of(complete.DTYPES)),
+    typer.Option(
+        help="Data type: float64, float32, float16 or bfloat16.", autocompletion=complete.one_of(complete.DTYPES)
+    ),
 ]
-Device = Annotated[str, typer.Option(help="Where the tensors live.", autocompletion=complete.one_of(complete.DEVICES))]
+Device = Annotated[str, typer.Option(help="Device of the tensors.", autocompletion=complete.one_of(complete.DEVICES))]
 
 
 @dataclass(frozen=True)

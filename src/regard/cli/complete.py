@@ -1,4 +1,4 @@
-"""What a shell offers after Tab. A shell asks anew for every key, so nothing here imports torch; a test compares the
+"""Shell completion. A shell asks anew for every key, so nothing here imports torch; a test compares the
 names with those that the library has."""
 
 from __future__ import annotations

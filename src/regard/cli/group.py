@@ -7,13 +7,21 @@ import sys
 from typing import Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 OPTIONAL = ("matplotlib", "transformers", "safetensors", "tokenizers", "sacrebleu")  # packages that some commands need
 
 
+class Command(TyperCommand):
+    def get_params(self, ctx: Any) -> Any:
+        return _untyped_flags(super().get_params(ctx))
+
+
 class Commands(TyperGroup):
-    """Ends with 0, with 1 where a check failed, with 2 on bad input, and with 130 after Ctrl-C."""
+    """Exits with 0, with 1 where a check failed, with 2 on bad input, and with 130 after Ctrl-C."""
+
+    def get_params(self, ctx: Any) -> Any:
+        return _untyped_flags(super().get_params(ctx))
 
     def main(self, *args: Any, standalone_mode: bool = True, **named: Any) -> Any:
         named["standalone_mode"] = False
@@ -25,16 +33,24 @@ class Commands(TyperGroup):
         except (typer.Abort, KeyboardInterrupt):
             status = 130
         except OSError as error:
-            status = _said(f"{error.filename or 'the output'}: {error.strerror or error}")
+            status = _print_error(f"{error.filename or 'the output'}: {error.strerror or error}")
             _give_up_output()
         except ImportError as error:
-            status = _said(_missing(error))
+            status = _print_error(_missing(error))
         except Exception as error:
             # the parser's own errors, by what they can do: their classes have moved between versions of typer
             if not hasattr(error, "format_message"):
                 raise
-            status = _said(_about(error))
+            status = _print_error(_about(error))
         sys.exit(status if isinstance(status, int) else 0)
+
+
+def _untyped_flags(params: list[Any]) -> list[Any]:
+    """A flag takes no value, so its help shows no type."""
+    for param in params:
+        if getattr(param, "is_flag", False):
+            param.metavar = ""
+    return params
 
 
 def _give_up_output() -> None:
@@ -59,7 +75,7 @@ def _about(error: Any) -> str:
     return f"{error.format_message().rstrip('.')}{more}"
 
 
-def _said(message: str) -> int:
+def _print_error(message: str) -> int:
     if message:
         typer.echo(f"regard: {' '.join(message.split())}", err=True)
     return 2

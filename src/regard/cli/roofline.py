@@ -1,4 +1,4 @@
-"""`regard cost attention`: the least time of one call, and beside it the measured one."""
+"""`regard cost attention`: the least time of one call, next to the measured one."""
 
 from __future__ import annotations
 
@@ -9,13 +9,20 @@ import typer
 from regard.cli import terminal
 
 if TYPE_CHECKING:
-    from regard.cost import AttentionCall, Device
+    from regard.cost import AttentionCall, Device, Spread
 
 LONGEST = 60.0  # seconds: a call that takes more is not timed
 
 
 def show(
-    sizes: dict[str, Any], dtype: str | None, on: str | None, timed: bool, threads: int | None, as_json: bool
+    sizes: dict[str, Any],
+    dtype: str | None,
+    on: str | None,
+    timed: bool,
+    threads: int | None,
+    as_json: bool,
+    gpus: str | None = None,
+    links: tuple[float, float] = (450.0, 50.0),
 ) -> None:
     from regard import cost
 
@@ -25,6 +32,9 @@ def show(
     if on is not None and (timed or threads is not None):
         option = "--measure" if timed else "--threads"
         raise ValueError(f"{option} is for this machine, and --on {on} names another; give one of them")
+    counts = _counts(gpus)
+    if counts and on is None:
+        raise ValueError(f"--gpus {gpus} needs --on, the device that each of them is: {', '.join(cost.devices())}")
     sizes["causal"] = sizes["causal"] or sizes.get("window") is not None
     usual = "fp32" if on is None else "bf16"
     call = cost.AttentionCall(**sizes, dtype=usual if dtype is None else dtype)
@@ -33,10 +43,36 @@ def show(
     times: dict[str, float] = {}
     if timed:
         times = _timed(call, threads, found["forward"].seconds + found["backward"].seconds)
+    near, far = (each * 1e9 for each in links)
+    several = [cost.spread(call, device, count, link=near, between=far) for count in counts]
     if as_json:
-        terminal.data(_data(call, device, found, times))
+        spreads = {"spread": [each.to_dict() for each in several]} if several else {}
+        terminal.data(_data(call, device, found, times) | spreads)
     else:
         _print(call, device, found, times)
+        if several:
+            _print_spread(several, links)
+
+
+def _counts(gpus: str | None) -> list[int]:
+    """`8,64` as numbers."""
+    words = [] if gpus is None else gpus.split(",")
+    if not all(word.strip().isdigit() and int(word) for word in words):
+        raise ValueError(f"--gpus is {gpus!r}; expected a number of GPUs of at least 1, or several, such as 8,64,1024")
+    return [int(word) for word in words]
+
+
+def _print_spread(several: list[Spread], links: tuple[float, float]) -> None:
+    from regard.cost._tables import columns, seconds, size
+
+    typer.echo("Its tokens in parts on several GPUs, forward; the GPU that has most:")
+    rows = [("GPUs", "computing", "received", "from other machines", "receiving", "in all", "keys and values")]
+    for each in several:
+        sizes = size(each.received), size(each.from_machines), seconds(each.receiving), seconds(each.seconds)
+        rows.append((str(each.gpus), seconds(each.computing), *sizes, size(each.room)))
+    for line in columns(rows):
+        typer.echo(line)
+    typer.echo(f"8 GPUs a machine, {links[0]:g} GB/s to a GPU within it and {links[1]:g} GB/s from outside.")
 
 
 def named(on: str) -> Device:

@@ -1,4 +1,4 @@
-"""What every command says and how: one line when it stops, a bar while it works, tables that fit where they go."""
+"""Output that all commands share: one line per error, progress bars, tables that fit the terminal."""
 
 from __future__ import annotations
 

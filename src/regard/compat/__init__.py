@@ -6,8 +6,8 @@
 This is the one place where PyTorch's conventions hold: tensors of any rank from 2 up, batch dims that broadcast,
 `is_causal` aligned to the top left, a bare tensor as mask. Few things differ, and only where PyTorch has no useful
 answer: a query with nothing to attend to gets zeros (PyTorch gives NaN on some paths), NaN or +inf in a float mask
-raises ValueError on CPU, and a negative `dropout_p` is refused on every path, `attn_mask` beside `is_causal` too. What
-PyTorch refuses is refused with the same kind of error.
+raises ValueError on CPU, and a negative `dropout_p` is refused on every path, as is `attn_mask` together with
+`is_causal`. What PyTorch refuses is refused with the same kind of error.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from regard.cost._devices import Device, device, devices, measured
 from regard.cost._kinds import LayerKind, layer_kinds
 from regard.cost._measure import measure, measure_call
 from regard.cost._roofline import AttentionCall, Roofline, roofline
+from regard.cost._spread import Spread, spread
 from regard.cost._sums import Activations, Flops, Part
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "LayerKind",
     "Part",
     "Roofline",
+    "Spread",
     "device",
     "devices",
     "layer_kinds",
@@ -38,4 +40,5 @@ __all__ = [
     "measured",
     "of",
     "roofline",
+    "spread",
 ]

@@ -26,18 +26,18 @@ class Cost:
 
     Args:
         name, config: what was asked for.
-        batch, length, source_length: what goes through it; the source is an encoder's, beside a decoder.
+        batch, length, source_length: sizes of the input; the source is what the encoder of an encoder-decoder reads.
         dtype, device: of weights, activations and cache; the device decides which tensors are kept.
         latent, experts, int8, rolling, sinks: as in `cost.of`.
         parts: the whole model by kind of operation.
         layers: one layer, by kind of operation; encoder and decoder each have theirs.
         parameters, weight_bytes: in all.
-        active_parameters: that one token meets: fewer only where there are experts.
+        active_parameters: those that one token uses: fewer only with experts.
         flops: over all pairs of query and key, as `torch.utils.flop_counter` counts them.
         kept_flops: over the pairs that the mask keeps: what a kernel that skips the others computes.
         activations: bytes kept for the backward pass.
         cache: of keys and values; None where nothing is decoded.
-        notes: what one should know about these numbers.
+        notes: assumptions behind these numbers.
     """
 
     name: str
@@ -137,17 +137,17 @@ def of(
 
     Args:
         config: a name, or a configuration of `regard.models`.
-        length: tokens an item has; by default as many as the configuration is for, or 1024 where it sets no limit.
+        length: number of tokens per item; by default the configuration's limit, or 1024 where it sets none.
             Images have as many as they have patches.
-        batch: items.
+        batch: number of items.
         dtype: of weights, activations and cache: float64, float32, bfloat16, float16, or fp64, fp32, bf16, fp16.
         source_length: tokens the encoder of an encoder-decoder reads; `length`, or for Whisper all frames.
         device: "cuda" or "cpu": some kernels keep other tensors for the backward pass on one than on the other.
         latent: latent attention in place of a decoder's own, in every layer.
-        experts: (how many, how many a token goes through): a mixture of feed-forwards of `ff_dim` each, with a router,
+        experts: (number of experts, number per token): a mixture of feed-forwards of `ff_dim` each, with a router,
             in every layer of a decoder.
-        int8: the cache keeps one byte a number.
-        rolling: the cache is a `RollingCache` over the configuration's `window`, with so many `sinks`.
+        int8: the cache keeps one byte per number.
+        rolling: the cache is a `RollingCache` over the configuration's `window`, with this many `sinks`.
     """
     found = _given.config_of(config)
     kind = _given.dtype_of(dtype)

@@ -1,4 +1,4 @@
-"""Attention beside what came before it: one layer of each kind on the same sequence."""
+"""Attention compared with what came before it: one layer of each kind on the same sequence."""
 
 from __future__ import annotations
 

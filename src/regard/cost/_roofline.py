@@ -21,7 +21,7 @@ class AttentionCall:
         kv_heads: of key and value; `heads` when None.
         batch: items.
         causal: whether a query sees only the keys up to itself.
-        window: and of those so many before itself.
+        window: a query sees itself and this many keys before it.
         dtype: as in `cost.of`.
     """
 

@@ -40,7 +40,7 @@ class Activations:
         fused: attention by a fused kernel.
         recomputed: fused, and of each layer its input only (`model.checkpoint_layers = True`).
         peak: the same while a layer is computed again, which is when most is alive.
-        textbook: 34·b·s·h + 5·b·s²·a bytes a layer (Korthikanti et al., 2022), the usual estimate for half precision
+        textbook: 34·b·s·h + 5·b·s²·a bytes per layer (Korthikanti et al., 2022), the usual estimate for half precision
             with the matrix in memory and dropout; `eager` is what our own eager attention keeps, whose softmax is in
             float32. None where layers are of another kind.
     """

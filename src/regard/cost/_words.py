@@ -30,7 +30,7 @@ WORDS = {
     "one": ("one {layer}", "单个 {layer}"),
     "whose": (
         'Eager is regard\'s own backend="eager", whose weights are kept in float32. The textbook formula, 34 b s h + '
-        "5 b s^2 a bytes a layer (half precision, dropout), gives {textbook}.",
+        "5 b s^2 a bytes per layer (half precision, dropout), gives {textbook}.",
         'eager 指 regard 自己的 backend="eager"，其权重以 float32 保留。教科书公式每层 34·b·s·h + 5·b·s²·a 字节'
         "（半精度，含 dropout），得 {textbook}。",
     ),

@@ -43,12 +43,12 @@ _SCALINGS = {kind.__name__: kind for kind in (positions.Linear, positions.Dynami
 
 
 def save(model: nn.Module, folder: str | Path, *, stop: Sequence[int] = ()) -> None:
-    """Write a model of `regard.models`, or a `nn.LatentAttention`, into a folder, which is made if it is not there;
+    """Write a model of `regard.models`, or a `nn.LatentAttention`, into a folder, which is created if needed;
     `load` reads it again.
 
-    Whenever this is interrupted, the folder holds the old model whole or the new one: both files are complete before
+    If interrupted, the folder holds the old model or the new one, complete: both files are complete before
     the first takes its place, and the weights' file says in its header what `config.json` says. `stop` are the tokens
-    that end a text, for whoever generates with it.
+    that end a generated text.
     """
     kind = type(model).__name__
     if _KINDS.get(kind) is not type(model):

@@ -38,7 +38,7 @@ class Causal(Result):
         made = []
         for key, values in (("weights", self.weights), ("mistaken", self.mistaken)):
             named = tuple(numbers(self.say("query", lang, number=at), row, 2) for at, row in enumerate(values))
-            made.append(Table(self.say(key, lang), columns, named))
+            made.append(Table(self.say(key, lang), columns, named, values))
         answers = (
             (self.say("drop", lang), self.say("yes" if self.same_as_drop else "no", lang)),
             (self.say("future", lang), f"{self.future:.0%}"),

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from regard.lab._result import Result, Table
+    from regard.lab._result import Result
 
 TYPES = {"png": "image/png", "svg": "image/svg+xml"}
 FORMATS = tuple(TYPES)
@@ -71,7 +71,7 @@ def _section(found: Result, folder: Path, kind: str, lang: str) -> str:
     if "claim" in found.words():
         said = f"<p>{say('claim')}</p><p>{say('right')} {say('why')}</p>"
         note = f"<aside><p><b>{text(WORDS, lang, 'note')}</b></p>{said}</aside>"
-    tables = "".join(_table(table) for table in found.tables(lang))
+    tables = "".join(table.html() for table in found.tables(lang))
     name = found.name
     picture = base64.b64encode((folder / f"{name}.{kind}").read_bytes()).decode()
     inside = f"data:{TYPES[kind]};base64,{picture}"
@@ -80,9 +80,3 @@ def _section(found: Result, folder: Path, kind: str, lang: str) -> str:
         f'<img src="{inside}" alt="{say("title")}">{tables}<p>{say("look")}</p>{note}'
         f'<p><a href="{name}.json">{text(WORDS, lang, "numbers")}</a></p></section>'
     )
-
-
-def _table(table: Table) -> str:
-    head = "".join(f"<th>{as_text(cell)}</th>" for cell in table.columns) if any(table.columns) else ""
-    body = "".join("<tr>" + "".join(f"<td>{as_text(cell)}</td>" for cell in row) + "</tr>" for row in table.rows)
-    return f"<table><caption>{as_text(table.title)}</caption><tr>{head}</tr>{body}</table>"

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from regard import api, reference
+from regard._walk._examples import E9_X
 from regard.lab._result import Matrix, Result, Table, numbers
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 
     Array = NDArray[np.float64]
 
-X = ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6), (0.7, 0.8, 0.9), (0.5, 0.2, 0.4))
 TOKENS = ("x1", "x2", "x3", "x4")
 
 
@@ -63,7 +63,7 @@ class FromScratch(Result):
 
 
 def from_scratch(seed: int = 0) -> FromScratch:
-    """Q, K and V from random 3×3 projections, then the formulas in NumPy; beside them, `regard.attention`."""
+    """Q, K and V from random 3×3 projections, then the formulas in NumPy, compared with `regard.attention`."""
     weights, out = _run(seed)
     again, redrawn = _run(seed)[1], _run(seed + 1)[1]
     tensors = (torch.from_numpy(x)[None, None] for x in _projected(seed))
@@ -72,9 +72,9 @@ def from_scratch(seed: int = 0) -> FromScratch:
         seed,
         weights=_plain(weights),
         out=_plain(out),
-        again=_apart(again, out),
-        redrawn=_apart(redrawn, out),
-        fast=_apart(fast, out),
+        again=_largest_difference(again, out),
+        redrawn=_largest_difference(redrawn, out),
+        fast=_largest_difference(fast, out),
     )
 
 
@@ -82,13 +82,13 @@ def _plain(matrix: Array) -> Matrix:
     return tuple(tuple(row) for row in matrix.tolist())
 
 
-def _apart(one: Array, other: Array) -> float:
+def _largest_difference(one: Array, other: Array) -> float:
     return float(np.abs(one - other).max())
 
 
 def _projected(seed: int) -> list[Array]:
     draw = np.random.default_rng(seed)
-    return [np.array(X) @ draw.standard_normal((3, 3)) for _ in range(3)]
+    return [np.array(E9_X) @ draw.standard_normal((3, 3)) for _ in range(3)]
 
 
 def _run(seed: int) -> tuple[Array, Array]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
 from regard import api
 from regard._display import texts
+from regard._walk._table import Matrix, Row, Table
 from regard.lab._words import words_of
 from regard.statistics import Want
 
@@ -19,16 +20,7 @@ if TYPE_CHECKING:
     from regard.masks import Mask
     from regard.observation import Observation
 
-Row = tuple[float, ...]
-Matrix = tuple[Row, ...]
-
-
-class Table(NamedTuple):
-    """A table as it is shown: the first column names the row."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
+__all__ = ["Matrix", "Result", "Row", "Table", "check_counts", "look", "numbers", "rows"]
 
 
 class Result:

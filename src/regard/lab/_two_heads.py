@@ -7,15 +7,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from regard._walk._examples import E2_OUT, E2_W1, E2_W2, E2_X
 from regard.lab._result import Matrix, Result, Table, look, numbers, rows
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-X = ((1.0, 0.5, -1.0, 2.0), (-0.5, 1.0, 0.3, -2.0))
-W1 = ((0.1, 0.4), (-0.2, 0.3), (1.0, -0.5), (0.5, 0.2))
-W2 = ((-0.3, 0.2), (1.1, 0.6), (-0.4, 0.8), (0.7, -0.1))
-W_OUT = ((0.5, -0.2, 1.1, 0.3), (0.1, 0.8, -0.4, 0.6), (-0.3, 0.7, 0.2, 1.0), (0.9, -0.5, 0.3, -0.8))
 TOKENS = ("x1", "x2")
 
 
@@ -71,7 +68,7 @@ class TwoHeads(Result):
 
 def two_heads() -> TwoHeads:
     """Q_i = X W_i for two heads. The note gives no W^K and W^V: here each head uses its W_i for them too."""
-    x, w1, w2, w_out = (torch.tensor(given, dtype=torch.float64) for given in (X, W1, W2, W_OUT))
+    x, w1, w2, w_out = (torch.tensor(given, dtype=torch.float64) for given in (E2_X, E2_W1, E2_W2, E2_OUT))
     heads = torch.stack([x @ w1, x @ w2])[None]  # [batch, head, token, dim]
     seen = look(heads, heads, heads)
     concat = seen.out.transpose(1, 2).flatten(2)

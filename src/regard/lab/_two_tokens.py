@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from regard._walk._examples import E1_X
 from regard.lab._result import Matrix, Result, Table, look, numbers, rows
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class TwoTokens(Result):
 
 def two_tokens() -> TwoTokens:
     """x1 = [1, 0, 1, 0] and x2 = [0, 1, 0, 1] attend to each other; the projections are the identity."""
-    x = torch.tensor([[1, 0, 1, 0], [0, 1, 0, 1]], dtype=torch.float64)[None, None]
+    x = torch.tensor(E1_X, dtype=torch.float64)[None, None]
     plain, scaled = look(x, x, x, scale=1.0), look(x, x, x)
     return TwoTokens(rows(x @ x.mT), rows(plain.weights), rows(plain.out), rows(scaled.weights), rows(scaled.out))
 

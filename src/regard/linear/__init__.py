@@ -1,4 +1,4 @@
-"""Linear attention beside the call ``regard.linear_attention``: its feature maps, its state, its plan."""
+"""Linear attention: feature maps, state and plan of the call ``regard.linear_attention``."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def linear_attention(
         query_offset: position of the first query among the keys; S - L when None.
         state: a ``regard.linear.LinearState`` to go on from and to leave behind the last token: query and key are then
             the new tokens only, and the mask speaks about all keys, those before included.
-        form: "auto", or "whole", "chunked", "recurrent", "quadratic": all give the same; a named one runs or
+        form: "auto", or "whole", "fused", "chunked", "recurrent", "quadratic": all give the same; a named one runs or
             ``regard.Refused`` is raised.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Feature maps: what stands in place of exp(q·k), so that keys can be summed before a query comes.
+"""Feature maps, which replace exp(q·k) so that keys can be summed before any query is known.
 
 A map turns rows [..., dim] into features [..., m]; the weight of a pair is the product of its features.
 """

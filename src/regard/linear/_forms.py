@@ -1,4 +1,4 @@
-"""Runs a request by one of four forms, all of which mean the same."""
+"""Runs a request by one of five forms, all of which mean the same."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from regard.backends._base import no_autocast
-from regard.linear import _masking, _steps
+from regard.linear import _fused, _masking, _steps
 from regard.linear._chunks import Part, Sums, attend
 from regard.linear._guard import guarded
 from regard.linear._request import Request
@@ -44,6 +44,8 @@ def run(request: Request, form: str) -> Tensor:
             return _whole(request)
         if form == "quadratic":
             return guarded(request, _quadratic)
+        if form == "fused":
+            return guarded(request, _by_kernels)
         return guarded(request, _by_steps if form == "recurrent" else _by_chunks)
 
 
@@ -98,6 +100,16 @@ def _by_steps(request: Request) -> Tensor:
     out, weight, after = _steps.recur(part, _started(part, before))
     _leave(request, after)
     return _finished(request, out, weight, segment.lost)[:, :, rows]
+
+
+def _by_kernels(request: Request) -> Tensor:
+    segment, before, rows = _laid_out(request)
+    out, after = _fused.attend_by_kernels(request, segment, before)
+    if after is not None:
+        _leave(request, after)
+    if segment.lost is not None:
+        out = out.masked_fill(segment.lost[:, None, :, None], 0.0)
+    return out[:, :, rows]
 
 
 def _by_chunks(request: Request) -> Tensor:

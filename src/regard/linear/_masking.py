@@ -57,7 +57,7 @@ def _why_not(part: Mask, reached: Fused | None) -> str:
     if reached is not None:
         return f"{part!r} forgets a key that lies too far back, which a sum over keys cannot: use decay=, {_WAYS_OUT}"
     if part.heads != 1:
-        return f"{part!r} differs from head to head, and heads share one sum a key; {_WAYS_OUT}"
+        return f"{part!r} differs from head to head, and heads share one sum per key; {_WAYS_OUT}"
     return f"{part!r} lets rows see different keys, and all rows read one sum over keys; {_WAYS_OUT}"
 
 

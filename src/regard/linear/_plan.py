@@ -6,7 +6,7 @@ import textwrap
 
 import torch
 
-from regard.linear import _forms
+from regard.linear import _forms, _fused
 from regard.linear._request import Request
 from regard.plan import Cost, Plan
 from regard.plan._table import binary, si
@@ -14,6 +14,7 @@ from regard.spec import Refused
 
 FORMS = {
     "whole": "one sum over all keys, read by every query",
+    "fused": "the chunks by our Triton kernels, their sums in float32",
     "chunked": "products inside chunks, sums between them: time O(L)",
     "recurrent": "one token after another: O(1) a token",
     "quadratic": "all L × S weights at once: any mask",
@@ -30,6 +31,8 @@ def refuse(form: str, request: Request) -> list[str]:
     if form == "whole":
         reasons = ["the mask is causal"] if reading.causal else []
         return reasons + (["the mask has documents"] if reading.documents is not None else [])
+    if form == "fused":
+        return _fused.refuse(request)
     if form == "recurrent" and not reading.causal:
         return ["rows see keys that come after them: only a causal call can go token by token"]
     return []
@@ -54,7 +57,7 @@ def choose(request: Request, form: object) -> tuple[str, str, dict[str, list[str
         return "whole", f"every row sees the same keys: {FORMS['whole']}", refusals
     if "recurrent" not in refusals and request.spec.queries == request.spec.keys == 1:
         return "recurrent", f"a single token: {FORMS['recurrent']}", refusals
-    return "chunked", FORMS["chunked"], refusals
+    return next((name, FORMS[name], refusals) for name in ("fused", "chunked") if name not in refusals)
 
 
 class LinearPlan(Plan):

@@ -135,7 +135,9 @@ def _gates(
         if not rates.is_floating_point():
             raise TypeError(f"decay must hold floats in (0, 1], got {rates.dtype}")
         if rates.shape not in ((spec.heads,), (spec.kv_heads,)):
-            raise ValueError(f"decay must be [num_heads] = [{spec.heads}], one number a head, got {list(rates.shape)}")
+            raise ValueError(
+                f"decay must be [num_heads] = [{spec.heads}], one number per head, got {list(rates.shape)}"
+            )
         if spec.mode == "plain" and rates.device.type == "cpu" and not bool(((rates > 0) & (rates <= 1)).all()):
             raise ValueError(f"decay must be above 0 and at most 1, got {rates.tolist()}")
         logs.append(rates.to(query.device, wide).log()[None, :, None].expand(1, -1, spec.keys))
@@ -163,7 +165,7 @@ def _checked_gate(log_gate: object, spec: CallSpec, device: torch.device) -> Ten
     shapes = [(spec.batch, heads, spec.keys) for heads in (spec.heads, spec.kv_heads)]
     if tuple(log_gate.shape) not in shapes:
         raise ValueError(
-            f"log_gate must be [batch, num_heads, key] = {list(shapes[0])}, one number a head and key, "
+            f"log_gate must be [batch, num_heads, key] = {list(shapes[0])}, one number per head and key, "
             f"got {list(log_gate.shape)}"
         )
     return log_gate

@@ -33,8 +33,8 @@ class Mask(Facts):
     """A rule that says which query may attend to which key: True = may attend.
 
     Masks are values: join them with ``&``, ``|`` and ``~``, compare them with ``==``, and never change one. Query row r
-    of a call stands at position ``i = r + query_offset`` among the keys, by default ``S − L`` (the last query is level
-    with the last key).
+    of a call stands at position ``i = r + query_offset`` among the keys, by default ``S − L`` (the last query is
+    aligned with the last key).
 
     >>> from regard import masks
     >>> print((masks.causal() & masks.window(left=1) | masks.columns(1)).show(3, 5))
@@ -321,6 +321,6 @@ def _operand(mask: Mask, other: object, sign: str) -> Mask:
 
 def _refuse_operand(mask: Mask, other: object, sign: str) -> NoReturn:
     raise TypeError(
-        f"{sign} joins two masks: got {describe(other)} beside {mask!r}. Wrap a boolean tensor in masks.keep "
+        f"{sign} joins two masks: got {describe(other)} and {mask!r}. Wrap a boolean tensor in masks.keep "
         "(True = may attend) or masks.drop (True = forbidden)."
     )

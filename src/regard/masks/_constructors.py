@@ -42,7 +42,7 @@ def everything() -> Mask:
 def causal() -> Mask:
     """A query at position i sees the keys j ≤ i: itself and what came before.
 
-    The last query is level with the last key unless ``query_offset`` says otherwise.
+    The last query is aligned with the last key unless ``query_offset`` says otherwise.
 
     >>> print(causal().show(3, 5))
     causal(): 3 queries, 5 keys, first query at 2
@@ -71,7 +71,7 @@ def window(left: int, right: int = 0) -> Mask:
 
 
 def padding(lengths: Tensor | Iterable[int], side: Literal["right", "left"] = "right") -> Mask:
-    """Item b has ``lengths[b]`` real keys; the others are padding (at the right or the left) and nobody sees them.
+    """Item b has ``lengths[b]`` real keys; the others are padding (on the right or the left), and no query sees them.
 
     Only keys are masked: a padded query sees the real keys too. A length beyond the call's keys means that all of them
     are real, so one mask of whole lengths serves shorter calls too.

@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderConfig:
-    """What a `Decoder` looks like. The defaults are GPT-2's; those of Llama are in `models.config("llama-2-7b")`.
+    """Configuration of a `Decoder`. The defaults are GPT-2's; those of Llama are in `models.config("llama-2-7b")`.
 
     Args:
         max_tokens: the longest input; learned positions end there, rotary ones are only meant to.
         num_kv_heads, head_dim: as in `regard.nn.MultiHeadAttention`.
         positions: "learned", a vector for each position, added to the token; or "rotary", which turns queries and keys.
         rotary_base, rotary_scaling, rotary_interleaved: as in `regard.positions.Rotary`.
-        window: a token sees itself and so many before it; all before it when None.
-        windowed: which layers have that window, one flag for each; all of them when None.
+        window: a token sees itself and this many tokens before it; all of them when None.
+        windowed: which layers have that window, one flag per layer; all of them when None.
         qk_norm: as in `regard.nn.MultiHeadAttention`, with `norm_eps`.
         attention_scale, attention_softcap: `scale` and `softcap` of the attention.
         norm: "layer" or "rms", before attention, before the feed-forward, and at the end.
@@ -228,10 +228,10 @@ class Decoder(nn.Module):
         caches: Sequence[Any] | None = None,
         hidden_states: bool = False,
     ) -> Tensor | Hidden:
-        """Logits `[batch, token, vocab_size]`, or states without an output layer; those at padding mean nothing.
+        """Logits `[batch, token, vocab_size]`, or states without an output layer; those at padding are undefined.
 
         Args:
-            tokens: `[batch, token]`, integers; beside caches, only those that are new.
+            tokens: `[batch, token]`, integers; with caches, only the new ones.
             lengths, side: item b has `lengths[b]` tokens, and padding on this side. Positions count real tokens.
             mask: in place of what the configuration says (causal, and its window) or the caches do (`RollingCache`).
             caches: one of `regard.cache` for each layer, such as `decoder.caches(capacity)`.
@@ -324,7 +324,7 @@ class Decoder(nn.Module):
         return masks.causal() if window is None else masks.causal() & masks.window(left=window)
 
     def caches(self, capacity: int, *, int8: bool = False) -> list[TokenCache]:
-        """A `KVCache` for each layer."""
+        """One `KVCache` per layer."""
         return [KVCache(capacity, int8=int8) for _ in self.layers]
 
     def generate(
@@ -340,20 +340,20 @@ class Decoder(nn.Module):
         caches: Sequence[TokenCache] | None = None,
         use_cache: bool = True,
     ) -> list[list[int]]:
-        """The tokens that follow each prompt, up to a stop token, which is the last one then.
+        """Generate the tokens that follow each prompt, up to and including a stop token.
 
         Args:
             prompts: token numbers, one or more for each item; lists may differ in length.
-            max_new_tokens: at most so many.
-            temperature: 0 takes the likeliest token; above, tokens are drawn from softmax(logits / temperature).
-            top_k: draw from the k likeliest.
-            top_p: draw from the fewest likeliest whose probabilities add up to p.
+            max_new_tokens: maximum number of tokens to generate.
+            temperature: 0 takes the likeliest token; above 0, tokens are sampled from softmax(logits / temperature).
+            top_k: sample from the k likeliest tokens.
+            top_p: sample from the smallest set of likeliest tokens whose probabilities add up to p.
             stop: an item ends with any of these; its row leaves the batch.
             seed: of the draws: one for each item, or one from which theirs are made. An item's draws do not depend on
                 the others, nor on the device. By default torch's generator gives it.
             caches: one of `regard.cache` for each layer; a `KVCache` of the right size when not given. What they hold
                 already is the beginning of every prompt.
-            use_cache: False computes everything anew for every token.
+            use_cache: False recomputes everything for every token.
         """
         found: list[list[int]] = []
         for step in self.stream(

@@ -18,7 +18,7 @@ from regard.positions import LearnedPositions
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderConfig:
-    """What an `Encoder` looks like. The defaults are BERT's; those of ViT are in `models.config("vit-base")`.
+    """Configuration of an `Encoder`. The defaults are BERT's; those of ViT are in `models.config("vit-base")`.
 
     Args:
         vocab_size, max_tokens, token_types: of words; None, None and 0 for images.
@@ -189,7 +189,7 @@ class MaskedLM(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Words or images in, one vector a token out, and what the heads make of them.
+    """Words or images in, one vector per token out, and what the task heads make of them.
 
         bert = Encoder(models.config("bert-base", masked_lm=True))
         states = bert(tokens, lengths=[7, 3])                        # [batch, token, embed_dim]
@@ -235,7 +235,7 @@ class Encoder(nn.Module):
         head: str | None = None,
         hidden_states: bool = False,
     ) -> Tensor | Hidden:
-        """States `[batch, token, embed_dim]`, or the output of a head; at padding they mean nothing.
+        """States `[batch, token, embed_dim]`, or the output of a head; at padding they are undefined.
 
         Args:
             inputs: token numbers `[batch, token]`, or images `[batch, channel, height, width]`.

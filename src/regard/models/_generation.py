@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
-from regard.cache import CacheFull, TokenCache
+from regard.cache import CacheFull, KVCache, TokenCache
 from regard.models._parts import check_caches
 from regard.models._sampling import NOTHING, Draws, Sampling
+from regard.models._static import StaticSteps, is_worthwhile
 
 if TYPE_CHECKING:
     from regard.models._decoder import Decoder
@@ -40,7 +41,7 @@ def stream(
     stops = set(token_numbers("stop", stop))
     check_vocabulary("stop", stops, model.config.vocab_size)
     if caches is not None and not use_cache:
-        raise ValueError("caches are given beside use_cache=False")
+        raise ValueError("caches are given together with use_cache=False")
     check_caches(caches, len(model.layers))
     held = _held(caches, len(rows))
     _check_room(caches, [len(row) + before + max_new_tokens - 1 for row, before in zip(rows, held, strict=True)])
@@ -51,6 +52,9 @@ def stream(
                 f"max_new_tokens={max_new_tokens} after {longest} tokens goes beyond the model's "
                 f"{model.config.max_tokens} positions; at most {model.config.max_tokens + 1 - longest} can follow"
             )
+    draws = Draws(seed, len(rows)) if sampling.draws else None
+    if use_cache and caches is None and is_worthwhile(model, max_new_tokens):
+        return static_steps(model, rows, max_new_tokens, sampling, draws, stops)
     run: _Run
     if use_cache:
         if caches is None:
@@ -58,7 +62,6 @@ def stream(
         run = _Cached(model, rows, caches)
     else:
         run = _Anew(model, rows)
-    draws = Draws(seed, len(rows)) if sampling.draws else None
     return _steps(run, len(rows), max_new_tokens, sampling, draws, stops)
 
 
@@ -72,11 +75,7 @@ def _steps(
         with torch.inference_mode():
             uniform = None if draws is None else draws.next(alive)
             chosen: list[int] = sampling.choose(logits, uniform).tolist()
-        if NOTHING in chosen:
-            raise ValueError(
-                f"the model gives NaN for prompt {alive[chosen.index(NOTHING)]} after {step} new tokens: its weights "
-                "hold NaN, or its numbers grow beyond their dtype (float16 ends at 65504)"
-            )
+        _check_tokens(chosen, alive, step)
         found: list[int | None] = [None] * items
         for item, token in zip(alive, chosen, strict=True):
             found[item] = token
@@ -87,6 +86,37 @@ def _steps(
         alive = [alive[row] for row in stay]
         with torch.inference_mode():  # not across the yield: it would hold in the caller's code too
             logits = run.advance([chosen[row] for row in stay], stay)
+
+
+def static_steps(
+    model: Decoder,
+    rows: list[list[int]],
+    count: int,
+    sampling: Sampling,
+    draws: Draws | None,
+    stops: set[int],
+    graphs: bool = True,
+) -> Iterator[list[int | None]]:
+    """What `_steps` gives of a cached run, from steps that are all alike: see `_static`."""
+    caches = [KVCache(max(map(len, rows)) + count - 1) for _ in model.layers]
+    with torch.inference_mode():
+        logits = _last_logits(model, rows, caches)
+    alive = set(range(len(rows)))
+    for step, chosen in enumerate(StaticSteps(model, logits, caches, count, sampling, draws, graphs=graphs)):
+        going = sorted(alive)
+        _check_tokens([chosen[item] for item in going], going, step)
+        yield [token if item in alive else None for item, token in enumerate(chosen)]
+        alive -= {item for item in going if chosen[item] in stops}
+        if not alive:
+            return
+
+
+def _check_tokens(chosen: list[int], items: list[int], step: int) -> None:
+    if NOTHING in chosen:
+        raise ValueError(
+            f"the model gives NaN for prompt {items[chosen.index(NOTHING)]} after {step} new tokens: its weights "
+            "hold NaN, or its numbers grow beyond their dtype (float16 ends at 65504)"
+        )
 
 
 class _Run(Protocol):

@@ -254,7 +254,7 @@ class Transformer(nn.Module):
 
         Args:
             source, target: `[batch, token]`; the target begins with a start token and lacks its last one.
-            source_lengths, target_lengths, side: items have so many tokens, and padding on this side.
+            source_lengths, target_lengths, side: number of tokens per item, and the side of its padding.
             hidden_states: give `(logits, encoder states, decoder states)`: of both, the input of the first layer and
                 the output of every layer.
         """
@@ -280,8 +280,8 @@ class Transformer(nn.Module):
         """States `[batch, token, embed_dim]`, for `logits`.
 
         Args:
-            target: `[batch, token]`; beside caches, only those that are new.
-            memory: of `encode`; beside caches, read in the first call only.
+            target: `[batch, token]`; with caches, only the new ones.
+            memory: of `encode`; with caches, read in the first call only.
             memory_lengths: the source's.
             caches: of `model.caches(…)`.
         """
@@ -322,7 +322,7 @@ class Transformer(nn.Module):
         pairs: Sequence[tuple[Any, Any]] = [(None, None)] * len(self.decoder_layers)
         if caches is not None:
             if lengths is not None:
-                raise ValueError("target_lengths beside caches: give every row the same number of new tokens")
+                raise ValueError("target_lengths together with caches: give every row the same number of new tokens")
             first, memory_mask = caches[0][0].position, None  # what is padding, the caches know
             pairs, memory = _with_memory(caches, memory, memory_lengths, side)
             mask = None if target.shape[1] == 1 else mask  # the newest token sees all that is held
@@ -364,8 +364,8 @@ class Transformer(nn.Module):
             source: as of `forward`; with `source_lengths` and `side`.
             start: the token or tokens that the target begins with.
             stop: the token that ends it.
-            max_new_tokens: at most so many, the stop token among them.
-            beams: 1 takes the likeliest token each time; more keep that many partial targets beside each other.
+            max_new_tokens: maximum number of tokens to generate, including the stop token.
+            beams: 1 takes the likeliest token each time; more keep that many partial targets in parallel.
             length_penalty: α of log P / ((5 + length) / 6)^α, by which targets are ranked (Wu et al., 2016).
             best: how many to give, at most `beams`.
             use_cache: False computes everything anew for every token.

@@ -43,12 +43,12 @@ class _Call(NamedTuple):
 class LatentAttention(nn.Module):
     """Multi-head latent attention (MLA) of DeepSeek-V2 and -V3.
 
-    Keys and values of all heads are made from one latent a token, c = norm(W^DKV x), beside one rotary key that the
+    Keys and values of all heads are made from one latent per token, c = norm(W^DKV x), plus one rotary key that the
     heads share; queries come from a latent of their own, or from x itself. Only c and the rotary key are cached.
 
         mla = LatentAttention(7168, 128, q_lora_rank=1536, kv_lora_rank=512, nope_dim=128, rope_dim=64,
                               value_head_dim=128)
-        cache = regard.cache.LatentCache(4096)                      # 576 numbers a token
+        cache = regard.cache.LatentCache(4096)                      # 576 numbers per token
         y = mla(prompt, mask=masks.causal(), cache=cache)           # keys and values of the prompt are expanded
         y = mla(next_token, mask=masks.causal(), cache=cache)       # and never again: what is cached stays as it is
 
@@ -180,12 +180,17 @@ class LatentAttention(nn.Module):
         bias: Any = None,
         cache: TokenCache | Padded | None = None,
         want: Want | None = None,
+        differentiable: bool = False,
     ) -> Any:
-        """`forward`, also returning what the heads did: a `regard.Observation` whose `.out` is the module's output."""
+        """`forward`, also returning what the heads did: a `regard.Observation` whose `.out` is the module's output.
+
+        `differentiable` as in `regard.observe`: some statistics then carry gradients, for a penalty on them.
+        """
         api.check_want(want)  # a cache keeps the tokens of a call that goes on
         call = self._prepare(query, key, value, mask, bias, cache)
         call, tensors, keywords, absorbed = self._arranged(call, cache)
-        seen = api.observe(*tensors, want=want, **keywords)
+        output = self._output(absorbed) if want is not None and want.value_mass else None
+        seen = api.observe(*tensors, want=want, output=output, differentiable=differentiable, **keywords)
         heads = raise_values(seen.out, self.up_projections[1]) if absorbed else seen.out
         seen.out = self._finish(heads, call)
         return seen
@@ -275,6 +280,14 @@ class LatentAttention(nn.Module):
     def _parts(self, latents: Tensor) -> tuple[Tensor, Tensor]:
         latent, rotary = torch.split_with_sizes(latents, [self.kv_lora_rank, self.rope_dim], -1)
         return latent, rotary
+
+    def _output(self, absorbed: bool) -> Tensor:
+        """The matrix that reads the heads side by side: of their values, or of their latents."""
+        weight: Tensor = self.out_proj.weight
+        if not absorbed:
+            return weight
+        by_head = torch.unflatten(weight, 1, (self.num_heads, -1))
+        return torch.einsum("mhv,hvr->mhr", by_head, self.up_projections[1]).flatten(1)
 
     def _queries(self, x: Tensor) -> Tensor:
         q = self.q_proj(x) if self.q_lora_rank is None else self.q_up_proj(self.q_norm(self.q_down_proj(x)))

@@ -252,7 +252,7 @@ def _rates(decay: Sequence[float] | str | None, num_heads: int, device: Any) -> 
     if not rates.is_floating_point():
         raise TypeError(f"decay must hold floats in (0, 1], got {decay!r}")
     if rates.shape != (num_heads,):
-        raise ValueError(f"decay must be one number a head, [num_heads] = [{num_heads}], got {list(rates.shape)}")
+        raise ValueError(f"decay must be one number per head, [num_heads] = [{num_heads}], got {list(rates.shape)}")
     if not bool(((rates > 0) & (rates <= 1)).all()):
         raise ValueError(f"decay must be above 0 and at most 1, got {rates.tolist()}")
     return rates.to(torch.float64)

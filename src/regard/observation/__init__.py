@@ -1,4 +1,4 @@
-"""The result of ``regard.observe``: the output beside the statistics that were asked for."""
+"""The result of ``regard.observe``: the output and the statistics that were asked for."""
 
 from __future__ import annotations
 
@@ -22,14 +22,22 @@ _ASK = {
     "distance": "distance=True",
     "first_mass": "first=4",
     "weights": "weights=(slice(0, 64), slice(0, 64))",
+    "pairs": "pairs=[(5, 0), (5, 4)]",
+    "relations": "scores=True",
+    "value_length": "value_mass=True",
+    "value_mass": "value_mass=True",
+    "value_sum": "value_mass=True",
+    "value_map": "value_mass=True, map=(64, 64)",
+    "value_top_keys": "value_mass=True, top_k=8",
+    "value_top_lengths": "value_mass=True, top_k=8",
 }
 
 
 class Observation:
     """Output and statistics of one attention call.
 
-    ``out`` carries gradients; the statistics are detached, float32 (float64 for float64 input). What was not asked for
-    is absent: reading it is an AttributeError that says how to ask.
+    ``out`` carries gradients; the statistics are detached (but for those of ``observe(differentiable=True)``), float32
+    (float64 for float64 input). What was not asked for is absent: reading it is an AttributeError that says how to ask.
 
     - ``out`` [B, H, L, value dim] and ``lse`` [B, H, L], the log-sum-exp of each row (−inf for an empty one), are there
       always; so are ``plan`` and ``want``.
@@ -40,6 +48,11 @@ class Observation:
     - ``distance`` [B, H, 32]: total weight at distance 0, 1, 2–3, 4–7 and so on.
     - ``first_mass`` [B, H, L]: the weight on the first keys.
     - ``weights`` [B, H, queries, keys]: of the rectangle that was asked for.
+    - ``pairs`` [B, H, n]: the weights of single pairs.
+    - ``relations`` [B, H, L, 2 or 6]: the weight on keys in each relation of ``regard.statistics.RELATIONS``; NaN where
+      a query sees none such.
+    - ``value_length`` [B, H, S], the length of each value; ``value_mass`` [B, H, S], ``value_sum`` [B, H, L],
+      ``value_map``, ``value_top_keys``, ``value_top_lengths``: as above, of weights times lengths.
     """
 
     out: Tensor
@@ -53,6 +66,14 @@ class Observation:
     distance: Tensor
     first_mass: Tensor
     weights: Tensor
+    pairs: Tensor
+    relations: Tensor
+    value_length: Tensor
+    value_mass: Tensor
+    value_sum: Tensor
+    value_map: Tensor
+    value_top_keys: Tensor
+    value_top_lengths: Tensor
 
     def __init__(self, out: Tensor, lse: Tensor, plan: Plan, want: Want, found: dict[str, Tensor]) -> None:
         self.out = out

@@ -31,18 +31,24 @@ _ROWS = 64
 _LOG2_E = math.log2(math.e)
 
 
-def observe_rows(call: Call, lse: Tensor, want: Want) -> dict[str, Tensor]:
-    """Every wanted statistic of the call, [B, H, ...]."""
-    totals = Totals(call, want)
-    if call.spec.pairs:
-        with torch.no_grad(), no_autocast(call.spec.device):
-            steps = merged_steps(call)
-            numbers = max((_buffer_size(call, step) for step in steps), default=0)
-            buffers = torch.empty(2, numbers, dtype=accumulation(call.spec.dtype), device=call.query.device)
-            for step in steps:
-                for tile in _tiles(call, step, lse, buffers):
-                    totals.fold(tile)
+def observe_rows(call: Call, lse: Tensor, want: Want, lengths: Tensor | None = None) -> dict[str, Tensor]:
+    """Every wanted statistic of the call but single pairs, [B, H, ...]; ``lengths`` [B, H, S] are those of values."""
+    totals = Totals(call, want, lengths)
+    with torch.no_grad(), no_autocast(call.spec.device):
+        for tile in tiles(call, lse):
+            totals.fold(tile)
     return totals.result()
+
+
+def tiles(call: Call, lse: Tensor) -> Iterator[Tile]:
+    """All weights of a call that are not 0, each in one tile; the next tile overwrites the last one's buffers."""
+    if not call.spec.pairs:
+        return
+    steps = merged_steps(call)
+    numbers = max((_buffer_size(call, step) for step in steps), default=0)
+    buffers = torch.empty(2, numbers, dtype=accumulation(call.spec.dtype), device=call.query.device)
+    for step in steps:
+        yield from _tiles(call, step, lse, buffers)
 
 
 def observing_bytes(call: Call, want: Want) -> int:
@@ -52,13 +58,21 @@ def observing_bytes(call: Call, want: Want) -> int:
     itemsize = accumulation(spec.dtype).itemsize
     numbers = rows * (2 * want.rows + bool(want.first) + 3 * want.top_k) + spec.keys * want.key_mass
     numbers += (rows + spec.keys) * want.distance
+    if want.scores is not False:
+        numbers += rows * len(statistics.RELATIONS)
+    if want.pairs is not None:
+        numbers += len(want.pairs)
+    if want.value_mass:
+        numbers += 2 * spec.keys + rows * (1 + 3 * want.top_k) + (math.prod(want.map) if want.map else 0)
     if want.map is not None:
         numbers += want.map[0] * want.map[1]
     if want.weights is not None:
         spans = zip(want.weights, (rows, spec.keys), strict=True)
         numbers += math.prod(len(range(size)[span]) for span, size in spans)
     rows_at_once = _rows_at_once(call, spec.keys)
-    return itemsize * (heads * numbers + 2 * _numbers(call, rows_at_once, spec.keys, spec.batch))
+    # a tile times lengths, and where its keys stand in a relation, are further tiles
+    buffers = 2 + want.value_mass + 2 * (want.scores is not False)
+    return itemsize * (heads * numbers + buffers * _numbers(call, rows_at_once, spec.keys, spec.batch))
 
 
 def _rows_at_once(call: Call, width: int) -> int:

@@ -34,9 +34,9 @@ class Tile(NamedTuple):
 class Totals:
     """Takes tiles in any order, each row in exactly one of them, and gives the statistics of the whole call."""
 
-    def __init__(self, call: Call, want: Want) -> None:
+    def __init__(self, call: Call, want: Want, lengths: Tensor | None = None) -> None:
         spec = call.spec
-        self.call, self.want = call, want
+        self.call, self.want, self.lengths = call, want, lengths
         self.parts: dict[str, Tensor] = {}
         rows = slice(*(want.queries or slice(None)).indices(spec.queries)[:2])
         self.queries = range(rows.start, max(rows.start, rows.stop))
@@ -45,20 +45,35 @@ class Totals:
             self._new("max_weight", spec.queries, fill=torch.nan)
         if want.key_mass:
             self._new("key_mass", spec.keys)
+        if want.value_mass:
+            assert lengths is not None
+            self.parts["value_length"] = lengths.clone()
+            self._new("value_mass", spec.keys)
+            self._new("value_sum", spec.queries)
         if want.map is not None:
             device = call.query.device
             self.grid = min(want.map[0], len(self.queries)), min(want.map[1], spec.keys)
             self.row_cells = statistics.cells(len(self.queries), self.grid[0], device)
             self.key_cells = statistics.cells(spec.keys, self.grid[1], device)
             self._new("map", *self.grid)
-        if want.top_k:
-            self._new("top_weights", spec.queries, want.top_k)
-            self.parts["top_keys"] = self._new("top_keys", spec.queries, want.top_k, fill=-1.0).long()
+            if want.value_mass:
+                self._new("value_map", *self.grid)
+        for weights, keys in [("top_weights", "top_keys")] + [
+            ("value_top_lengths", "value_top_keys")
+        ] * want.value_mass:
+            if want.top_k:
+                self._new(weights, spec.queries, want.top_k)
+                self.parts[keys] = self._new(keys, spec.queries, want.top_k, fill=-1.0).long()
         if want.distance:
             # summed along the diagonals j - i first: their distances are looked at once, at the end
             self._new("distance", max(0, spec.queries + spec.keys - 1))
         if want.first:
             self._new("first_mass", spec.queries)
+        if want.scores is not False:
+            tokens = statistics.checked_tokens(want.scores, spec.batch, spec.keys)
+            self.tokens = None if tokens is None else tokens.to(call.query.device)
+            count = 2 if self.tokens is None else len(statistics.RELATIONS)
+            self._new("relations", spec.queries, count, fill=torch.nan)
         if want.weights is not None:
             sizes = (spec.queries, spec.keys)
             self.rectangle = [range(size)[span] for span, size in zip(want.weights, sizes, strict=True)]
@@ -72,16 +87,42 @@ class Totals:
 
     def fold(self, tile: Tile) -> None:
         want = self.want
+        if want.scores is not False:
+            self._relations(tile)
+        if want.value_mass:
+            self._values(tile)
         if want.rows:
             self._rows(tile)
         if want.key_mass or want.map is not None:
-            self._columns(tile)
+            self._columns(tile, tile.p, "key_mass", "map")
         if want.distance:
             self._distance(tile)
         if want.first or want.weights is not None:
             self._copies(tile)
         if want.top_k:
-            self._top(tile)
+            self._top(tile, tile.p, "top_weights", "top_keys")
+
+    def _relations(self, tile: Tile) -> None:
+        offset = self.call.offset
+        i = torch.arange(tile.rows.start, tile.rows.stop, device=tile.p.device)[:, None]
+        i = i + (offset.to(i.device)[tile.items].view(-1, 1, 1, 1) if isinstance(offset, torch.Tensor) else offset)
+        tokens = self.tokens if self.tokens is None or len(self.tokens) == 1 else self.tokens[tile.items]
+        found = statistics.relation_masses(tile.p, tile.z > statistics.NEVER, i, _keys(tile), tokens)
+        self.parts["relations"][tile.items, tile.heads, tile.rows.start : tile.rows.stop] = found
+
+    def _values(self, tile: Tile) -> None:
+        """The same sums of weights times lengths. What is hidden is 0 whatever its value is: 0 · inf is NaN."""
+        assert self.lengths is not None
+        lengths = torch.cat([self.lengths[tile.items, tile.heads, run.start : run.stop] for run in tile.runs], -1)
+        carried = tile.p * lengths.unsqueeze(2)
+        for columns, pairs in tile.hidden:
+            carried[..., columns].masked_fill_(pairs, 0.0)
+        if self.call.bias is not None:
+            carried.masked_fill_(tile.z <= statistics.NEVER, 0.0)
+        self.parts["value_sum"][tile.items, tile.heads, tile.rows.start : tile.rows.stop] = carried.sum(-1)
+        self._columns(tile, carried, "value_mass", "value_map")
+        if self.want.top_k:
+            self._top(tile, carried, "value_top_lengths", "value_top_keys")
 
     def _rows(self, tile: Tile) -> None:
         at = (tile.items, tile.heads, slice(tile.rows.start, tile.rows.stop))
@@ -94,12 +135,12 @@ class Totals:
         self.parts["entropy"][at] = entropy.masked_fill_(empty, torch.nan)
         self.parts["max_weight"][at] = highest.exp_().masked_fill_(empty, torch.nan)
 
-    def _columns(self, tile: Tile) -> None:
+    def _columns(self, tile: Tile, p: Tensor, mass: str, cells: str) -> None:
         """Key mass and map from sums over the rows of each map cell: a product with a matrix of zeros and ones."""
         inside = range(max(tile.rows.start, self.queries.start), min(tile.rows.stop, self.queries.stop))
         if not len(inside):
             return
-        p = tile.p[:, :, inside.start - tile.rows.start : inside.stop - tile.rows.start]
+        p = p[:, :, inside.start - tile.rows.start : inside.stop - tile.rows.start]
         first, count = 0, 1
         if self.want.map is not None:
             first, last = (self._row_cell(i - self.queries.start) for i in (inside.start, inside.stop - 1))
@@ -113,10 +154,10 @@ class Totals:
         start = 0
         for run in tile.runs:
             part = sums[..., start : start + run.stop - run.start]
-            if self.want.key_mass:
-                self.parts["key_mass"][tile.items, tile.heads, run.start : run.stop] += part.sum(2)
-            if self.want.map is not None:
-                into = self.parts["map"][tile.items, tile.heads, first : first + count]
+            if mass in self.parts:
+                self.parts[mass][tile.items, tile.heads, run.start : run.stop] += part.sum(2)
+            if cells in self.parts:
+                into = self.parts[cells][tile.items, tile.heads, first : first + count]
                 into.index_add_(3, self.key_cells[run.start : run.stop], part)
             start += run.stop - run.start
 
@@ -174,28 +215,33 @@ class Totals:
                     self.parts["weights"][(*at, *into)] = part[(..., *cut)]
             start += run.stop - run.start
 
-    def _top(self, tile: Tile) -> None:
+    def _top(self, tile: Tile, numbers: Tensor, best: str, where: str) -> None:
         """Last of all: it marks forbidden pairs in the buffer, so that they rank below permitted ones of weight 0."""
         for columns, pairs in tile.hidden:
-            tile.p[..., columns].masked_fill_(pairs, -1.0)
+            numbers[..., columns].masked_fill_(pairs, -1.0)
         if self.call.bias is not None:
-            tile.p.masked_fill_(tile.z <= statistics.NEVER, -1.0)
-        weights, columns_found = top_of(tile.p, self.want.top_k)
+            numbers.masked_fill_(tile.z <= statistics.NEVER, -1.0)
+        weights, columns_found = top_of(numbers, self.want.top_k)
         at = (tile.items, tile.heads, slice(tile.rows.start, tile.rows.stop))
-        keys = torch.cat([torch.arange(run.start, run.stop, device=tile.p.device) for run in tile.runs])
-        found = keys[columns_found]
+        found = _keys(tile)[columns_found]
         kept = weights.shape[-1]
-        self.parts["top_keys"][at][..., :kept] = found.masked_fill_(weights < 0, -1)
-        self.parts["top_weights"][at][..., :kept] = weights.clamp_min_(0.0)
+        self.parts[where][at][..., :kept] = found.masked_fill_(weights < 0, -1)
+        self.parts[best][at][..., :kept] = weights.clamp_min_(0.0)
 
     def result(self) -> dict[str, Tensor]:
         if "map" in self.parts:
             rows = torch.bincount(self.row_cells, minlength=self.grid[0])[: self.grid[0]]
             keys = torch.bincount(self.key_cells, minlength=self.grid[1])[: self.grid[1]]
-            self.parts["map"] /= rows[:, None] * keys
+            for name in {"map", "value_map"} & set(self.parts):
+                self.parts[name] /= rows[:, None] * keys
         if "distance" in self.parts:
             self.parts["distance"] = self._by_distance(self.parts["distance"])
         return self.parts
+
+
+def _keys(tile: Tile) -> Tensor:
+    """The key of each column."""
+    return torch.cat([torch.arange(run.start, run.stop, device=tile.p.device) for run in tile.runs])
 
 
 def _neighbours(runs: tuple[Run, ...]) -> list[tuple[int, int]]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from regard import backends
 from regard._display import mimebundle
 from regard.backends import _cuda
+from regard.backends._flex_rules import BLOCK
 from regard.backends._one_call import VECTOR
 from regard.masks._rebuild import of_intervals
 from regard.spec import Refused
@@ -27,6 +28,8 @@ _LIMIT = 4096
 # head from which a kernel that has to be compiled first is worth it.
 FEW_PAIRS = {"cpu": 8_000, "cuda": 1_000_000}
 COMPILED_PAIRS = 1 << 20
+# what our kernels take: heads of all items, positions, and how wide heads are; wider ones are for a few kinds of calls
+MOST_HEADS, FAR, WIDEST = 32_767, 1 << 30, 256
 
 
 class Rule(NamedTuple):
@@ -182,21 +185,40 @@ def choose(spec: CallSpec, name: object) -> Choice:
 
 
 def kind_of(spec: CallSpec) -> tuple[Any, ...]:
-    """What a choice may depend on. On a CPU sizes are not a part of it, but for whether there are pairs, and few: so
-    that a text is decoded by one choice. Elsewhere kernels have limits that their backends read from the sizes."""
-    if spec.device != "cpu":
+    """What a choice may depend on. Sizes are a part of it only as far as rules and backends ask about them, so that a
+    text is decoded by one choice."""
+    if spec.device == "cpu":
+        sizes: tuple[Any, ...] = ((spec.pairs > 0) + (spec.pairs > FEW_PAIRS["cpu"]), spec.mask is None)
+    elif spec.device == "cuda" and max(spec.head_dim, spec.value_dim) <= WIDEST:
+        sizes = (_sizes_on_cuda(spec), spec.mask and of_intervals(spec.mask), spec.kv_heads == spec.heads)
+    else:
         return spec
-    few = (spec.pairs > 0) + (spec.pairs > FEW_PAIRS["cpu"])
-    described = spec.bias and (spec.bias.needs_grad, spec.bias.rule)
+    described = spec.bias and (spec.bias.needs_grad, spec.bias.rule, spec.bias.dtype)
     return (
-        few, spec.head_dim, spec.value_dim, spec.dtype, spec.mask is None, described, spec.scale > 0,
-        spec.softcap is None, spec.sinks, spec.dropout > 0, spec.grad, spec.unit_stride, spec.mode,
+        spec.device, sizes, spec.head_dim, spec.value_dim, spec.dtype, described, spec.scale > 0, spec.softcap is None,
+        spec.sinks, spec.dropout > 0, spec.dropout == 1, spec.grad, spec.unit_stride, spec.mode,
     )  # fmt: skip
 
 
+def _sizes_on_cuda(spec: CallSpec) -> tuple[Any, ...]:
+    flags = _cuda.flags_of(spec)
+    meant = flags and (flags.causal, flags.left >= 0, flags.right > 0, flags.documents, flags.used_keys == spec.queries)
+    heads, apart = spec.batch * spec.heads, max(spec.queries, spec.keys) + abs(spec.offset or 0)
+    return (*_predicates(heads, spec.queries, spec.keys), spec.value_dim > 0, heads > MOST_HEADS, apart >= FAR, meant)
+
+
+def _predicates(heads: int, queries: int, keys: int) -> tuple[bool, ...]:
+    """What rules and backends ask about the pairs of a call on CUDA."""
+    pairs = heads * queries * keys
+    return pairs > 0, pairs <= FEW_PAIRS["cuda"], queries * keys >= COMPILED_PAIRS, queries < BLOCK
+
+
 def size_kind(query: Tensor, key: Tensor, grad: bool) -> Any:
-    """What of the numbers of queries and keys decides how an unmasked call runs; all of them where gradients may be
-    asked for, which small calls leave to torch, and on other devices, whose kernels have limits."""
+    """What of the numbers of queries and keys decides how an unmasked call runs; all of them on a CPU where gradients
+    may be asked for, which small calls leave to torch, and on devices that are neither a CPU nor CUDA."""
+    if query.is_cuda:
+        batch, heads, rows, _ = query.shape
+        return (*_predicates(batch * heads, rows, key.shape[2]), key.shape[2] >= FAR // 2)
     if grad or not query.is_cpu:
         return query.shape, key.shape
     pairs = query.shape[0] * query.shape[1] * query.shape[2] * key.shape[2]

@@ -1,4 +1,4 @@
-"""Where tokens stand: encodings that are added to tokens, and rotary ones that turn queries and keys.
+"""Position encodings: some are added to the tokens, rotary ones rotate queries and keys.
 
 Without them attention does not know order: permuting the tokens permutes its output. Biases of the logits that depend
 on distance (ALiBi, T5) are in `regard.bias`.

@@ -42,14 +42,14 @@ def sinusoidal(
 
 
 class LearnedPositions(nn.Module):
-    """One learned vector for each position, added to the token there (BERT, GPT-2, ViT).
+    """One learned vector per position, added to the token there (BERT, GPT-2, ViT).
 
         positions = LearnedPositions(1024, 768)
         x = positions(tokens)                  # [batch, token, 768]
-        x = positions(tokens, offset=17)       # the first of them stands at 17, as after 17 cached tokens
+        x = positions(tokens, offset=17)       # the first token is at position 17, as after 17 cached ones
 
     Args:
-        length: how many positions there are.
+        length: number of positions.
         dim: width of the tokens.
         std: of the normal distribution the vectors start from.
     """

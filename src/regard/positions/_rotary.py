@@ -18,14 +18,14 @@ _transforms = torch._C._functorch.peek_interpreter_stack
 _watchers = torch._C._len_torch_dispatch_stack
 _tracing = torch._C._get_tracing_state
 
-# tables of so many numbers are kept for the next layer; larger ones are nothing beside the products of their call
+# tables up to this many numbers are kept for the next layer; larger ones cost little next to the products of their call
 _KEPT = 1 << 16
 # positions that tables for one token are made for
 _AHEAD = 64
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False) -> Tensor:
-    """Turn the first `2 · cos.shape[-1]` entries of `x` by the angles of the tables; the rest passes unchanged.
+    """Rotate the first `2 · cos.shape[-1]` entries of `x` by the angles of the tables; the rest passes unchanged.
 
     Args:
         x: `[..., token, dim]`.
@@ -62,7 +62,8 @@ def _turned(x: Tensor, own: Tensor, partner: Tensor, *, interleaved: bool) -> Te
     width, dtype = own.shape[-1], x.dtype
     turning = x if width == x.shape[-1] else x[..., :width]
     working = torch.float64 if dtype == torch.float64 else torch.float32
-    if not dtype == own.dtype == partner.dtype == working:
+    # a GPU widens numbers while it multiplies them; a CPU is faster with a copy
+    if not (turning.is_cuda and own.dtype == working) and not dtype == own.dtype == partner.dtype == working:
         turning, own, partner = turning.to(working), own.to(working), partner.to(working)
     if interleaved:
         partners = torch.stack((turning[..., 1::2], turning[..., 0::2]), -1).flatten(-2)
@@ -98,8 +99,8 @@ class Rotary(nn.Module):
         query = rotate(query, cos, sin)                             # as often as needed
 
     Args:
-        dim: how many entries of a head are turned, the first ones; the rest of a wider head passes unchanged.
-        base: the slowest pair turns by base^(2/dim − 1) a position.
+        dim: number of entries of a head to rotate, the first ones; the rest of a wider head passes unchanged.
+        base: the slowest pair turns by base^(2/dim − 1) per position.
         interleaved: pairs are neighbours (GPT-J, DeepSeek, Llama's own files); otherwise entry i is paired with entry
             i + dim/2 (GPT-NeoX, Hugging Face's Llama).
         scaling: `Linear`, `DynamicNTK`, `YaRN`, `Llama3` or your own `Scaling`.
@@ -186,8 +187,11 @@ class Rotary(nn.Module):
                 raise ValueError(f"{name} has heads of {x.shape[-1]}; Rotary(dim={self.dim}) turns {self.dim} entries")
         tensors = list(given.values())
         asked = self._asked(start, tokens, tensors)
-        turn: Callable[..., Tensor] = rotate if asked is None else _turned
-        if asked is None:
+        kept = None if type(start) is int or torch.compiler.is_compiling() else getattr(start, "tables", None)
+        turn: Callable[..., Tensor] = rotate if asked is None and kept is None else _turned
+        if kept is not None:
+            tables = self._tables_with(kept, start, tokens, tensors[0])
+        elif asked is None:
             tables = self._tables_from(start, tokens, tensors[0])
         else:
             tables = self._last_tables(asked, start, tokens, tensors[0])
@@ -217,6 +221,15 @@ class Rotary(nn.Module):
         if plain(tables[0]) and tables[0].numel() <= _KEPT:
             self._last = _Last(self.frequencies, first, wider, made, tables)
         return tables if wider == tokens else (tables[0].narrow(0, 0, tokens), tables[1].narrow(0, 0, tokens))
+
+    def _tables_with(self, kept: dict[Any, Tables], start: int | Tensor, tokens: int, like: Tensor) -> Tables:
+        """Wide tables, kept with the tensor of positions that asks for them: a dict, its attribute `tables`, which says
+        that the tensor will not change. So the layers of a model share them where positions cannot be read (on a GPU)
+        and nothing may be left for the next call (in a CUDA graph)."""
+        key = (id(self), tokens, like.dtype == torch.float64)
+        if key not in kept:
+            kept[key] = _widened(*self._tables_from(start, tokens, like), self.interleaved)
+        return kept[key]
 
     def _asked(self, start: int | Tensor, tokens: int, tensors: list[Tensor]) -> tuple[Any, ...] | None:
         """Where tables begin, and what else they depend on besides the frequencies. None where that cannot be read for

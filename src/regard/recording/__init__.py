@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from regard._display import mimebundle
 from regard.recording._calls import Head, Recorded, Site
 from regard.recording._labels import THRESHOLDS, describe
+from regard.recording._scores import Scores
 from regard.recording._summary import Summary
 from regard.recording._tokens import checked_tokens, ids_to_text
 
@@ -19,14 +20,14 @@ if TYPE_CHECKING:
     from regard._page._show import Page
     from regard.statistics import Want
 
-__all__ = ["THRESHOLDS", "Head", "Recorded", "Recording", "Site", "Summary", "load"]
+__all__ = ["THRESHOLDS", "Head", "Recorded", "Recording", "Scores", "Site", "Summary", "load"]
 
 
 class Recording:
     """Attention calls in the order in which they ran.
 
-        recording.summary()                    # one row a layer
-        recording[3, 5].entropy                # layer 3, head 5: one number a query
+        recording.summary()                    # one row per layer
+        recording[3, 5].entropy                # layer 3, head 5: one number per query
         recording.tokens = ["The", " cat"]     # text for the positions, for all of the above
         recording.plot(layer=3, head=5)
         recording.save("run.regard"); recording = regard.Recording.load("run.regard")
@@ -188,6 +189,25 @@ class Recording:
         """
         return Summary(self.cpu(), lang)
 
+    def scores(self, *, queries: slice | None = None) -> Scores:
+        """How much each head does of what heads are known to do: one row for each head of self attention.
+
+        Each is a mean over the queries that have such a key, of the weight that they give to
+        previous, next: the token before, or after, the query.
+        duplicate: other places with the query's token.
+        induction: what followed other places with the query's token.
+        copying: other places with the token that comes next in the text.
+        retrieval: the share of queries whose largest weight lies on such a place (after Wu et al., 2024).
+        sink: the first key that is seen at all; over all queries.
+
+        Needs ``regard.watch(model, want=regard.Want(scores=True))``; all but previous, next and sink need a model that
+        is given integers [batch, token].
+
+        Args:
+            queries: only these rows of each call count, such as those of an answer; all when None.
+        """
+        return Scores(self, queries)
+
     def notes(self, lang: str = "en") -> list[str]:
         """What a reader must know: calls without statistics, by reason."""
         from regard._display.texts import text
@@ -196,9 +216,19 @@ class Recording:
         by_reason: dict[str, list[str]] = {}
         for path, reason in self.missed:
             by_reason.setdefault(reason, []).append(path)
+        measured = [call for call in self.calls if "value_length" in call.parts]
+        alone = [call for call in measured if call.projection is None]
+        unseen = [call for call in self.calls if "value_length" not in call.parts] if measured else []
         return [
-            text(WORDS, lang, "missed", count=len(paths), reason=reason, path=paths[0])
-            for reason, paths in by_reason.items()
+            *(
+                text(WORDS, lang, "missed", count=len(paths), reason=reason, path=paths[0])
+                for reason, paths in by_reason.items()
+            ),
+            *(
+                text(WORDS, lang, what, count=len(calls), path=calls[0].path)
+                for calls, what in ((alone, "alone"), (unseen, "unseen"))
+                if calls
+            ),
         ]
 
     def plot(

@@ -30,8 +30,8 @@ def added(
         # the logits are not known: of their log-sum-exp only which rows are empty
         lse = torch.zeros(p.shape[:3], dtype=exact).masked_fill((p.amax(-1) == 0).cpu(), -torch.inf)
         parts = {"lse": lse, **{name: part.cpu() for name, part in statistics_of(p, want or Want(), offset).items()}}
-        if "top_keys" in parts:
-            parts["top_keys"] = parts["top_keys"].to(torch.int32)
+        for where in {"top_keys", "value_top_keys"} & set(parts):
+            parts[where] = parts[where].to(torch.int32)
         permitted = (p > 0).sum(-1, dtype=torch.int32).cpu()
     layer = recording.sites.index(site)
     call = Recorded(
@@ -63,6 +63,8 @@ def _check(weights: object, name: object, kind: object, want: object) -> None:
         raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
     if want is not None and not isinstance(want, Want):
         raise TypeError(f"want must be a regard.Want, such as Want(top_k=4), got {type(want).__name__}")
+    if want is not None and want.value_mass:
+        raise ValueError("want asks for value_mass, and weights alone do not say how long the values are")
     sums = weights.detach().sum(-1)
     if not bool(((weights >= 0).all(-1) & (sums <= 1.01)).all()):
         raise ValueError(

@@ -24,6 +24,14 @@ AXES: dict[str, tuple[str, ...]] = {
     "distance": ("buckets",),
     "first_mass": ("L",),
     "weights": ("rectangle rows", "rectangle keys"),
+    "pairs": ("pairs",),
+    "relations": ("L", "relations"),
+    "value_length": ("S",),
+    "value_mass": ("S",),
+    "value_sum": ("L",),
+    "value_map": ("rows", "cols"),
+    "value_top_keys": ("L", "k"),
+    "value_top_lengths": ("L", "k"),
 }
 # How each is asked for, where it was not recorded.
 ASK: dict[str, str] = {
@@ -37,6 +45,11 @@ ASK: dict[str, str] = {
     "first_mass": "regard.Want(first=4)",
     "weights": 'regard.Want(weights="all")) for short inputs, or for a part of them with '
     "regard.watch(model, want=regard.Want(weights=(slice(0, 64), slice(0, 64)))",
+}
+ASK |= {
+    "pairs": "regard.Want(pairs=[(5, 0), (5, 4)])",
+    "relations": "regard.Want(scores=True)",
+    **{name: "regard.Want(value_mass=True)" for name in AXES if name.startswith("value_")},
 }
 KINDS = ("self", "cross")
 PHASES = ("prefill", "decode")
@@ -75,6 +88,7 @@ class Recorded:
         parts: dict[str, Tensor],
         written_out: bool = False,
         first_key: int = 0,
+        projection: str | None = None,
     ) -> None:
         self.site = site
         self.layer = layer
@@ -88,6 +102,8 @@ class Recorded:
         self.parts = parts
         self.written_out = written_out  # whether the model's own code took the softmax and multiplied the values
         self.first_key = first_key  # which token the first key is: a cache may have dropped those before
+        # the output projection, by its path, through which the lengths of values were taken; None: of the values alone
+        self.projection = projection
 
     @property
     def path(self) -> str:

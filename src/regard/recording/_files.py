@@ -11,6 +11,7 @@ import torch
 from regard._files import safetensors_files
 from regard._files.write import write_atomically
 from regard.recording._calls import AXES, KINDS, PHASES, Recorded, Site
+from regard.statistics import RELATIONS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,6 +41,7 @@ def save(recording: Recording, path: Path) -> None:
                 "parts": list(call.parts),
                 "written_out": call.written_out,
                 "first_key": call.first_key,
+                **({} if call.projection is None else {"projection": call.projection}),
             }
         )
     header = {
@@ -97,6 +99,8 @@ def _call(entry: dict[str, Any], index: int, tensors: dict[str, Tensor], sites: 
     # files of older versions have neither
     written_out, first_key = entry.get("written_out", False), entry.get("first_key", 0)
     _need(isinstance(written_out, bool) and _count(first_key), "a call is malformed")
+    projection = entry.get("projection")
+    _need(projection is None or isinstance(projection, str), "a call is malformed")
     layer, number, keys = entry.get("layer"), entry.get("pass"), entry.get("keys")
     _need(_count(layer) and _count(number) and _count(keys) and all(map(_count, heads)), "a call is malformed")
     _need(entry.get("kind") in KINDS and entry.get("phase") in PHASES, "a call is of no known kind")
@@ -123,6 +127,7 @@ def _call(entry: dict[str, Any], index: int, tensors: dict[str, Tensor], sites: 
         parts=parts,
         written_out=written_out,
         first_key=first_key,
+        projection=projection,
     )
 
 
@@ -137,13 +142,15 @@ def _check_parts(parts: dict[str, Tensor], positions: Tensor, permitted: Tensor,
         sized = [known.setdefault(axis, n) == n for axis, n in zip(axes, part.shape[2:], strict=False)]
         fits = part.dim() == 2 + len(axes) and part.shape[:2] == lse.shape[:2] and all(sized)
         _need(fits, f"its {name} is malformed")
-        whole = name == "top_keys"
+        whole = name in ("top_keys", "value_top_keys")
         _need(part.is_floating_point() != whole, f"its {name} has the wrong dtype")
     _need(known.get("buckets", 32) == 32, "its distance is malformed")
-    _need(("top_keys" in parts) == ("top_weights" in parts), "its top keys are incomplete")
-    if "top_keys" in parts and parts["top_keys"].numel():
-        top = parts["top_keys"]
-        _need(int(top.min()) >= -1 and int(top.max()) < keys, "its top keys point past the keys")
+    _need(known.get("relations", 2) in (2, len(RELATIONS)), "its relations are malformed")
+    for where, best in (("top_keys", "top_weights"), ("value_top_keys", "value_top_lengths")):
+        _need((where in parts) == (best in parts), "its top keys are incomplete")
+        if where in parts and parts[where].numel():
+            top = parts[where]
+            _need(int(top.min()) >= -1 and int(top.max()) < keys, "its top keys point past the keys")
     _need(positions.dtype == torch.int64 and positions.shape in ((1,), (batch,)), "its positions are malformed")
     fits = permitted.dim() == 3 and all(
         n in (1, most) for n, most in zip(permitted.shape, (batch, heads, queries), strict=True)

@@ -37,6 +37,9 @@ def describe(call: Recorded) -> list[dict[str, Any]]:
         numbers["max_weight"] = call.max_weight.nanmean(-1)
     if "key_mass" in call.parts:
         numbers["first"] = _first(call.key_mass) / call.key_mass.sum(-1).clamp_min(1e-30)
+        if "value_mass" in call.parts:
+            carried = call.value_mass.gather(-1, first_key(call.key_mass)).squeeze(-1)
+            numbers["first_value"] = carried / call.value_mass.sum(-1).clamp_min(1e-30)
     if "distance" in call.parts and call.kind == "self":
         share = call.distance / call.distance.sum(-1, keepdim=True).clamp_min(1e-30)
         numbers["distance"] = (share * _middles(share)).sum(-1)
@@ -49,6 +52,8 @@ def describe(call: Recorded) -> list[dict[str, Any]]:
         for at, head in enumerate(call.heads):
             row: dict[str, Any] = {name: float(numbers[name][item, at]) if name in numbers else None for name in names}
             row = {key: None if value is not None and math.isnan(value) else value for key, value in row.items()}
+            if "first_value" in numbers:
+                row["first_value"] = float(numbers["first_value"][item, at])
             found.append({"item": item, "head": head, **row, "label": label(row, call)})
     return found
 
@@ -72,10 +77,13 @@ def _reaches(value: float | None, least: float) -> bool:
     return value is not None and value >= least
 
 
+def first_key(mass: Tensor) -> Tensor:
+    """The first key that receives any mass, [..., 1]: padding on the left receives none."""
+    return (mass > 0).to(torch.uint8).argmax(-1, keepdim=True)
+
+
 def _first(mass: Tensor) -> Tensor:
-    """The mass of the first key that receives any: padding on the left receives none."""
-    first = (mass > 0).to(torch.uint8).argmax(-1, keepdim=True)
-    return mass.gather(-1, first).squeeze(-1)
+    return mass.gather(-1, first_key(mass)).squeeze(-1)
 
 
 def _spread(call: Recorded) -> Tensor:

@@ -29,7 +29,7 @@ _NUMBERS = 40  # columns that the numbers take before it, where it does not
 
 
 class Summary:
-    """One row a layer. Print it, or read ``rows`` (a list of dicts, as pandas.DataFrame takes them)."""
+    """One row per layer. Print it, or read ``rows`` (a list of dicts, as pandas.DataFrame takes them)."""
 
     def __init__(self, recording: Recording, lang: str = "en") -> None:
         from regard._display.texts import text
@@ -48,16 +48,20 @@ class Summary:
         # Rich cuts off what does not fit. Where there is little room, what is long stands in one column, line by line.
         is_wide = options.max_width >= _WIDE
         table = Table(title=Text(self.title), box=box.SIMPLE_HEAD if is_wide else None, pad_edge=False)
-        for name in ("layer", "calls", "entropy", "first", "distance"):
+        columns = ["layer", "calls", "entropy", "first", "distance"]
+        if with_value := any("first_value" in row for row in self.rows):
+            columns.insert(4, "first_value")
+        for name in columns:
             table.add_column(self._say(name), justify="right", no_wrap=True)
         names = [self._say(name) for name in _LONG]
         for name in names if is_wide else (", ".join(names),):
             table.add_column(name, overflow="fold")
         for row in self.rows:
             long = _long(row, self._say, _PATH if is_wide else options.max_width - _NUMBERS)
-            table.add_row(*_short(row), *map(Text, long if is_wide else ["\n".join(filter(None, long))]))
+            table.add_row(*_short(row, with_value), *map(Text, long if is_wide else ["\n".join(filter(None, long))]))
         yield table
-        yield Text("\n".join([self.thresholds, *self.notes]), style="dim italic")
+        value = [self._say("value_note")] * with_value
+        yield Text("\n".join([self.thresholds, *value, *self.notes]), style="dim italic")
 
     def __str__(self) -> str:
         from rich.console import Console
@@ -84,9 +88,11 @@ def folded(path: str, width: int = _PATH) -> str:
     return "\n".join(lines)
 
 
-def _short(row: dict[str, Any]) -> list[str]:
-    numbers = {"entropy": "{:.2f}", "first": "{:.0%}", "distance": "{:.1f}"}
-    return [str(row["layer"]), str(row["calls"]), *(_number(row[name], how) for name, how in numbers.items())]
+def _short(row: dict[str, Any], with_value: bool) -> list[str]:
+    numbers = {"entropy": "{:.2f}", "first": "{:.0%}", "first_value": "{:.0%}", "distance": "{:.1f}"}
+    if not with_value:
+        del numbers["first_value"]
+    return [str(row["layer"]), str(row["calls"]), *(_number(row.get(name), how) for name, how in numbers.items())]
 
 
 def _long(row: dict[str, Any], say: Callable[[str], str], width: int) -> list[str]:
@@ -110,6 +116,7 @@ def _row(recording: Recording, layer: int) -> dict[str, Any]:
         "kind": calls[0].kind,
         "calls": len(calls),
         **{name: _mean([row[name] for row in heads]) for name in ("entropy", "first", "distance")},
+        **({"first_value": _mean([row["first_value"] for row in heads])} if "first_value" in heads[0] else {}),
         "most_attended": _most_attended(recording, calls),
         "heads": {name: named[name] for name in _LABELS if name in named},
     }

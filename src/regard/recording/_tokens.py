@@ -9,7 +9,7 @@ from typing import Any
 def checked_tokens(given: Sequence[str] | Sequence[Sequence[str]], name: str) -> list[list[str]]:
     """The tokens as one list an item of the batch."""
     if isinstance(given, str):
-        raise TypeError(f"{name} must be a list of strings, one a token, got one string: split it as the model does")
+        raise TypeError(f"{name} must be a list of strings, one per token, got one string: split it as the model does")
     items: list[Any] = list(given)
     if all(isinstance(token, str) for token in items):
         return [items] if items else []

@@ -17,8 +17,11 @@ if TYPE_CHECKING:
 _NUMBERS = 1 << 22
 
 
-def statistics_of(weights: Tensor, want: Want, offset: int | Tensor) -> dict[str, Tensor]:
-    """Every wanted statistic. A row of nothing but zeros is empty: its statistics are missing."""
+def statistics_of(
+    weights: Tensor, want: Want, offset: int | Tensor, lengths: Tensor | None = None
+) -> dict[str, Tensor]:
+    """Every wanted statistic. A row of nothing but zeros is empty: its statistics are missing. Without the ``lengths``
+    of the values [batch, head, key] there is no value mass."""
     dtype = torch.float64 if weights.dtype == torch.float64 else torch.float32
     batch, heads, rows, keys = weights.shape
     counted = range(rows)[want.queries or slice(None)]
@@ -41,20 +44,39 @@ def statistics_of(weights: Tensor, want: Want, offset: int | Tensor) -> dict[str
             parts.setdefault("first_mass", []).append(p[..., : want.first].sum(-1))
         if want.distance:
             _add(sums, "distance", _by_distance(p, some, offset))
+        if want.scores is not False:
+            parts.setdefault("relations", []).append(_relations(p, some, offset, want.scores))
         inside = range(max(some.start, counted.start), min(some.stop, counted.stop))
+        within = slice(inside.start - some.start, inside.stop - some.start)
+        names = ("key_mass" if want.key_mass else None, "map")
         if len(inside):
-            _add_columns(sums, p[:, :, inside.start - some.start : inside.stop - some.start], inside, counted, want)
+            _add_columns(sums, p[:, :, within], inside, counted, want, names)
+        if want.value_mass and lengths is not None:
+            carried = p * lengths.to(dtype).unsqueeze(2)
+            carried = carried.masked_fill_(p == 0, 0.0)  # what is hidden may hold anything
+            parts.setdefault("value_sum", []).append(carried.sum(-1))
+            if want.top_k:
+                for name, part in zip(("value_top_lengths", "value_top_keys"), _top(carried, want.top_k), strict=True):
+                    parts.setdefault(name, []).append(part)
+            if len(inside):
+                _add_columns(sums, carried[:, :, within], inside, counted, want, ("value_mass", "value_map"))
     found = {name: torch.cat(pieces, 2) for name, pieces in parts.items()} | sums
     if want.weights is not None:
         queries, columns = (range(size)[span] for span, size in zip(want.weights, (rows, keys), strict=True))
         rectangle = weights[:, :, queries.start : queries.stop, columns.start : columns.stop]
         found["weights"] = rectangle.to(dtype, copy=True)
+    if want.value_mass and lengths is not None:
+        found["value_length"] = lengths.to(dtype)
+    if want.pairs is not None:
+        pairs = statistics.checked_pairs(want.pairs, rows, keys).to(weights.device)
+        found["pairs"] = weights[:, :, pairs[:, 0], pairs[:, 1]].to(dtype)
     if want.map is not None and "map" in found:
         shape = found["map"].shape[2:]
         sizes = [
             torch.bincount(_cells(n, m, weights), minlength=m) for n, m in zip((len(counted), keys), shape, strict=True)
         ]
-        found["map"] /= sizes[0][:, None] * sizes[1]
+        for name in {"map", "value_map"} & set(found):
+            found[name] /= sizes[0][:, None] * sizes[1]
     return found
 
 
@@ -62,14 +84,24 @@ def _add(sums: dict[str, Tensor], name: str, more: Tensor) -> None:
     sums[name] = sums[name] + more if name in sums else more
 
 
-def _add_columns(sums: dict[str, Tensor], p: Tensor, rows: range, counted: range, want: Want) -> None:
-    if want.key_mass:
-        _add(sums, "key_mass", p.sum(2))
+def _relations(p: Tensor, rows: range, offset: int | Tensor, given: bool | Tensor) -> Tensor:
+    tokens = statistics.checked_tokens(given, p.shape[0], p.shape[3])
+    tokens = None if tokens is None else tokens.to(p.device)
+    i = torch.arange(rows.start, rows.stop, device=p.device)[:, None]
+    i = i + (offset.to(p.device).view(-1, 1, 1, 1) if isinstance(offset, torch.Tensor) else offset)
+    return statistics.relation_masses(p, p > 0, i, torch.arange(p.shape[3], device=p.device), tokens)
+
+
+def _add_columns(
+    sums: dict[str, Tensor], p: Tensor, rows: range, counted: range, want: Want, names: tuple[str | None, str]
+) -> None:
+    if names[0] is not None:
+        _add(sums, names[0], p.sum(2))
     if want.map is not None:
         grid = min(want.map[0], len(counted)), min(want.map[1], p.shape[3])
         by_key = p.new_zeros(*p.shape[:3], grid[1]).index_add_(3, _cells(p.shape[3], grid[1], p), p)
         cells = _cells(len(counted), grid[0], p)[rows.start - counted.start : rows.stop - counted.start]
-        _add(sums, "map", p.new_zeros(*p.shape[:2], *grid).index_add_(2, cells, by_key))
+        _add(sums, names[1], p.new_zeros(*p.shape[:2], *grid).index_add_(2, cells, by_key))
 
 
 def _cells(size: int, count: int, like: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The conformance suite: PROMISES.md as checks that any function with `regard.attention`'s signature can be put to.
+"""The conformance suite: the promises as checks, for any function with `regard.attention`'s signature.
 
 from regard.testing import check
 print(check(my_attention, rules=[3, 10]).table())

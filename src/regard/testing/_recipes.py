@@ -62,7 +62,7 @@ class Recipe:
     dtype: str = "float32"
     backend: str = "auto"
     tree: Tree | None = None
-    offset: Any = None  # None, a number, or one a batch item
+    offset: Any = None  # None, a number, or one per batch item
     bias: tuple[int, ...] | None = None  # its shape, or that of the rule's table
     rule: tuple[Any, ...] | None = None  # of a bias that is a rule
     minus_inf: bool = False  # whether the bias holds some -inf

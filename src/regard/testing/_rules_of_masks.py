@@ -75,7 +75,7 @@ def build(masks: Any, tree: Tree, device: str | torch.device = "cpu") -> Any:
 
 
 def define(tree: Tree, sizes: tuple[int, int, int, int], offset: Any = None, masks: Any = None) -> Pairs:
-    """The pairs a tree permits, `[B, H, L, S]`; `offset` is an int, one number a batch item, or None for S - L.
+    """The pairs a tree permits, `[B, H, L, S]`; `offset` is an int, one number per batch item, or None for S - L.
 
     Only `random_blocks`, whose choice is a hash, is asked of the object itself (`masks`).
     """

@@ -42,7 +42,7 @@ class Trial:
 
     @property
     def side(self) -> torch.dtype:
-        """The dtype a bias or sinks may have beside the inputs: float32 beside half precision."""
+        """The dtype that a bias or sinks may have: float32 when the inputs are in half precision."""
         return torch.float32 if self.dtype in HALF else self.dtype
 
     def need(self, name: str) -> Any:

@@ -26,7 +26,7 @@ def align(translator: Translator, line: str, *, layers: int | None = None) -> Al
     """Translate a sentence with the first model and watch it read the result.
 
     Args:
-        layers: the mean is taken over the last so many decoder layers; over all when not given.
+        layers: average over this many last decoder layers; over all when not given.
     """
     [[best]] = translator([line], best=1)
     words, model = translator.words, translator.models[0]

@@ -17,7 +17,10 @@ from regard import Observation, Plan, Want
 from regard.masks import Mask
 
 LAYOUTS = ("balanced", "contiguous")
-_ROWS = ("lse", "entropy", "max_weight", "top_keys", "top_weights", "first_mass")
+_ROWS = (
+    "lse", "entropy", "max_weight", "top_keys", "top_weights", "first_mass", "relations", "value_sum", "value_top_keys",
+    "value_top_lengths",
+)  # fmt: skip
 
 
 class ContextParallel:
@@ -59,13 +62,13 @@ class ContextParallel:
     def attention(self, query: Tensor, key: Tensor, value: Tensor, **keywords: Any) -> Tensor:
         """`regard.attention` of this process's queries with the keys of all; its keywords, its result's rows.
 
-        Given DTensors (sharded over tokens, on a mesh of one dim), it gives one, whatever `layout` says.
+        DTensors, which say themselves how they lie, go to `regard.attention` as they are.
 
         Raises:
             ValueError: a mask that names rows of a call by number (`masks.keep`), or parts of different lengths.
         """
         if hasattr(query, "device_mesh"):
-            return _with_dtensors(query, key, value, keywords)
+            return regard.attention(query, key, value, **keywords)
         calls = self._calls(query, key, keywords)
         keys, values = self.gather(key), self.gather(value)
         return torch.cat([regard.attention(query[:, :, rows], keys, values, **given) for rows, given in calls], 2)
@@ -74,19 +77,23 @@ class ContextParallel:
         """`regard.observe`: `.out` has this process's rows, the statistics are those of the whole sequence.
 
         Raises:
-            ValueError: `want` asks for a rectangle of weights, for some queries, or for a map whose rows the pieces
-                do not share evenly.
+            ValueError: `want` asks for a rectangle of weights, for pairs, for some queries, or for a map whose rows the
+                pieces do not share evenly; or `differentiable` is asked for.
         """
+        if keywords.get("differentiable"):
+            raise ValueError("differentiable: statistics of several processes carry no gradients")
         want = Want() if want is None else want
         part = self._part_of(want, query.shape[2] * self.count)
         calls = self._calls(query, key, keywords)
         keys, values = self.gather(key), self.gather(value)
         seen = [regard.observe(query[:, :, rows], keys, values, want=part, **given) for rows, given in calls]
         found: dict[str, Tensor] = {}
-        for name in (*_ROWS, "map"):
+        for name in (*_ROWS, "map", "value_map"):
             if name in vars(seen[0]):
                 found[name] = self.gather(torch.cat([getattr(each, name) for each in seen], 2))
-        for name in ("key_mass", "distance"):
+        if "value_length" in vars(seen[0]):
+            found["value_length"] = seen[0].value_length  # every process has all keys
+        for name in ("key_mass", "distance", "value_mass"):
             if name in vars(seen[0]):
                 found[name] = torch.stack([getattr(each, name) for each in seen]).sum(0)
                 dist.all_reduce(found[name], group=self.group)
@@ -129,8 +136,10 @@ class ContextParallel:
 
     def _part_of(self, want: Want, tokens: int) -> Want:
         """What each piece is asked, so that its answers can be put together."""
-        if want.weights is not None or want.queries is not None:
-            raise ValueError("want: weights and queries name rows of the whole sequence; observe it in one process")
+        if want.weights is not None or want.queries is not None or want.pairs is not None:
+            raise ValueError(
+                "want: weights, pairs and queries name rows of the whole sequence; observe it in one process"
+            )
         if want.map is None:
             return want
         number = self._number(tokens)
@@ -169,15 +178,3 @@ def _refuse_rows(mask: Any) -> None:
             "mask: masks.keep and masks.drop name rows of one call by number; over several processes give a rule of "
             "positions (causal, window, padding, documents, …)"
         )
-
-
-def _with_dtensors(query: Any, key: Any, value: Any, keywords: dict[str, Any]) -> Tensor:
-    from torch.distributed.tensor import DTensor, Shard
-
-    mesh = query.device_mesh
-    for name, x in (("query", query), ("key", key), ("value", value)):
-        if not isinstance(x, DTensor) or tuple(x.placements) != (Shard(2),) or x.device_mesh != mesh:
-            raise ValueError(f"{name} must be a DTensor with Shard(2) on the mesh of query (of one dim)")
-    spread = ContextParallel(mesh.get_group(), layout="contiguous")
-    out = spread.attention(query.to_local(), key.to_local(), value.to_local(), **keywords)
-    return DTensor.from_local(out, mesh, [Shard(2)], run_check=False)

@@ -18,10 +18,14 @@ BLOCK = 2048
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _kernel(  # type: ignore[no-untyped-def]
-    logits, outputs, counts, grads, sums, rows, words, stride, smoothing, alpha,
-    TWICE: tl.constexpr, BLOCK: tl.constexpr,
+    logits, outputs, counts, grads, sums, likely, weights, rows, words, stride, smoothing, alpha, distill, k,
+    TWICE: tl.constexpr, LIKELY: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """`sums` [3, rows]: the loss, −log P of the first pass, and whether the row counts."""
+    """`sums` [3, rows]: the loss, −log P of the first pass, and whether the row counts.
+
+    With LIKELY > 0, a power of two, teachers say `k` tokens of each row and how likely each is. What their tokens take
+    away from the gradient is a few numbers per row, which are subtracted afterwards.
+    """
     row = tl.program_id(0).to(tl.int64)
     target = tl.load(outputs + row)
     real = (target != 0).to(tl.float32)
@@ -29,6 +33,15 @@ def _kernel(  # type: ignore[no-untyped-def]
     one = logits + row * stride
     two = logits + (row + rows) * stride
     at = tl.arange(0, BLOCK)
+    # how much of the wanted distribution is the target, and how much is spread over all words
+    hard = 1.0 - smoothing
+    evenly = smoothing
+    if LIKELY > 0:
+        which = tl.arange(0, LIKELY)
+        token = tl.load(likely + row * k + which, mask=which < k, other=0)
+        weight_of = tl.load(weights + row * k + which, mask=which < k, other=0.0).to(tl.float32)
+        hard = (1.0 - distill) * (1.0 - smoothing)
+        evenly = (1.0 - distill) * smoothing + distill * (1.0 - tl.sum(weight_of, 0))
     # greatest logit and sum of exponentials, and the plain sum, block by block
     top_a = tl.full([BLOCK], -float("inf"), tl.float32)
     sum_a = tl.zeros([BLOCK], tl.float32)
@@ -55,7 +68,9 @@ def _kernel(  # type: ignore[no-untyped-def]
     lse_a = most + tl.log(tl.sum(sum_a * tl.exp(top_a - most), 0))
     even_a = lse_a - tl.sum(all_a, 0) / words
     nll_a = lse_a - tl.load(one + target).to(tl.float32)
-    loss = (1.0 - smoothing) * nll_a + smoothing * even_a
+    loss = hard * nll_a + evenly * even_a
+    if LIKELY > 0:
+        loss += distill * tl.sum(weight_of * (lse_a - tl.load(one + token).to(tl.float32)), 0)
     weight = 1.0
     lse_b = 0.0
     there = 0.0
@@ -66,7 +81,10 @@ def _kernel(  # type: ignore[no-untyped-def]
         even_b = lse_b - tl.sum(all_b, 0) / words
         nll_b = lse_b - tl.load(two + target).to(tl.float32)
         weight = 0.5
-        loss = 0.5 * (loss + (1.0 - smoothing) * nll_b + smoothing * even_b)
+        other = hard * nll_b + evenly * even_b
+        if LIKELY > 0:
+            other += distill * tl.sum(weight_of * (lse_b - tl.load(two + token).to(tl.float32)), 0)
+        loss = 0.5 * (loss + other)
         forth_sum = tl.zeros([BLOCK], tl.float32)
         back_sum = tl.zeros([BLOCK], tl.float32)
         for start in range(0, words, BLOCK):
@@ -84,7 +102,7 @@ def _kernel(  # type: ignore[no-untyped-def]
     half = 0.5 * alpha
     for start in range(0, words, BLOCK):
         inside = start + at < words
-        goal = smoothing / words + tl.where(start + at == target, 1.0 - smoothing, 0.0)
+        goal = evenly / words + tl.where(start + at == target, hard, 0.0)
         a = tl.load(one + start + at, mask=inside, other=0.0).to(tl.float32) - lse_a
         p = tl.exp(a)
         grad_a = weight * (p - goal)
@@ -100,28 +118,46 @@ def _kernel(  # type: ignore[no-untyped-def]
 
 
 class FusedLoss(torch.autograd.Function):
-    """(logits [passes · rows, words], outputs [rows], …) → total, nll and tokens; see `loss_of`."""
+    """(logits [passes · rows, words], outputs [rows], …, soft targets [rows, k]) → total, nll, tokens; see `loss_of`.
+
+    `likely` and `weights` are None where no teachers speak.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, outputs: Tensor, smoothing: float, alpha: float, tokens: int | None
+        ctx: Any,
+        logits: Tensor,
+        outputs: Tensor,
+        smoothing: float,
+        alpha: float,
+        tokens: int | None,
+        likely: Tensor | None = None,
+        weights: Tensor | None = None,
+        distill: float = 0.0,
     ) -> tuple[Tensor, Tensor, Tensor]:
         rows, words = outputs.shape[0], logits.shape[1]
         twice = logits.shape[0] == 2 * rows
         counts = (outputs != 0).sum()
-        share = counts if tokens is None else torch.full_like(counts, tokens)
+        among = counts if tokens is None else torch.full_like(counts, tokens)
         grads = torch.empty_like(logits)
         sums = torch.empty(3, rows, dtype=torch.float32, device=logits.device)
+        k = 0 if likely is None else likely.shape[1]
         _kernel[(rows,)](
-            logits, outputs, share, grads, sums, rows, words, logits.stride(0), smoothing, alpha,
-            TWICE=twice, BLOCK=BLOCK, num_warps=8,
+            logits, outputs, among, grads, sums, outputs if likely is None else likely,
+            sums if weights is None else weights, rows, words, logits.stride(0), smoothing, alpha, distill, k,
+            TWICE=twice, LIKELY=triton.next_power_of_2(k) if k else 0, BLOCK=BLOCK, num_warps=8,
         )  # fmt: skip
+        if likely is not None and weights is not None:
+            share = (outputs != 0) / among.clamp_min(1) / (2 if twice else 1)
+            taken = (-distill * weights.float() * share.unsqueeze(1)).to(grads.dtype)
+            for part in grads.view(-1, rows, words):
+                part.scatter_add_(1, likely, taken)
         ctx.save_for_backward(grads)
         total, nll, _ = sums.sum(1).unbind()
         ctx.mark_non_differentiable(nll, counts)
         return total, nll, counts
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor, None, None, None, None]:
+    def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
         (grads,) = ctx.saved_tensors
-        return grads * grad.to(grads.dtype), None, None, None, None
+        return grads * grad.to(grads.dtype), *([None] * 7)

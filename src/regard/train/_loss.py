@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -45,11 +45,14 @@ def loss_of(
         soft, distill: the teachers' likeliest tokens, and λ. What they leave of the probability is spread evenly.
         tokens: how many target tokens the mean is over, where this is one process's part of a batch.
     """
-    if logits.is_cuda and not (soft is not None and distill) and outputs.numel() and fuses():
+    if logits.is_cuda and outputs.numel() and fuses():
         from regard.train._fused_loss import FusedLoss
 
         flat = logits.flatten(0, -2).contiguous()
-        return Loss(*FusedLoss.apply(flat, outputs.flatten().contiguous(), smoothing, r_drop, tokens))  # type: ignore[no-untyped-call]
+        given: tuple[Any, ...] = (flat, outputs.flatten().contiguous(), smoothing, r_drop, tokens)
+        if soft is not None and distill:
+            given = (*given, soft.tokens.flatten(0, 1).contiguous(), soft.weights.flatten(0, 1).contiguous(), distill)
+        return Loss(*FusedLoss.apply(*given))  # type: ignore[no-untyped-call]
     passes = logits.shape[0] // max(outputs.shape[0], 1)
     log_p = logits.float().log_softmax(-1).view(passes, *outputs.shape, logits.shape[-1])
     real = outputs != PAD

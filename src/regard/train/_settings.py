@@ -24,7 +24,7 @@ class Settings:
         vocab_size: pieces of the byte-pair vocabulary, which both languages share.
         lowercase: everything is lower-cased before it is split.
         bpe_dropout: the probability with which a merge is skipped when a training sentence is split.
-        batch_tokens: at most so many tokens per step on either side, padding included.
+        batch_tokens: maximum number of tokens per step on either side, including padding.
         peak_lr, warmup, schedule: the learning rate rises to its peak in `warmup` steps, then falls.
         r_drop: α of R-Drop: each batch passes twice, and the two outputs are pulled together.
         distill: how much of the loss is the teachers' distribution, where the data has one.

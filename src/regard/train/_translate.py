@@ -13,6 +13,7 @@ from regard import interop
 from regard.models import Hypothesis, Transformer
 from regard.models._sampling import Sampling
 from regard.models._search import search
+from regard.train._loop import LAST
 from regard.train._tokens import PAD, START, STOP, Words
 
 
@@ -50,6 +51,7 @@ class Translator:
         for folder in map(Path, folders):
             if not folder.is_dir():
                 raise ValueError(f"{folder} is not a folder; expected one that regard train wrote")
+            _check_finished(folder)
             model: Any = interop.load(folder, device=device)
             if not isinstance(model, Transformer):
                 raise ValueError(f"{folder} holds a {type(model).__name__}; a Transformer translates")
@@ -80,7 +82,7 @@ class Translator:
         seed: int | None = None,
         progress: Callable[[int], None] = lambda done: None,
     ) -> list[list[Translation]]:
-        """The `best` translations of each sentence, best first.
+        """The `best` translations of each sentence, best first. A line without a word has one, which is empty.
 
         Args:
             beams: 1 takes the likeliest token each time.
@@ -91,11 +93,12 @@ class Translator:
             progress: is told how many sentences are done.
         """
         encoded = [[*ids, STOP] for ids in self.words.encode(lines)]
-        order = sorted(range(len(encoded)), key=lambda at: -len(encoded[at]))
+        spoken = [at for at, ids in enumerate(encoded) if len(ids) > 1 and lines[at].strip()]
+        order = sorted(spoken, key=lambda at: -len(encoded[at]))
         sampling = Sampling(temperature, top_k, top_p)
         # each sentence draws from a stream of its own, whatever stands next to it in a batch
         seeds = torch.randint(2**62, (len(encoded),), generator=_generator(seed)).tolist() if sampling.draws else []
-        found: list[list[Translation]] = [[] for _ in encoded]
+        found: list[list[Translation]] = [[Translation("", 0.0, 0.0, [])] for _ in encoded]
         at = 0
         while at < len(order):
             width = len(encoded[order[at]])
@@ -109,10 +112,22 @@ class Translator:
                 found[each] = [self._translation(one) for one in item]
             at += len(chosen)
             progress(at)
+        progress(len(encoded))
         return found
 
     def _translation(self, one: Hypothesis) -> Translation:
         return Translation(self.words.decode(one.tokens), one.score, one.log_probability, one.tokens)
+
+
+def _check_finished(folder: Path) -> None:
+    """A run keeps weights from its first validation on; before that there is nothing to translate with."""
+    if (folder / "config.json").exists() or not (folder / "settings.json").exists():
+        return
+    again = "" if (folder / LAST).exists() else ", or start it again: it has no checkpoint yet"
+    raise ValueError(
+        f"{folder} holds a run that has not come to its first validation, so there are no weights to translate with; "
+        f"go on with regard train --resume --out {folder}{again}"
+    )
 
 
 def _generator(seed: int | None) -> torch.Generator:

@@ -90,7 +90,7 @@ def _own(run: Callable[..., Any]) -> Callable[..., Any]:
         with silence():  # a backend may call torch's function in pieces; the call is shown once, whole
             result = run(program, call)
         for watcher in watchers:
-            watcher.see(lambda: _seen.from_call(call, result.lse))
+            watcher.see(lambda: _seen.from_call(call, result.lse, result.out))
         return result
 
     return shown

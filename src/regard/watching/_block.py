@@ -12,7 +12,7 @@ from torch import nn
 
 from regard.recording import Recorded, Recording
 from regard.statistics import Want
-from regard.watching import _around
+from regard.watching import _around, _together
 from regard.watching._modules import paths
 from regard.watching._operators import Listening
 from regard.watching._watcher import Watcher
@@ -32,6 +32,7 @@ def watch(
     tokens: Sequence[str] | Sequence[Sequence[str]] | None = None,
     tokenizer: Any = None,
     on_call: Callable[[Recorded], None] | None = None,
+    gather: bool = True,
 ) -> Iterator[Recording]:
     """Record the statistics of every attention call that the model makes inside the block.
 
@@ -59,6 +60,9 @@ def watch(
         tokens: text of the positions, see ``Recording.tokens``.
         tokenizer: gives the tokens of ``input_ids`` instead.
         on_call: called with each recorded call, for progress.
+        gather: where processes share the model (DDP, FSDP2, tensor parallelism), leaving the block makes one recording
+            of what all of them saw, the same in each: items of all batches one after another, heads in their order.
+            All processes must leave the block then. False keeps what this process saw.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
@@ -66,32 +70,53 @@ def watch(
         raise TypeError(f"want must be a regard.Want, such as Want(top_k=4), got {type(want).__name__}")
     _check_numbers("layers", layers, names=paths(model))
     _check_numbers("heads", heads)
-    recording = Recording(type(model).__name__)
+    layout = _together.layout_of(model) if gather else None
+    by_heads = layout is not None and layout.heads is not None
+    recording = Recording(_title(model))
+    watcher = Watcher(
+        model,
+        recording,
+        layers=layers,
+        heads=None if by_heads else heads,  # numbers mean the model's heads, of which this process has some
+        want=Want() if want is None else want,
+        keep_on_cpu=keep_on_cpu,
+        count_padding=count_padding,
+        memory_limit=memory_limit,
+        heads_dim=heads_dim,
+        tokenizer=tokenizer,
+        on_call=on_call,
+    )
+    with listening(watcher):
+        yield recording
+    watcher.take_tokens()
+    if tokens is not None:
+        recording.tokens = tokens
+    if layout is not None:
+        most = _together.gather(recording, layout, None if heads is None else list(heads))
+        watcher.most_heads = max(watcher.most_heads, most)
+    _check_found(watcher, layers, heads)
+    _warn_of_gaps(watcher)
+
+
+def _title(model: nn.Module) -> str:
+    """The model's own name, without what wraps it for several processes."""
+    name = type(model).__name__
+    inner = getattr(model, "module", None)
+    if name == "DistributedDataParallel" and isinstance(inner, nn.Module):
+        return type(inner).__name__
+    return name.removeprefix("FSDP") if hasattr(model, "unshard") else name
+
+
+@contextlib.contextmanager
+def listening(watcher: Watcher) -> Iterator[None]:
+    """Show a watcher what its model does in the block; whatever way it is left, nothing of this stays behind."""
     with contextlib.ExitStack() as restore:
-        watcher = Watcher(
-            model,
-            recording,
-            layers=layers,
-            heads=heads,
-            want=Want() if want is None else want,
-            keep_on_cpu=keep_on_cpu,
-            count_padding=count_padding,
-            memory_limit=memory_limit,
-            heads_dim=heads_dim,
-            tokenizer=tokenizer,
-            on_call=on_call,
-        )
         restore.callback(watcher.unhook)
         restore.callback(_around.plain_calls(list(watcher.modules.values())))
         _around.join(watcher)
         restore.callback(_around.leave, watcher)
         restore.enter_context(Listening(watcher))
-        yield recording
-    watcher.take_tokens()
-    if tokens is not None:
-        recording.tokens = tokens
-    _check_found(watcher, layers, heads)
-    _warn_of_gaps(watcher)
+        yield
 
 
 def _check_numbers(name: str, given: Sequence[int | str] | None, names: Mapping[str, object] | None = None) -> None:

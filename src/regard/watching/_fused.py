@@ -35,6 +35,7 @@ def _kernel(given: dict[str, Any], out: Any) -> Seen:
         offset=offset,
         placed=offset is not None,
         lse=None if lse is None else lse.detach().reshape(q.shape[:3]).contiguous(),
+        result=out[0] if isinstance(out, (tuple, list)) else out,
     )
 
 

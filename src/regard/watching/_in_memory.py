@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
+from regard._arguments import prepare
+from regard.observation._lengths import value_lengths
 from regard.recording._weights import statistics_of
 
 if TYPE_CHECKING:
@@ -20,6 +23,10 @@ class InMemory(NamedTuple):
     placed: bool = False
     real: Tensor | None = None
     written_out: bool = True
+    value: Tensor | None = None  # [batch, head, key, dim], where the product with values shows them
+    result: Tensor | None = None  # that product, [batch, head, query, dim]
+    live: Tensor | None = None  # the softmax's output with its place in autograd's graph, where it was kept
+    arrange: Callable[[Tensor], Tensor] | None = None  # what makes [batch, head, query, key] of a tensor like ``live``
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -39,7 +46,8 @@ class InMemory(NamedTuple):
         return self.weights.device
 
     def only(self, heads: list[int]) -> InMemory:
-        return self._replace(weights=self.weights[:, heads], lse=self.lse[:, heads])
+        value = None if self.value is None else self.value[:, heads]
+        return self._replace(weights=self.weights[:, heads], lse=self.lse[:, heads], value=value)
 
     def can_take_heads(self) -> bool:
         return True
@@ -49,9 +57,17 @@ class InMemory(NamedTuple):
         weights = self.weights.masked_fill(padding.unsqueeze(-1), 0.0)
         return self._replace(weights=weights, lse=self.lse.masked_fill(padding, -torch.inf))
 
-    def statistics(self, want: Want, permitted: Tensor) -> dict[str, Tensor]:
+    def statistics(self, want: Want, permitted: Tensor, lengths: Tensor | None = None) -> dict[str, Tensor]:
         offset = self.keys - self.queries if self.offset is None else self.offset
-        return {"lse": self.lse, **statistics_of(self.weights, want, offset)}
+        return {"lse": self.lse, **statistics_of(self.weights, want, offset, lengths)}
+
+    def lengths(self, output: Tensor | None) -> Tensor | None:
+        """The length of each value, as that of a fused call; None where the values were not seen."""
+        if self.value is None:
+            return None
+        query = self.value.new_zeros(*self.weights.shape[:3], 1)
+        key = self.value.new_zeros(*self.value.shape[:3], 1)
+        return value_lengths(prepare(query, key, self.value, None, None, None, None, None, 0.0, None), None, output)
 
     def permitted(self) -> Tensor:
         """How many keys have weight: what a model hides has none."""

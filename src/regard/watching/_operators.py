@@ -1,4 +1,4 @@
-"""Where attention is met: at torch's operators, which every model comes down to, however it is written.
+"""Intercepts attention at torch's operators, which every model calls in the end, however it is written.
 
 A dispatch mode sees the operators that run on this thread, whoever calls them, and lets each run as it is: fused
 attention kernels, torch's fused encoder layer, a softmax and the product that follows. Nothing is replaced, so models

@@ -26,14 +26,14 @@ def real_queries(seen: Seen | InMemory, stack: Sequence[Frame], kind: str) -> Te
     """bool [batch, query], True at tokens; None where nothing says that any is padding."""
     real = seen.real
     if real is None:
-        real = _told(seen, stack, kind)
+        real = _declared(seen, stack, kind)
     mask = getattr(seen, "mask", None)
     if real is None and kind == "self" and mask is not None:
         real = _by_rule(seen, mask)
     return None if real is None or bool(real.all()) else real
 
 
-def _told(seen: Seen | InMemory, stack: Sequence[Frame], kind: str) -> Tensor | None:
+def _declared(seen: Seen | InMemory, stack: Sequence[Frame], kind: str) -> Tensor | None:
     """From the nearest module that was given one; a module that was handed no mask at all is not concerned by those
     of the modules around it (the images of a model that reads text too)."""
     for depth in range(len(stack) - 1, -1, -1):

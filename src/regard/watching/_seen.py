@@ -10,6 +10,8 @@ from torch import Tensor
 from regard import api, masks
 from regard._arguments import prepare
 from regard.bias import TableBias
+from regard.observation._lengths import value_lengths
+from regard.recording._calls import AXES
 from regard.statistics import Want
 
 if TYPE_CHECKING:
@@ -17,9 +19,7 @@ if TYPE_CHECKING:
     from regard.observation import Observation
     from regard.spec import Call
 
-STATISTICS = frozenset(
-    ("entropy", "max_weight", "key_mass", "map", "top_keys", "top_weights", "distance", "first_mass", "weights")
-)
+STATISTICS = frozenset(AXES) - {"lse"}
 # numbers in the rows of a mask that are alive at once
 _NUMBERS = 1 << 24
 
@@ -44,6 +44,7 @@ class Seen(NamedTuple):
     lse: Tensor | None = None  # as the model's own kernel computed it
     real: Tensor | None = None  # bool [batch, query], where the call itself says which queries are no padding
     written_out: bool = False
+    result: Tensor | None = None  # what the call gave, as the model goes on with it, [batch, head, query, value dim]
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -90,19 +91,26 @@ class Seen(NamedTuple):
         lse = None if self.lse is None else self.lse.masked_fill(~real.to(self.device)[:, None], -torch.inf)
         return self._replace(mask=rows if self.mask is None else self.mask & rows, lse=lse)
 
-    def statistics(self, want: Want, permitted: Tensor) -> dict[str, Tensor]:
-        """The wanted statistics by name, with ``lse``."""
+    def statistics(self, want: Want, permitted: Tensor, lengths: Tensor | None = None) -> dict[str, Tensor]:
+        """The wanted statistics by name, with ``lse``; ``lengths`` [batch, head, key] are those of the values."""
         if self.lse is None:
-            seen = self.observe(want)
+            seen = self.observe(want, lengths)
             return {"lse": seen.lse, **{name: part for name, part in vars(seen).items() if name in STATISTICS}}
         # the model's kernel was the forward pass: what is left to do is to look
         exact = torch.float64 if self.query.dtype == torch.float64 else torch.float32
         lse = self.lse.to(exact).masked_fill(permitted.to(self.device) == 0, -torch.inf)
-        three, sinks = (self.query, self.key, self.value), self.sinks
-        call = prepare(*three, self.mask, self.bias, self.scale, self.softcap, sinks, 0.0, self.offset)
-        return {"lse": lse, **(api._observe(call, lse, want) if want.asks else {})}
+        return {"lse": lse, **(api._observe(self.call(), lse, want, lengths) if want.asks else {})}
 
-    def observe(self, want: Want) -> Observation:
+    def call(self) -> Call:
+        """The same as a call of regard's own."""
+        three, sinks = (self.query, self.key, self.value), self.sinks
+        return prepare(*three, self.mask, self.bias, self.scale, self.softcap, sinks, 0.0, self.offset)
+
+    def lengths(self, output: Tensor | None) -> Tensor | None:
+        """The length of each value, through the output projection where that is known, [batch, head, key]."""
+        return value_lengths(self.call(), None, output)
+
+    def observe(self, want: Want, lengths: Tensor | None = None) -> Observation:
         return api.observe(
             self.query,
             self.key,
@@ -114,6 +122,7 @@ class Seen(NamedTuple):
             softcap=self.softcap,
             sinks=self.sinks,
             query_offset=self.offset,
+            value_norms=lengths,
         )
 
     def permitted(self) -> Tensor:
@@ -160,7 +169,7 @@ class Seen(NamedTuple):
         return self.bias if self.bias.shape[2] == 1 else self.bias[:, :, rows.start : rows.stop]
 
 
-def from_call(call: Call, lse: Tensor) -> Seen:
+def from_call(call: Call, lse: Tensor, out: Tensor) -> Seen:
     """A call of regard's own."""
     spec = call.spec
     bias: Tensor | TableBias | None = None if call.bias is None else call.bias.detach()
@@ -168,7 +177,8 @@ def from_call(call: Call, lse: Tensor) -> Seen:
         bias = TableBias(spec.bias.rule, bias)
     sinks = None if call.sinks is None else call.sinks.detach()
     q, k, v = call.query.detach(), call.key.detach(), call.value.detach()
-    return Seen(q, k, v, call.mask, bias, spec.scale, spec.softcap, sinks, call.offset, True, lse.detach())
+    own = Seen(q, k, v, call.mask, bias, spec.scale, spec.softcap, sinks, call.offset, True, lse.detach())
+    return own._replace(result=out)
 
 
 def from_interface(
@@ -218,7 +228,7 @@ def _interface_mask(given: Any, q: Tensor, k: Tensor) -> tuple[Mask | None, Tens
 def recognised(mask: Mask, queries: int, keys: int, device: torch.device) -> Mask:
     """A dense mask that is only padding, or causal with padding, as a rule: observing then skips what is hidden.
 
-    Reading it costs little beside the observation on a CPU; elsewhere it would wait for the device."""
+    Reading it costs little compared with the observation on a CPU; elsewhere it would wait for the device."""
     if device.type != "cpu" or queries != keys or not keys or len(mask.tensors) != 1 or mask.tensors[0].dim() != 4:
         return mask
     dense = mask.tensors[0]

@@ -1,4 +1,4 @@
-"""While a call runs that is shown whole, or is being observed, the calls inside it belong to nobody."""
+"""Calls inside a call that is already recorded or being observed are not recorded again."""
 
 from __future__ import annotations
 

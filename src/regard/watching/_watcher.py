@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,8 +29,18 @@ from regard.watching._modules import (
     takes_no_hooks,
 )
 from regard.watching._padding import real_queries
+from regard.watching._projection import (
+    Projection,
+    Waiting,
+    known_projection,
+    matrix_of,
+    reads,
+    version_of,
+    with_values,
+)
 from regard.watching._seen import Seen, Unseen, check_same
 from regard.watching._silence import silence, silent
+from regard.watching._tokens import Tokens
 from regard.watching._written import Tracker, Weights
 
 if TYPE_CHECKING:
@@ -42,6 +53,7 @@ class Pending:
     def __init__(self, weights: Weights, rows: Sequence[Piece], stack: list[Frame], site: Site, number: int) -> None:
         self.weights, self.rows, self.stack, self.site, self.number = weights, rows, stack, site, number
         self.version = None if weights.final.is_inference() else weights.final._version
+        self.product: tuple[Tensor, Tensor] | None = None  # values, and their product with the weights
 
 
 class Watcher:
@@ -78,6 +90,9 @@ class Watcher:
         self._pending: list[Pending] = []
         self._read: dict[str, int] = {}  # by module: tokens that its keys have come to
         self._decoding = False
+        self._waiting: Waiting | None = None
+        self._version: int | None = None  # of what the call that waits gave: something may write into it
+        self._tokens = Tokens()
         self._elsewhere: set[int] = set()
         self._direct: list[tuple[FrameType, Frame]] = []
         self._ids: list[Tensor] = []
@@ -93,6 +108,7 @@ class Watcher:
             handle.remove()
         while self._pending:
             self._settled(self._pending[0], None)
+        self._stop_waiting()
         self.tracker.clear()
         self._stack.clear()
         self._direct.clear()
@@ -113,6 +129,8 @@ class Watcher:
             if not self._stack and not self._enclosed(module):
                 self._begin(frame)
             self._stack.append(frame)
+            if self._waiting is not None:
+                self._try_projection(path, module, args)
 
         def leave(module: nn.Module, args: tuple[Any, ...], out: Any) -> None:
             if threading.get_ident() != self.thread:
@@ -123,6 +141,8 @@ class Watcher:
                     self._settled(pending, None)
                 if frame.module is module:
                     break
+            if not self._stack:
+                self._stop_waiting()
             if not self._stack and not self._enclosed(module):
                 self.tracker.clear()
                 self._direct.clear()
@@ -213,6 +233,8 @@ class Watcher:
             return None  # values of another kind (relative positions, say) for weights that were seen
         users.append(stack[-1])
         pending = Pending(weights, rows, list(stack), self._site(stack), self.passes - 1)
+        if self.want.value_mass:
+            pending.product = self.tracker.product
         self._pending.append(pending)
         return pending
 
@@ -224,8 +246,17 @@ class Watcher:
         def make() -> InMemory:
             if pending.version is not None and pending.weights.final._version != pending.version:
                 raise Unseen("its weights were overwritten after the product with values")
-            modules = [frame.module for frame in pending.stack]
-            return laid_out(pending.weights, pending.rows, heads, self._given_dim(pending.site.path), modules)
+            known, modules = pending.weights, [frame.module for frame in pending.stack]
+
+            def arranged(tensor: Tensor) -> InMemory:
+                more = (pending.rows, heads, self._given_dim(pending.site.path), modules)
+                return laid_out(known._replace(final=tensor), *more)
+
+            made = arranged(known.final)
+            live = None if self.tracker.kept is None else self.tracker.kept.get(id(known.softmax.lse))
+            if live is not None and live.shape == known.final.shape:
+                made = made._replace(live=live, arrange=lambda tensor: arranged(tensor).weights)
+            return made if pending.product is None else with_values(made, known.final, *pending.product)
 
         self._observe(make, pending.stack, pending.site, pending.number, None)
         del pending.weights  # what follows the output must not keep the weights
@@ -259,22 +290,60 @@ class Watcher:
         layer = self.recording.sites.index(site)
         if self.layers is not None and not self.layers & {layer, site.path, str(site)}:
             return
+        self._stop_waiting()
+        with self._noting(site):
+            self._waiting = Waiting(make(), list(stack), site, layer, number, out)
+        if not self.want.value_mass:
+            self._stop_waiting()
+            return
+        # the lengths of values are those behind the output projection: it runs next, and is waited for
+        self._version = None if self._waiting is None else version_of(self._waiting.seen.result)
+        known = known_projection(stack, site.path)
+        if known is not None:
+            self._stop_waiting(known)
+
+    @contextlib.contextmanager
+    def _noting(self, site: Site) -> Iterator[None]:
+        """Whatever goes wrong with looking is a note, and never reaches the model."""
         try:
             with silence(), torch.inference_mode(False), torch.no_grad():
-                call = self._record(make(), stack, site, layer, number, out)
+                yield
         except Unseen as reason:
             self.recording.missed.append((str(site), str(reason)))
         except Exception as error:
             self.recording.missed.append((str(site), f"{type(error).__name__}: {_short(error)}"))
-        else:
-            self._bytes += call.bytes
-            self.recording.calls.append(call)
-            if self.on_call is not None:
-                self.on_call(call)
 
-    def _record(
-        self, seen: Seen | InMemory, stack: list[Frame], site: Site, layer: int, number: int, out: Any
-    ) -> Recorded:
+    def _keep(self, call: Recorded) -> None:
+        self._bytes += call.bytes
+        self.recording.calls.append(call)
+        if self.on_call is not None:
+            self.on_call(call)
+
+    def _try_projection(self, path: str, module: nn.Module, args: tuple[Any, ...]) -> None:
+        """A module with a matrix begins: it is the output projection if it was handed what the call gave."""
+        weight = matrix_of(module)
+        if weight is None or self._waiting is None:
+            return
+        found = None
+        with self._noting(self._waiting.site):
+            result = self._waiting.seen.result
+            if version_of(result) == self._version and reads(result, args, weight):
+                found = Projection(path, weight)
+        self._stop_waiting(found)
+
+    def _stop_waiting(self, projection: Projection | None = None) -> None:
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None:
+            call = None
+            with self._noting(waiting.site):
+                call = self._record(*waiting, projection)
+            if call is not None:
+                self._keep(call)
+
+    def _ready(
+        self, seen: Seen | InMemory, stack: list[Frame], site: Site
+    ) -> tuple[Seen | InMemory, tuple[str, str, int]]:
+        """The call with its place and without queries that are padding; its kind, its phase, and its first key."""
         if inside_transform():
             raise Unseen("inside a torch.func transform")
         if seen.device.type == "meta":
@@ -288,6 +357,27 @@ class Watcher:
         if not self.count_padding:
             real = real_queries(seen, stack, kind)
             seen = seen if real is None else seen.without(real)
+        return seen, (kind, phase, start)
+
+    def _record(
+        self,
+        seen: Seen | InMemory,
+        stack: list[Frame],
+        site: Site,
+        layer: int,
+        number: int,
+        out: Any,
+        projection: Projection | None,
+    ) -> Recorded:
+        seen, what = self._ready(seen, stack, site)
+        count = seen.shape[1]
+        want = self.want
+        if want.scores is not False:
+            known = want.scores if isinstance(want.scores, Tensor) else self._tokens.of(seen, stack, site, what)
+            want = want.but(scores=False if what[0] == "cross" else known)
+        lengths = None
+        if want.value_mass:
+            lengths = seen.lengths(None if projection is None else projection.weight)
         self.most_heads = max(self.most_heads, count)
         heads = list(range(count)) if self.heads is None else self.heads
         if any(not -count <= head < count for head in heads):
@@ -296,13 +386,16 @@ class Watcher:
         kept = list(range(len(heads)))
         if self.heads is not None and seen.can_take_heads():
             seen = seen.only(heads)
+            lengths = None if lengths is None else lengths[:, heads]
         else:
             kept = heads
         permitted = seen.permitted()
-        parts = seen.statistics(self.want, permitted)
+        parts = seen.statistics(want, permitted, lengths)
         if out is not None and isinstance(seen, Seen):
             check_same(seen, out, heads if kept != heads else None)
-        return self._written(seen, parts, permitted, kept, tuple(heads), site, layer, number, (kind, phase, start))
+        call = self._written(seen, parts, permitted, kept, tuple(heads), site, layer, number, what)
+        call.projection = None if projection is None or lengths is None else projection.path
+        return call
 
     def _check_memory(self, seen: Seen | InMemory) -> None:
         if self.memory_limit is None:
@@ -331,8 +424,8 @@ class Watcher:
     ) -> Recorded:
         if kept != list(range(parts["lse"].shape[1])):
             parts = {name: part[:, kept] for name, part in parts.items()}
-        if "top_keys" in parts:
-            parts["top_keys"] = parts["top_keys"].to(torch.int32)
+        for where in {"top_keys", "value_top_keys"} & set(parts):
+            parts[where] = parts[where].to(torch.int32)
         if permitted.shape[1] > 1 and permitted.shape[1] != len(heads):
             permitted = permitted[:, kept]
         offset = seen.keys - seen.queries if seen.offset is None else seen.offset

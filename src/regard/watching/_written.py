@@ -64,6 +64,10 @@ class Tracker:
         self._known: dict[int, Any] = {}
         self._alive: dict[int, weakref.ref[Tensor]] = {}
         self.noise: dict[int, weakref.ref[Tensor]] = {}
+        self.kept: dict[int, Tensor] | None = (
+            None  # where somebody asks for gradients: outputs of softmaxes, by their lse
+        )
+        self.product: tuple[Tensor, Tensor] | None = None  # values and output of the product that is being shown
 
     def __bool__(self) -> bool:
         return bool(self._known)
@@ -97,6 +101,8 @@ class Tracker:
         if given.dim() == 0 or not out.is_floating_point() or given.is_nested:
             return
         lse = _lse(given.detach(), out.detach(), axis)
+        if self.kept is not None:
+            self.kept[id(lse)] = out
         self.note(out, softmax_weights(out, Softmax(axis, tuple(out.shape), lse, by_function, [])))
 
     def before(self, args: tuple[Any, ...]) -> None:
@@ -232,7 +238,9 @@ class Tracker:
         if summed == self._keys(known):
             if _learned(other):
                 return  # a softmax over rows that were learned: no tokens
+            self.product = (other, out) if side == 0 and not shift else None
             call = self.attended(known, rows)
+            self.product = None
             if call is not None and packet not in (aten.mv, aten.addmv, aten.addbmm):
                 made = (*lead, rows, feature) if side == 0 else (*lead, feature, rows)
                 self.note(out, Product(made, call))

@@ -1,4 +1,4 @@
-"""`regard bench`: one call, timed on each backend in turn beside PyTorch's own function."""
+"""`regard bench`: one call, timed on each backend and compared with PyTorch's own function."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ def bench(
     backend: Annotated[
         str | None,
         typer.Option(
-            help="Which run, with commas; by default auto and every backend of the device but the reference.",
+            help="Backends to time, comma-separated (default: auto and all of the device's but the reference).",
             autocompletion=complete.some_of(complete.BACKENDS),
         ),
     ] = None,
-    rounds: Annotated[int, typer.Option(min=3, help="How often each of them is timed.")] = 9,
+    rounds: Annotated[int, typer.Option(min=3, help="Number of times each backend is timed.")] = 9,
     as_json: Annotated[bool, typer.Option("--json", help="Print every sample as JSON.")] = False,
 ) -> None:
-    """Time a call on each backend, in turn, and print how each compares with PyTorch's function.
+    """Time a call on each backend and compare each with PyTorch's scaled_dot_product_attention.
 
-    The inputs are random. Every round times each of them once, in an order
-    that rotates; a ratio is the median over the rounds, and PyTorch's function
-    against itself shows how far this machine is from quiet.
+    The inputs are random. Every round times each backend once, in rotating
+    order; a ratio is the median over the rounds. PyTorch's function timed
+    against itself shows how noisy the machine is.
 
     Examples:
       regard bench 1,8,1024,64 --mask 'causal()'

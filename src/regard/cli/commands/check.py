@@ -1,4 +1,4 @@
-"""`regard check`: the promises as tests, on regard's backends and on others beside them."""
+"""`regard check`: the promises as tests, on regard's backends and on other implementations."""
 
 from __future__ import annotations
 
@@ -23,37 +23,39 @@ def check(
     backend: Annotated[
         str | None,
         typer.Option(
-            help="Which of regard's own run, with commas: auto (what a plain call uses), and the names that "
-            "`regard info` lists. By default auto and every backend of the device; beside --against, auto alone.",
+            help="Backends to check, comma-separated: auto (what a plain call uses) and the names that "
+            "`regard info` lists (default: auto and every backend of the device; with --against, auto alone).",
             autocompletion=complete.some_of(complete.BACKENDS),
         ),
     ] = None,
-    rules: Annotated[str | None, typer.Option(help="Numbers of rules, such as 3,5,7-9; all by default.")] = None,
+    rules: Annotated[str | None, typer.Option(help="Rules to check, such as 3,5,7-9 (default: all).")] = None,
     dtype: Annotated[
         str | None,
         typer.Option(
-            help="Some of float64, float32, float16, bfloat16, with commas; all by default.",
+            help="Data types, comma-separated: float64, float32, float16, bfloat16 (default: all).",
             autocompletion=complete.some_of(complete.DTYPES),
         ),
     ] = None,
     device: Annotated[
-        str, typer.Option(help="Where the tensors live.", autocompletion=complete.one_of(complete.DEVICES))
+        str, typer.Option(help="Device of the tensors.", autocompletion=complete.one_of(complete.DEVICES))
     ] = "cpu",
     against: Annotated[
         str | None,
         typer.Option(
-            help="Other implementations that run beside regard's, with commas: torch, torch-math, torch-is_causal, "
+            help="Other implementations to check too, comma-separated: torch, torch-math, torch-is_causal, "
             "nn.MultiheadAttention, flex, and where installed x-transformers, x-transformers-flash, "
-            "transformers-sdpa, transformers-eager. None by default.",
+            "transformers-sdpa, transformers-eager (default: none).",
             autocompletion=complete.some_of(complete.PEERS),
         ),
     ] = None,
-    details: Annotated[bool, typer.Option("--details", help="List what failed in the peers too, row by row.")] = False,
+    details: Annotated[
+        bool, typer.Option("--details", help="List every failure of the other implementations too.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print every row as JSON.")] = False,
 ) -> None:
-    """Run the conformance suite on regard's backends, and on others beside them.
+    """Run the conformance suite on regard's backends, and on other implementations.
 
-    The status is 1 when something of regard's own fails; what fails in a peer is shown and does not change it.
+    The exit status is 1 when one of regard's backends fails; failures of other implementations do not count.
 
     Examples:
       regard check
@@ -90,7 +92,7 @@ def check(
 
 
 def _own(backend: str | None, device: str, against: str | None) -> dict[str, functools.partial[Tensor]]:
-    """regard's backends by name. Beside peers, only what a plain call of regard's runs, unless one is named."""
+    """regard's backends by name. With peers, only what a plain call of regard's runs, unless one is named."""
     import regard
 
     there = ["auto", *regard.backends.available(device)]

@@ -17,24 +17,25 @@ def convert(
     source: Annotated[
         str,
         typer.Argument(
-            help="A folder of Hugging Face's, a GGUF file, or minilm or smollm2.",
+            help="Model: a folder in Hugging Face's format, a GGUF file, minilm or smollm2.",
             autocompletion=complete.one_of(complete.PACKAGED),
         ),
     ],
-    out: Annotated[Path, typer.Argument(help="The folder to write, which is made if it is not there.")],
+    out: Annotated[Path, typer.Argument(help="Output folder; it is created if needed.")],
     dtype: Annotated[
         str | None,
         typer.Option(
-            help="float32, bfloat16, …; the weights' own by default.", autocompletion=complete.one_of(complete.DTYPES)
+            help="Data type: float32, bfloat16, … (default: that of the weights).",
+            autocompletion=complete.one_of(complete.DTYPES),
         ),
     ] = None,
     layer: Annotated[
-        int | None, typer.Option(help="Of DeepSeek-V3, whose attention alone is converted: which layer's.")
+        int | None, typer.Option(help="For DeepSeek-V3, where only attention is converted: the layer to convert.")
     ] = None,
     ignore: Annotated[
-        list[str] | None, typer.Option(help="A pattern of weights to leave out; may be given several times.")
+        list[str] | None, typer.Option(help="Pattern of weight names to leave out; repeat for several.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a summary of what was written as JSON.")] = False,
 ) -> None:
     """Write a model in regard's own format, config.json and model.safetensors, with its tokenizer.
 

@@ -59,66 +59,92 @@ def cost(
     name: Annotated[
         str | None,
         typer.Argument(
-            help="A configuration (`regard models` lists them), or attention, for the time of one call. "
+            help="Name of a configuration (`regard models` lists them), or attention for the time of one call. "
             "Without a name, --layers, --d-model and --heads describe a model.",
             autocompletion=complete.one_of(NAMES),
         ),
     ] = None,
-    length: Annotated[int | None, typer.Option(help="Tokens of an item; the model's own most by default.")] = None,
-    batch: Annotated[int, typer.Option(help="Items.")] = 1,
+    length: Annotated[
+        int | None, typer.Option(help="Number of tokens per sequence (default: the model's limit).")
+    ] = None,
+    batch: Annotated[int, typer.Option(help="Number of sequences in the batch.")] = 1,
     dtype: Annotated[
         str | None,
         typer.Option(
-            help="Of weights, activations and cache; bf16 by default, and fp32 for a call on this machine.",
+            help="Data type of weights, activations and cache (default: bf16; fp32 for a call on this machine).",
             autocompletion=complete.one_of(DTYPES),
         ),
     ] = None,
-    source_length: Annotated[int | None, typer.Option(help="Tokens that an encoder reads beside a decoder.")] = None,
-    layers: Annotated[int | None, typer.Option(help="Layers.")] = None,
-    d_model: Annotated[int | None, typer.Option(help="Width of a token.")] = None,
-    heads: Annotated[int | None, typer.Option(help="Query heads.")] = None,
+    source_length: Annotated[
+        int | None, typer.Option(help="Number of tokens the encoder of an encoder-decoder reads.")
+    ] = None,
+    layers: Annotated[int | None, typer.Option(help="Number of layers.")] = None,
+    d_model: Annotated[int | None, typer.Option(help="Width of a token's vector.")] = None,
+    heads: Annotated[int | None, typer.Option(help="Number of query heads.")] = None,
     kv_heads: Annotated[
-        int | None, typer.Option(help="Key and value heads: 1 is MQA, a divisor of --heads GQA.")
+        int | None, typer.Option(help="Number of key/value heads: 1 for MQA, a divisor of --heads for GQA.")
     ] = None,
-    head_dim: Annotated[int | None, typer.Option(help="Width of a head; --d-model over --heads by default.")] = None,
-    ff_dim: Annotated[int | None, typer.Option(help="Width of the feed-forward; 4 times --d-model by default.")] = None,
-    gated: Annotated[bool, typer.Option("--gated", help="A feed-forward of three matrices (SwiGLU).")] = False,
-    vocab: Annotated[int | None, typer.Option(help="Words; 32 000 by default.")] = None,
-    window: Annotated[int | None, typer.Option(help="A token sees so many before it.")] = None,
-    latent: Annotated[int | None, typer.Option(help="Latent attention (MLA) with a latent of this width.")] = None,
-    rope_dim: Annotated[
-        int | None, typer.Option(help="Width of the rotary key beside --latent; 64 by default.")
+    head_dim: Annotated[
+        int | None, typer.Option(help="Width of a head (default: --d-model divided by --heads).")
     ] = None,
-    q_latent: Annotated[int | None, typer.Option(help="Width of the queries' latent beside --latent.")] = None,
+    ff_dim: Annotated[
+        int | None, typer.Option(help="Width of the feed-forward network (default: 4 × --d-model).")
+    ] = None,
+    gated: Annotated[
+        bool, typer.Option("--gated", help="Gated feed-forward network with three matrices (SwiGLU).")
+    ] = False,
+    vocab: Annotated[int | None, typer.Option(help="Vocabulary size (default: 32000).")] = None,
+    window: Annotated[int | None, typer.Option(help="Window: a token attends to this many tokens before it.")] = None,
+    latent: Annotated[
+        int | None, typer.Option(help="Latent attention (MLA) with a latent vector of this width.")
+    ] = None,
+    rope_dim: Annotated[int | None, typer.Option(help="With --latent: width of the rotary key (default: 64).")] = None,
+    q_latent: Annotated[int | None, typer.Option(help="With --latent: width of the queries' latent vector.")] = None,
     experts: Annotated[
-        int | None, typer.Option(help="Mixture of experts: so many feed-forwards of --ff-dim in a layer.")
+        int | None, typer.Option(help="Mixture of experts: number of feed-forward networks of --ff-dim per layer.")
     ] = None,
     active: Annotated[
-        int | None, typer.Option(help="Of --experts: how many a token goes through (default: 2).")
+        int | None, typer.Option(help="With --experts: number of experts per token (default: 2).")
     ] = None,
-    int8: Annotated[bool, typer.Option("--int8", help="The cache keeps one byte a number.")] = False,
-    rolling: Annotated[bool, typer.Option("--rolling", help="The cache keeps the --window only.")] = False,
-    sinks: Annotated[int, typer.Option(help="First tokens that a --rolling cache keeps too.")] = 0,
+    int8: Annotated[bool, typer.Option("--int8", help="Store the cache in int8, one byte per number.")] = False,
+    rolling: Annotated[
+        bool, typer.Option("--rolling", help="Keep only the last --window tokens in the cache.")
+    ] = False,
+    sinks: Annotated[int, typer.Option(help="With --rolling: number of first tokens to keep too.")] = 0,
     device: Annotated[
         str | None,
-        typer.Option(help="cuda or cpu: whose kernels decide what the backward pass keeps; cuda by default."),
+        typer.Option(help="Device whose kernels decide what the backward pass keeps: cuda or cpu (default: cuda)."),
     ] = None,
     on: Annotated[
         str | None,
-        typer.Option(help="A device whose peak gives the least time.", autocompletion=complete.one_of(DEVICES)),
+        typer.Option(
+            help="Device for the roofline: its peak speed gives a lower bound on the time.",
+            autocompletion=complete.one_of(DEVICES),
+        ),
     ] = None,
-    causal: Annotated[bool, typer.Option("--causal", help="Of attention: a token sees those before it.")] = False,
-    measure: Annotated[bool, typer.Option("--measure", help="Of attention: time the call here as well.")] = False,
-    threads: Annotated[int | None, typer.Option(help="Of attention on this machine: threads of the CPU.")] = None,
+    causal: Annotated[bool, typer.Option("--causal", help="For attention: causal mask.")] = False,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="For attention: also time the call on this machine.")
+    ] = False,
+    threads: Annotated[int | None, typer.Option(help="For attention on this machine: number of CPU threads.")] = None,
+    gpus: Annotated[
+        str | None,
+        typer.Option(help="For attention: split the tokens over this many GPUs of --on; several counts as 8,64,1024."),
+    ] = None,
+    link: Annotated[
+        float, typer.Option(help="With --gpus: GB/s that a GPU receives within a machine of 8 GPUs.")
+    ] = 450.0,
+    between: Annotated[float, typer.Option(help="With --gpus: GB/s that a GPU receives from other machines.")] = 50.0,
     plot: Annotated[
-        Path | None, typer.Option(help="Draw it against the length into this file (png, svg, pdf).", dir_okay=False)
+        Path | None,
+        typer.Option(help="Plot the cost against the length into this file (png, svg, pdf).", dir_okay=False),
     ] = None,
     lang: Annotated[
-        str, typer.Option(help="en or zh: the language of the table.", autocompletion=complete.one_of(("en", "zh")))
+        str, typer.Option(help="Language of the table: en or zh.", autocompletion=complete.one_of(("en", "zh")))
     ] = "en",
-    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
 ) -> None:
-    """What a model costs: parameters, FLOPs, activation memory, cache; or how long one attention call takes at least.
+    """Compute what a model costs: parameters, FLOPs, activation memory, KV cache; or the least time of one call.
 
     Examples:
       regard cost gpt3-175b
@@ -128,6 +154,7 @@ def cost(
       regard cost --layers 32 --d-model 4096 --heads 32 --kv-heads 8 --ff-dim 14336 --gated --experts 8 --active 2
       regard cost attention --length 4096 --heads 8 --head-dim 64 --causal --on h200
       regard cost attention --length 2048 --heads 8 --head-dim 64 --causal --measure
+      regard cost attention --length 1000000 --heads 32 --kv-heads 8 --head-dim 128 --causal --on h200 --gpus 8,64,1024
     """
     from regard._display.texts import language
 
@@ -149,9 +176,9 @@ def cost(
             from regard.cli import roofline
 
             call = {"length": length, "batch": batch, "causal": causal, **given}
-            roofline.show(call, dtype, on, measure, threads, as_json)
+            roofline.show(call, dtype, on, measure, threads, as_json, gpus, (link, between))
             return
-        calls_only = {"--causal": causal, "--measure": measure, "--threads": threads}
+        calls_only = {"--causal": causal, "--measure": measure, "--threads": threads, "--gpus": gpus}
         _refuse(calls_only, "is for one call: regard cost attention --length … --heads … --head-dim …")
         if plot is not None:
             _check_plot(plot)

@@ -1,4 +1,4 @@
-"""`regard evaluate`: how good a model's translations of a test are."""
+"""`regard evaluate`: the quality of a model's translations of a test set."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from regard.cli import complete, terminal
 
 
 def evaluate(
-    test: Annotated[tuple[Path, Path], typer.Option(help="Two files: the sources, and their reference translations.")],
-    model: Annotated[
-        list[Path] | None, typer.Option(help="Folder of a run; several translate together as an ensemble.")
-    ] = None,
-    system: Annotated[Path | None, typer.Option(help="In place of --model: a file of translations.")] = None,
+    test: Annotated[tuple[Path, Path], typer.Option(help="Two files: source sentences and reference translations.")],
+    model: Annotated[list[Path] | None, typer.Option(help="Folder of a trained model; repeat for an ensemble.")] = None,
+    system: Annotated[Path | None, typer.Option(help="Instead of --model: file with translations.")] = None,
     against: Annotated[
-        Path | None, typer.Option(help="Another system's translations, to compare with by paired bootstrap.")
+        Path | None, typer.Option(help="File with another system's translations to compare with, by paired bootstrap.")
     ] = None,
-    beams: Annotated[int, typer.Option(help="Width of the beam search.")] = 5,
-    length_penalty: Annotated[float, typer.Option(help="α of log P / ((5 + length) / 6)^α.")] = 1.0,
-    samples: Annotated[int, typer.Option(help="Test sets that the bootstrap draws.")] = 1000,
+    beams: Annotated[int, typer.Option(help="Beam width.")] = 5,
+    length_penalty: Annotated[
+        float, typer.Option(help="Length penalty α: scores are log P / ((5 + length) / 6)^α.")
+    ] = 1.0,
+    samples: Annotated[int, typer.Option(help="Number of bootstrap samples.")] = 1000,
     out: Annotated[Path | None, typer.Option(help="Write the translations to this file.")] = None,
     device: Annotated[
-        str, typer.Option(help="Where the model runs.", autocompletion=complete.one_of(complete.DEVICES))
+        str, typer.Option(help="Device that runs the model.", autocompletion=complete.one_of(complete.DEVICES))
     ] = "cpu",
     as_json: Annotated[bool, typer.Option("--json", help="Print the scores as JSON.")] = False,
 ) -> None:
-    """Print sacreBLEU (lower-cased and cased) and chrF with their signatures, and whether another system differs.
+    """Compute sacreBLEU (lower-cased and cased) and chrF with their signatures, and compare with another system.
 
     Examples:
       regard evaluate --model runs/en-de --test test.en test.de

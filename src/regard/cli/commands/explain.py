@@ -1,4 +1,4 @@
-"""`regard explain`: how a call would run, and why not otherwise."""
+"""`regard explain`: which backend a call would use, and why."""
 
 from __future__ import annotations
 
@@ -18,24 +18,25 @@ def explain(
     key: calls.Key = None,
     value: calls.Value = None,
     mask: calls.Mask = None,
-    bias: Annotated[str | None, typer.Option(help="Shape of a bias, four sizes.")] = None,
+    bias: Annotated[str | None, typer.Option(help="Shape of an additive bias: four sizes.")] = None,
     softcap: calls.Softcap = None,
     scale: Annotated[float | None, typer.Option(help="Scale of the logits.")] = None,
     dropout: Annotated[float, typer.Option(help="Probability that a weight is dropped.")] = 0.0,
-    sinks: Annotated[bool, typer.Option("--sinks", help="With one sink logit a head.")] = False,
-    offset: Annotated[int | None, typer.Option("--query-offset", help="Position of the first query.")] = None,
-    grad: Annotated[bool, typer.Option("--grad", help="As in training: the inputs require gradient.")] = False,
+    sinks: Annotated[bool, typer.Option("--sinks", help="Add one sink logit per head.")] = False,
+    offset: Annotated[
+        int | None,
+        typer.Option("--query-offset", help="Position of the first query among the keys (default: keys − queries)."),
+    ] = None,
+    grad: Annotated[bool, typer.Option("--grad", help="Plan for training: the inputs require gradients.")] = False,
     dtype: calls.Dtype = "float32",
     device: calls.Device = "cpu",
     backend: Annotated[
         str,
-        typer.Option(
-            help="A backend's name, or auto, which chooses.", autocompletion=complete.one_of(complete.BACKENDS)
-        ),
+        typer.Option(help="Backend, or auto to choose one.", autocompletion=complete.one_of(complete.BACKENDS)),
     ] = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:
-    """Print how a call would run: which backend, why not the others, what it costs. Nothing is computed.
+    """Show how a call would run: which backend, why not the others, and what it costs. Computes nothing.
 
     Examples:
       regard explain 2,8,4096,64

@@ -1,4 +1,4 @@
-"""`regard generate`: a model continues a text, word by word."""
+"""`regard generate`: a language model continues a text."""
 
 from __future__ import annotations
 
@@ -14,31 +14,36 @@ if TYPE_CHECKING:
 
 
 def generate(
-    prompt: Annotated[str, typer.Argument(help="The text that the model continues.")],
+    prompt: Annotated[str, typer.Argument(help="Text for the model to continue.")],
     model: Annotated[
         str,
         typer.Option(
-            help="A folder (regard's or Hugging Face's), a GGUF file, or smollm2, which a package has.",
+            help="Model: a folder (regard's or Hugging Face's format), a GGUF file, or smollm2 (from its package).",
             autocompletion=complete.one_of(complete.PACKAGED),
         ),
     ],
-    max_new_tokens: Annotated[int, typer.Option(help="At most so many tokens.")] = 64,
-    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token, more draws more freely.")] = 0.0,
-    top_k: Annotated[int | None, typer.Option(help="Draw from the k likeliest.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Draw from the fewest that have this probability.")] = None,
-    seed: Annotated[int | None, typer.Option(help="The same seed draws the same text.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="Maximum number of tokens to generate.")] = 64,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 always takes the likeliest token.")] = 0.0,
+    top_k: Annotated[int | None, typer.Option(help="Sample from the k likeliest tokens.")] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="Sample from the smallest set of tokens with this total probability.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed for sampling; the same seed gives the same text.")] = None,
     dtype: Annotated[
         str | None,
         typer.Option(
-            help="float32, bfloat16, …; the weights' own by default.", autocompletion=complete.one_of(complete.DTYPES)
+            help="Data type: float32, bfloat16, … (default: that of the weights).",
+            autocompletion=complete.one_of(complete.DTYPES),
         ),
     ] = None,
     device: Annotated[
-        str, typer.Option(help="Where the model runs.", autocompletion=complete.one_of(complete.DEVICES))
+        str, typer.Option(help="Device that runs the model.", autocompletion=complete.one_of(complete.DEVICES))
     ] = "cpu",
-    as_json: Annotated[bool, typer.Option("--json", help="Print prompt and text as JSON, when it is whole.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print prompt and text as JSON when generation ends.")
+    ] = False,
 ) -> None:
-    """Print what the model writes after the prompt, as it comes.
+    """Continue a prompt with a language model, and print the text as it is generated.
 
     Examples:
       regard generate --model smollm2 "The capital of Italy is" --max-new-tokens 20

@@ -24,14 +24,15 @@ PATIENCE = 120  # seconds: loading torch can take long on a busy machine
 
 def info(
     measure: Annotated[
-        bool, typer.Option("--measure", help="Measure this machine in a few seconds, and keep it for `regard cost`.")
+        bool,
+        typer.Option("--measure", help="Measure this machine's speed (a few seconds) and save it for `regard cost`."),
     ] = False,
     threads: Annotated[
-        int | None, typer.Option(min=1, help="Of the CPU, for --measure; torch's own by default.")
+        int | None, typer.Option(min=1, help="Number of CPU threads for --measure (default: torch's).")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the information as JSON.")] = False,
 ) -> None:
-    """Versions, devices, which backends can run and why others cannot, and whether bfloat16 works on this CPU.
+    """Show versions, devices, which backends can run and why others cannot, and whether bfloat16 works on this CPU.
 
     Examples:
       regard info

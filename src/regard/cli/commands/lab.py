@@ -34,25 +34,27 @@ def lab(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            help="E1 … E14, X1 … X5, M20, M21, S15, or topics such as rnn; all for every one. None lists them.",
+            help="E1 … E14, X1 … X5, M20, M21, S15, a topic such as rnn, or all. Without a name, lists them.",
             autocompletion=complete.one_of(NAMES),
         ),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="A folder for figures and JSON, made if needed. Needs matplotlib.", file_okay=False),
+        typer.Option(
+            help="Write figures and JSON into this folder; it is created if needed. Needs matplotlib.", file_okay=False
+        ),
     ] = None,
     kind: Annotated[
         str | None,
         typer.Option(
             "--format",
-            help="Of the figures that --out writes: png or svg; png.",
+            help="Format of the figures that --out writes: png or svg (default: png).",
             autocompletion=complete.one_of(("png", "svg")),
         ),
     ] = None,
     lang: Annotated[
         str,
-        typer.Option(help="en or zh: the language of tables and texts.", autocompletion=complete.one_of(("en", "zh"))),
+        typer.Option(help="Language of tables and texts: en or zh.", autocompletion=complete.one_of(("en", "zh"))),
     ] = "en",
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
 ) -> None:
@@ -168,8 +170,6 @@ def _list(lang: str, as_json: bool) -> None:
 
 
 def _print(console: Console, found: Result, lang: str) -> None:
-    from rich.markup import escape
-    from rich.table import Table
     from rich.text import Text
 
     from regard._display.texts import text
@@ -178,15 +178,9 @@ def _print(console: Console, found: Result, lang: str) -> None:
     _say(console, Text(f"{found.name}  {found.say('title', lang)}", style="bold"))
     _say(console, Text(found.say("question", lang)))
     for shown in found.tables(lang):
-        table = Table(show_edge=False, pad_edge=False, show_header=any(shown.columns))
-        for at, column in enumerate(shown.columns):
-            justify: Any = "left" if at == 0 or not any(shown.columns) else "right"
-            table.add_column(escape(column), justify=justify, overflow="fold")
-        for row in shown.rows:
-            table.add_row(*map(escape, row))
         console.print()
         _say(console, Text(shown.title, style="bold"))
-        console.print(table)
+        console.print(shown.terminal())
     for key in ("look", "claim", "right", "why"):
         if key in found.words():
             console.print()

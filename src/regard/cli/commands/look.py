@@ -32,33 +32,34 @@ def look(
     model: Annotated[
         str,
         typer.Argument(
-            help=f"A folder with a Hugging Face model, a name of the hub (gpt2, org/name), {' or '.join(PACKAGED)}.",
+            help=f"Model: a folder in Hugging Face's format, a hub name (gpt2, org/name), {' or '.join(PACKAGED)}.",
             autocompletion=complete.one_of(complete.PACKAGED),
         ),
     ],
     text: Annotated[
-        str | None, typer.Argument(help="What the model reads (default: a short built-in text).", show_default=False)
+        str | None,
+        typer.Argument(help="Text for the model to read (default: a short built-in text).", show_default=False),
     ] = None,
-    file: Annotated[
-        Path | None, typer.Option(help="Read the text from this file instead; - is the standard input.")
-    ] = None,
-    image: Annotated[Path | None, typer.Option(help="The image that a vision model reads.")] = None,
-    audio: Annotated[Path | None, typer.Option(help="The sound that a speech model reads, a WAV file.")] = None,
+    file: Annotated[Path | None, typer.Option(help="Read the text from this file; - is standard input.")] = None,
+    image: Annotated[Path | None, typer.Option(help="Image for a vision model.")] = None,
+    audio: Annotated[Path | None, typer.Option(help="WAV file for a speech model.")] = None,
     length: Annotated[
         int, typer.Option(help="Maximum number of tokens (default: the model's limit).", show_default=False)
     ] = 0,
-    out: Annotated[Path, typer.Option(help="Where to write: this name with .regard and .html.")] = Path("look"),
+    out: Annotated[Path, typer.Option(help="Base name of the output: writes NAME.regard and NAME.html.")] = Path(
+        "look"
+    ),
     as_json: Annotated[bool, typer.Option("--json", help="Print one object per head, as JSON.")] = False,
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
-    layer: Annotated[int | None, typer.Option(help="Layer at which the page opens.")] = None,
-    head: Annotated[int | None, typer.Option(help="Head at which the page opens.")] = None,
+    layer: Annotated[int | None, typer.Option(help="Layer that the page shows first.")] = None,
+    head: Annotated[int | None, typer.Option(help="Head that the page shows first.")] = None,
     lang: Annotated[
         str, typer.Option(help="Language of messages and page: en or zh.", autocompletion=complete.one_of(("en", "zh")))
     ] = "en",
 ) -> None:
-    """Run a model on a text, an image or a sound, print what its heads did, and write the recording and a page.
+    """Run a model on a text, an image or a sound, print a summary of its heads, and write the recording and a page.
 
-    A name of the hub is looked for in Hugging Face's cache first, and downloaded where it is not there.
+    A hub name is looked up in Hugging Face's cache first, and downloaded if it is not there.
 
     Examples:
       regard look minilm "The cat sat on the mat." --open
@@ -106,7 +107,7 @@ def look(
 
 
 def _words(text: str | None, file: Path | None, image: Path | None, audio: Path | None) -> str | None:
-    """The text, where there is one: none was asked for beside an image or a sound."""
+    """The text, where there is one: none is needed with an image or a sound."""
     for name, given in (("--image", image), ("--audio", audio)):
         if given is not None and not given.is_file():
             raise ValueError(f"{name} names {given}, which is not a file")

@@ -10,8 +10,8 @@ import typer
 from regard.cli import terminal
 
 
-def models(as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False) -> None:
-    """List the named configurations of regard.models with their sizes. Nothing is loaded: no memory is taken.
+def models(as_json: Annotated[bool, typer.Option("--json", help="Print the list as JSON.")] = False) -> None:
+    """List the named configurations of regard.models with their sizes. Loads no weights.
 
     Examples:
       regard models

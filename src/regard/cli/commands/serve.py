@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 
 
 def serve(
-    folder: Annotated[Path, typer.Argument(help="Folder with recordings; looks are saved there too.")] = Path("."),
-    port: Annotated[int, typer.Option(help="Port on this machine (default: a free one)")] = 0,
+    folder: Annotated[Path, typer.Argument(help="Folder with recordings; new recordings are saved there too.")] = Path(
+        "."
+    ),
+    port: Annotated[int, typer.Option(help="Port on this machine (default: a free one).")] = 0,
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
     lang: Annotated[
         str, typer.Option(help="Language of the page: en or zh.", autocompletion=complete.one_of(("en", "zh")))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import difflib
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,50 +24,55 @@ MAY_CHANGE = ("steps", "minutes", "patience", "save_every", "validate_every", "b
 
 
 def train(
-    out: Annotated[Path, typer.Option(help="Folder of the run: weights, checkpoint, metrics.")] = Path(
+    out: Annotated[Path, typer.Option(help="Output folder of the run: weights, checkpoint, metrics.")] = Path(
         "runs/translator"
     ),
     data: Annotated[
         Path | None,
-        typer.Option(help="Folder with train.SOURCE, train.TARGET and val.* (also .gz).", envvar="REGARD_DATA"),
+        typer.Option(help="Data folder with train.SOURCE, train.TARGET and val.* (also .gz).", envvar="REGARD_DATA"),
     ] = None,
-    source: Annotated[str, typer.Option(help="Ending of the source files.")] = "en",
-    target: Annotated[str, typer.Option(help="Ending of the target files.")] = "de",
-    task: Annotated[str, typer.Option(help="translate, or lm: continue a text.")] = "translate",
-    text: Annotated[Path | None, typer.Option(help="With --task lm: the text file to learn from.")] = None,
-    toy: Annotated[bool, typer.Option("--toy", help="A small generated language: no data, about a minute.")] = False,
-    steps: Annotated[int | None, typer.Option(help="Number of steps.")] = None,
-    minutes: Annotated[float | None, typer.Option(help="Stop after this time.")] = None,
-    seed: Annotated[int, typer.Option(help="Of the first weights, the order of the data and dropout.")] = 1,
+    source: Annotated[str, typer.Option(help="File extension of the source language.")] = "en",
+    target: Annotated[str, typer.Option(help="File extension of the target language.")] = "de",
+    task: Annotated[str, typer.Option(help="Task: translate, or lm (language model).")] = "translate",
+    text: Annotated[Path | None, typer.Option(help="With --task lm: text file to train on.")] = None,
+    toy: Annotated[
+        bool, typer.Option("--toy", help="Train on a small generated language: needs no data, takes about a minute.")
+    ] = False,
+    steps: Annotated[int | None, typer.Option(help="Number of training steps.")] = None,
+    minutes: Annotated[float | None, typer.Option(help="Stop after this many minutes.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the initial weights, the data order and dropout.")] = 1,
     device: Annotated[
-        str, typer.Option(help="auto, cpu, cuda or mps.", autocompletion=complete.one_of(complete.DEVICES))
+        str, typer.Option(help="Device: auto, cpu, cuda or mps.", autocompletion=complete.one_of(complete.DEVICES))
     ] = "auto",
     change: Annotated[
         list[str] | None,
-        typer.Option("--set", help="Change a setting: name=value; may be given several times. See --settings."),
+        typer.Option("--set", help="Change a setting, name=value; repeat for several. See --settings."),
     ] = None,
     distill: Annotated[
         list[Path] | None,
-        typer.Option(help="Folder of a trained teacher; several teach together. Its translations join the data."),
+        typer.Option(
+            help="Folder of a trained teacher model, whose translations are added to the data; repeat for an ensemble."
+        ),
     ] = None,
     shard: Annotated[
-        bool, typer.Option("--shard", help="Under torchrun: spread weights and optimizer over the processes (FSDP2).")
+        bool,
+        typer.Option("--shard", help="Under torchrun: shard weights and optimizer state over the processes (FSDP2)."),
     ] = False,
     tensor_parallel: Annotated[
         bool,
-        typer.Option("--tensor-parallel", help="Under torchrun: spread the heads over the processes."),
+        typer.Option("--tensor-parallel", help="Under torchrun: split the heads over the processes."),
     ] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint in --out.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume from the checkpoint in --out.")] = False,
     tensorboard: Annotated[
-        bool, typer.Option("--tensorboard", help="Write event files into the run's folder.")
+        bool, typer.Option("--tensorboard", help="Write TensorBoard event files into the output folder.")
     ] = False,
     settings: Annotated[bool, typer.Option("--settings", help="Show every setting and its default, and exit.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per validation.")] = False,
 ) -> None:
     """Train a translator on parallel text, or a language model on any text.
 
-    The vocabulary is learnt from the training text alone. The folder then serves `regard translate` and `evaluate`.
-    After SIGTERM the run saves itself and exits with status 143; --resume goes on exactly where it stopped.
+    The vocabulary is learnt from the training text alone. `regard translate` and `evaluate` read the output folder.
+    On SIGTERM the run saves a checkpoint and exits with status 143; --resume continues exactly where it stopped.
 
     Examples:
       regard train --toy --out runs/toy
@@ -73,7 +80,7 @@ def train(
       regard train --task lm --text book.txt --out runs/book --steps 2000
       regard train --data multi30k --out runs/en-de --resume
 
-    On several GPUs or machines the same words follow torchrun (DDP; FSDP2 with --shard):
+    On several GPUs or machines, run the same command under torchrun (DDP; FSDP2 with --shard):
       torchrun --nproc-per-node 8 -m regard train --data multi30k --out runs/en-de
     """
     from regard import train as engine
@@ -86,6 +93,7 @@ def train(
         given: dict[str, Any] = {
             name: value for name, value in (("steps", steps), ("minutes", minutes)) if value is not None
         }
+        _check_length(steps, minutes)
         chosen = dataclasses.replace(base, seed=seed, **given, **_changes(base, change or []))
         chosen = _resumed(out, chosen, given, change or []) if resume else _fresh(out, chosen)
         _check_words(chosen, data, text, toy, distill or [])
@@ -98,6 +106,8 @@ def train(
         trainer.start()
         if resume:
             trainer.resume()
+        if trainer.processes.first:
+            _say_start(trainer)
         with _reporting(chosen, out, tensorboard, as_json) as report:
             trainer.run(report)
     except engine.Stopped:
@@ -136,11 +146,21 @@ def _changes(base: Settings, words: list[str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for word in words:
         name, equals, value = word.partition("=")
-        if not equals or name not in kinds:
-            known = ", ".join(kinds)
-            raise ValueError(f"--set {word}: expected name=value with one of {known}")
+        if not equals:
+            raise ValueError(f"--set {word}: expected name=value, such as --set dropout=0.2")
+        if name not in kinds:
+            near = difflib.get_close_matches(name, kinds, 2, 0.6)
+            meant = f"did you mean {' or '.join(near)}? " if near else ""
+            raise ValueError(f"--set {word}: there is no setting {name}; {meant}regard train --settings lists them all")
         found[name] = _read(name, value, kinds[name])
     return found
+
+
+def _check_length(steps: int | None, minutes: float | None) -> None:
+    if steps is not None and steps < 1:
+        raise ValueError(f"--steps is {steps}; expected a number of steps to train for, at least 1")
+    if minutes is not None and not 0 < minutes < float("inf"):
+        raise ValueError(f"--minutes is {minutes:g}; expected a time to train for, above 0")
 
 
 def _read(name: str, value: str, like: Any) -> Any:
@@ -251,9 +271,16 @@ def _reporting(
     writer = _writer(out) if tensorboard else None
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bars:
         bar = bars.add_task("training", total=chosen.steps)
+        began, seen = time.monotonic(), list[int]()  # the steps that were reported
 
         def report(event: dict[str, Any]) -> None:
             bars.update(bar, completed=event["step"])
+            seen.append(event["step"])
+            if len(seen) == 2 and "loss" not in event and not sys.stderr.isatty():
+                # where no bar is drawn: an early word on how long it will take
+                pace = (time.monotonic() - began) / (seen[1] - seen[0] + 10)
+                left = pace * (chosen.steps - event["step"])
+                typer.echo(f"step {event['step']:6}  of {chosen.steps}: about {left:.0f} s to go", err=True)
             if "loss" not in event:
                 return
             speed = f"{event['tokens_per_second']:,.0f} tokens/s"
@@ -283,6 +310,15 @@ def _writer(out: Path) -> Any:
     except ImportError:
         raise ImportError("--tensorboard needs its package: pip install tensorboard") from None
     return SummaryWriter(str(out / "tensorboard"))
+
+
+def _say_start(trainer: Trainer) -> None:
+    """At once, and where the numbers of other programs do not go: the first line of a validation can be far away."""
+    chosen = trainer.settings
+    million = sum(each.numel() for each in trainer.model.parameters()) / 1e6
+    end = f"{chosen.steps} steps" if chosen.minutes is None else f"{chosen.steps} steps or {chosen.minutes:g} minutes"
+    what = f"{million:.2f} million parameters on {trainer.device} from step {trainer.step} for {end}"
+    typer.echo(f"training {what}; a line every {chosen.validate_every} steps", err=True)
 
 
 def _say_end(trainer: Trainer, out: Path, toy: bool) -> None:

@@ -15,31 +15,37 @@ if TYPE_CHECKING:
 
 
 def translate(
-    sentences: Annotated[list[str] | None, typer.Argument(help="Sentences; standard input without any.")] = None,
-    model: Annotated[
-        list[Path] | None, typer.Option(help="Folder of a run; several translate together as an ensemble.")
+    sentences: Annotated[
+        list[str] | None, typer.Argument(help="Sentences to translate (default: standard input).")
     ] = None,
+    model: Annotated[list[Path] | None, typer.Option(help="Folder of a trained model; repeat for an ensemble.")] = None,
     file: Annotated[Path | None, typer.Option(help="Read one sentence per line from this file (also .gz).")] = None,
-    out: Annotated[Path | None, typer.Option(help="Write to this file; standard output by default.")] = None,
-    beams: Annotated[int, typer.Option(help="Width of the beam search; 1 takes the likeliest token each time.")] = 5,
-    best: Annotated[int, typer.Option(help="Translations of each sentence, best first.")] = 1,
-    length_penalty: Annotated[float, typer.Option(help="α of log P / ((5 + length) / 6)^α.")] = 1.0,
-    temperature: Annotated[float, typer.Option(help="Above 0, draw tokens; then --beams is 1.")] = 0.0,
-    top_k: Annotated[int | None, typer.Option(help="Draw from the k likeliest tokens.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Draw from the fewest tokens that have this probability.")] = None,
-    seed: Annotated[int | None, typer.Option(help="The same seed draws the same translations.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write to this file (default: standard output).")] = None,
+    beams: Annotated[int, typer.Option(help="Beam width; 1 is greedy search.")] = 5,
+    best: Annotated[int, typer.Option(help="Number of translations per sentence, best first.")] = 1,
+    length_penalty: Annotated[
+        float, typer.Option(help="Length penalty α: scores are log P / ((5 + length) / 6)^α.")
+    ] = 1.0,
+    temperature: Annotated[
+        float, typer.Option(help="Sampling temperature; above 0, tokens are sampled without beams.")
+    ] = 0.0,
+    top_k: Annotated[int | None, typer.Option(help="Sample from the k likeliest tokens.")] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="Sample from the smallest set of tokens with this total probability.")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed for sampling; the same seed gives the same translations.")
+    ] = None,
     scores: Annotated[bool, typer.Option("--scores", help="Print the score before each translation.")] = False,
-    show: Annotated[
-        bool, typer.Option("--show", help="Draw the alignment of each sentence, and write a page.")
-    ] = False,
-    page: Annotated[Path, typer.Option(help="With --show: the page to write.")] = Path("alignment.html"),
-    batch_tokens: Annotated[int, typer.Option(help="Source tokens times beams of a batch.")] = 6_000,
+    show: Annotated[bool, typer.Option("--show", help="Show the alignment of each sentence and write a page.")] = False,
+    page: Annotated[Path, typer.Option(help="With --show: file name of the page.")] = Path("alignment.html"),
+    batch_tokens: Annotated[int, typer.Option(help="Batch size: source tokens × beams.")] = 6_000,
     device: Annotated[
-        str, typer.Option(help="Where the model runs.", autocompletion=complete.one_of(complete.DEVICES))
+        str, typer.Option(help="Device that runs the model.", autocompletion=complete.one_of(complete.DEVICES))
     ] = "cpu",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per sentence.")] = False,
 ) -> None:
-    """Translate sentences, files or pipes, one line each.
+    """Translate sentences, a file or standard input, one line per sentence.
 
     Examples:
       regard translate --model runs/en-de "A man rides a bike."
@@ -78,7 +84,7 @@ def translate(
 
             write_atomically(out, [written.encode()])
         if show:
-            for line in lines:
+            for line in filter(str.strip, lines):
                 show_alignment(translator, line, page)
     except (ValueError, TypeError) as error:
         terminal.stop(str(error))

@@ -20,29 +20,35 @@ def walk(
     text: Annotated[
         str | None,
         typer.Argument(
-            help="A text, or a worked example by name: E1 to E10. By default 'The cat sat on the mat.'",
+            help="A text, or the name of a worked example, E1 to E10 (default: 'The cat sat on the mat.').",
             autocompletion=complete.one_of(NAMES),
         ),
     ] = None,
-    heads: Annotated[int | None, typer.Option(help="Heads; 2 by default.")] = None,
-    d_model: Annotated[int | None, typer.Option(help="Width of the vectors, a multiple of --heads; 8.")] = None,
-    causal: Annotated[bool, typer.Option("--causal", help="Tokens look at what came before them, not ahead.")] = False,
-    window: Annotated[int | None, typer.Option(help="Tokens look this far, to either side.")] = None,
+    heads: Annotated[int | None, typer.Option(help="Number of heads (default: 2).")] = None,
+    d_model: Annotated[
+        int | None, typer.Option(help="Width of the vectors, a multiple of --heads (default: 8).")
+    ] = None,
+    causal: Annotated[
+        bool, typer.Option("--causal", help="Causal mask: a token attends to itself and to earlier tokens.")
+    ] = False,
+    window: Annotated[
+        int | None, typer.Option(help="Window mask: a token attends to this many tokens on either side.")
+    ] = None,
     no_scale: Annotated[bool, typer.Option("--no-scale", help="Do not divide the scores by √d_k.")] = False,
-    seed: Annotated[int | None, typer.Option(help="Where the random vectors and matrices come from; 0.")] = None,
-    cross: Annotated[str | None, typer.Option(help="Cross attention: look at this text instead.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the random vectors and matrices (default: 0).")] = None,
+    cross: Annotated[str | None, typer.Option(help="Cross attention: attend to this text.")] = None,
     model: Annotated[
         str | None,
         typer.Option(
-            help="Trained weights: minilm, or a folder with an encoder of words.",
+            help="Use trained weights: minilm, or a folder with a text encoder.",
             autocompletion=complete.one_of(("minilm",)),
         ),
     ] = None,
-    layer: Annotated[int | None, typer.Option(help="Which layer of --model, from 0; 0.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Write a page to this file.")] = None,
+    layer: Annotated[int | None, typer.Option(help="Layer of --model, counted from 0 (default: 0).")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write an HTML page to this file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all numbers as JSON.")] = False,
     lang: Annotated[
-        str, typer.Option(help="en (English) or zh (Chinese).", autocompletion=complete.one_of(("en", "zh")))
+        str, typer.Option(help="Language: en (English) or zh (Chinese).", autocompletion=complete.one_of(("en", "zh")))
     ] = "en",
 ) -> None:
     """Walk through multi-head attention step by step, with real numbers: from tokens to the output.
@@ -70,7 +76,7 @@ def walk(
         if model is not None and numbers:
             option = next(iter(numbers)).replace("_", "-")
             raise ValueError(f"--{option} does not apply to --model, which has its own; leave it out")
-        story, begin = _told(text, settings, model, layer or 0, lang)
+        story, begin = _story_of(text, settings, model, layer or 0, lang)
         if html is not None:
             _write(html, as_page(begin, story, lang))
     except (ValueError, ImportError) as error:
@@ -85,18 +91,22 @@ def walk(
         typer.echo(say(STEPS, lang, "wrote", file=html), err=as_json)
 
 
-def _told(text: str | None, settings: Settings, model: str | None, layer: int, lang: str) -> tuple[Story, Begin]:
+def _story_of(text: str | None, settings: Settings, model: str | None, layer: int, lang: str) -> tuple[Story, Begin]:
     """The story, and what a page of it begins with."""
     from regard._display.texts import text as say
     from regard._walk import Begin, walk_example, walk_layer, walk_text
     from regard._walk._words import STEPS
+    from regard.lab._story import EXPERIMENTS, walk_experiment
 
     given = "E6" if text is None else text.strip()
     name = given.upper() if re.fullmatch(r"[Ee]\d{1,4}", given) else None
     read = "The cat sat on the mat." if name == "E6" else given
     if model is None:
         with terminal.saying(say(STEPS, lang, "computing")):
-            story = walk_text(given, settings, lang) if name is None else walk_example(name, settings, lang)
+            if name is None:
+                story = walk_text(given, settings, lang)
+            else:
+                story = (walk_experiment if name in EXPERIMENTS else walk_example)(name, settings, lang)
         if name not in (None, "E6"):
             return story, Begin(settings=settings, example=name)
         words, cross = (tuple(cast("list[str]", story.settings[side])) for side in ("tokens", "key_tokens"))

@@ -8,10 +8,9 @@ WORDS = {
     ),
     "look": (
         "A dot product is a sum of d_k products, each with variance 1, so its variance is d_k. Divided by √d_k it is "
-        "1, whatever the width. The run uses torch's seed 0 and divides by N (population variance); `--json` has all "
-        "digits.",
+        "1, whatever the width. Variances divide by N (population variance); `--json` has all digits.",
         "点积是 d_k 个乘积之和，每个乘积的方差为 1，所以点积的方差就是 d_k；除以 √d_k 之后，无论维度多少，方差都是 1。"
-        "这里用 torch 的随机种子 0，方差除以 N（总体方差）；全部数字见 `--json`。",
+        "这里的方差除以 N（总体方差）；全部数字见 `--json`。",
     ),
     "pairs": ("{pairs} pairs of width {head_dim}", "{pairs} 对向量，维度 {head_dim}"),
     "variance": ("variance", "方差"),

@@ -1,0 +1,215 @@
+"""Many short training runs of one model in one process: weights are set anew, captured steps serve all of them.
+
+Processes share a GPU by time slices, so several small models gain nothing from training at once. Here one process has
+the device to itself, and every shape of batch is one CUDA graph. Epochs are planned so that their shapes are the same
+each time: 46 for Multi30k with widths rounded to 2. What a graph needs, and where it comes from:
+
+- static shapes: `plan_epoch` cuts the sorted lengths, which are the same in every epoch;
+- no host synchronisation in a step: losses stay on the device, the learning rate is a tensor that the graph reads;
+- dropout: torch registers the device's generator with each graph, and a replay draws anew; regard's dropout takes its
+  seed from that generator by a captured operation;
+- bfloat16: autocast casts weights in every step (`cache_enabled=False`), so no stale copy is replayed;
+- weights, optimizer state and averages are only ever written in place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from regard.train import Settings, Words, _loss
+from regard.train._average import Average
+from regard.train._batches import Batch, Corpus, Soft, plan_epoch
+from regard.train._build import model_of
+from regard.train._step import Stepper
+
+EPOCHS = 10  # plans that are made beforehand; a run draws from them
+
+
+def wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+class Runs:
+    """One model, one optimizer and one set of graphs, for one run after another."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        words: Words,
+        corpus: Corpus,
+        device: torch.device,
+        *,
+        graphs: bool = True,
+        epochs: int = EPOCHS,
+    ) -> None:
+        self.settings, self.words, self.device = settings, words, device
+        how = {"multiple": settings.round_lengths}
+        self.epochs = [plan_epoch(corpus, settings.batch_tokens, seed=1, epoch=n, **how) for n in range(epochs)]
+        self.corpus = corpus.to(device)
+        self.rows = [[torch.tensor(each.rows, device=device) for each in epoch] for epoch in self.epochs]
+        self.model = model_of(settings, len(words), device).train()
+        self.stepper = Stepper(self.model, settings, device, graphs=graphs)
+        self.average = Average(self.model, settings)
+        self.milliseconds = math.nan
+
+    def batch(self, epoch: int, at: int) -> Batch:
+        return self.corpus.take(self.rows[epoch][at], self.epochs[epoch][at].widths)
+
+    def prepare(self, timed: int = 60) -> int:
+        """Capture every shape (once kernel by kernel, once recorded), then time steps of all shapes."""
+        shapes: dict[tuple[Any, ...], tuple[int, int]] = {}
+        for number, epoch in enumerate(self.epochs):
+            for at, each in enumerate(epoch):
+                shapes.setdefault((len(each.rows), each.widths), (number, at))
+        for place in shapes.values() if self.stepper.graphs else ():
+            for _ in range(2):
+                self.stepper(self.batch(*place), 1e-6)
+        places = [(0, at % len(self.epochs[0])) for at in range(timed)]
+        for place in places[:3]:
+            self._step(place, 1, 1e-6)
+        wait(self.device)
+        began = time.monotonic()
+        for place in places:
+            self._step(place, 1, 1e-6)
+        wait(self.device)
+        self.milliseconds = 1000 * (time.monotonic() - began) / len(places)
+        return len(shapes)
+
+    def _step(self, place: tuple[int, int], step: int, rate: float) -> _loss.Loss:
+        loss = self.stepper(self.batch(*place), rate)
+        self.average.after_step(step)
+        return loss
+
+    @torch.no_grad()
+    def reset(self, seed: int) -> None:
+        """New weights, and everything else as before the first step, in place."""
+        torch.manual_seed(seed)
+        fresh = model_of(self.settings, len(self.words), self.device)
+        for model in (self.model, self.average.model):
+            for own, new in zip(model.parameters(), fresh.parameters(), strict=True):
+                own.copy_(new)
+        for state in self.stepper.optimizer.state.values():
+            for value in state.values():
+                value.zero_()
+
+    def train(
+        self, seed: int, steps: int, *, seconds: float = math.inf, progress: Callable[[int, float], None]
+    ) -> dict[str, Any]:
+        """A run of so many steps, whose learning rate falls to 0 along a cosine; `average.model` is its result.
+
+        Past `seconds` it ends early, and says so: a device may be slower than it was when it was timed.
+        """
+        self.reset(seed)
+        self.model.train()
+        draw = torch.Generator().manual_seed(seed)
+        settings, step, tokens, began = self.settings, 0, 0, time.monotonic()
+        losses: list[float] = []
+        cut = False
+        while step < steps and not cut:
+            epoch = int(torch.randint(len(self.epochs), (), generator=draw))
+            for at in torch.randperm(len(self.epochs[epoch]), generator=draw).tolist():
+                step += 1
+                rise, fall = min(1.0, step / max(settings.warmup, 1)), 0.5 * (1 + math.cos(math.pi * step / steps))
+                loss = self._step((epoch, at), step, settings.peak_lr * rise * fall)
+                tokens += self.epochs[epoch][at].tokens
+                if step % 250 == 0 or step == steps:
+                    losses.append(float(loss.nll) / max(float(loss.tokens), 1.0))  # waits for the device
+                    progress(step, losses[-1])
+                    cut = time.monotonic() - began > seconds
+                if step == steps or cut:
+                    break
+        wait(self.device)
+        took = time.monotonic() - began
+        if not math.isfinite(losses[-1]):
+            raise ValueError(f"the loss of seed {seed} is {losses[-1]} at step {step}: lower peak_lr or raise warmup")
+        return {
+            "seed": seed, "steps": step, "planned": steps, "cut short": cut, "seconds": took,
+            "tokens_per_second": tokens / took, "losses": losses,
+        }  # fmt: skip
+
+
+def prepared(make: Callable[[bool], Runs], say: Callable[..., None]) -> Runs:
+    """Runs whose graphs are captured; kernel by kernel where a device or a version of torch cannot capture them."""
+    runs = make(True)
+    if not runs.stepper.graphs:
+        runs.prepare(timed=4)
+        return runs
+    try:
+        shapes = runs.prepare()
+        say(f"{shapes} shapes are captured; a step takes {runs.milliseconds:.2f} ms")
+    except RuntimeError as error:
+        say(f"NO graphs: {str(error).splitlines()[0][:200]}")
+        runs = make(False)
+        runs.prepare(timed=20)
+        say(f"a step, kernel by kernel, takes {runs.milliseconds:.2f} ms")
+    return runs
+
+
+def check_fused(words: int, device: torch.device) -> str:
+    """Switch the fused loss off where it fails or differs from torch's operations, with and without teachers."""
+    if device.type != "cuda":
+        return "not on a CPU"
+    if not _loss.fuses():
+        return "NOT used: Triton is not installed"
+    draw = torch.Generator(device=device).manual_seed(1)
+    logits = torch.randn(2 * 64, 9, words, device=device, generator=draw).mul_(2).bfloat16().requires_grad_()
+    outputs = torch.randint(4, words, (64, 9), device=device, generator=draw)
+    outputs[3, 4:] = 0
+    top = torch.randn(64, 9, words, device=device, generator=draw).softmax(-1).topk(16)
+    said = []
+    try:
+        for distill in (0.0, 0.5):
+            found = []
+            for fused in (True, False):
+                _loss.FUSED = fused
+                soft = Soft(top.indices, top.values)
+                loss = _loss.loss_of(logits, outputs, smoothing=0.1, r_drop=0.7, soft=soft, distill=distill)
+                (grad,) = torch.autograd.grad(loss.total, logits)
+                found.append((float(loss.total), float(loss.nll), grad.float()))
+            (a, n, g), (b, m, h) = found
+            off = float((g - h).norm() / h.norm())
+            said.append(f"loss {a:.4f} and {b:.4f}, gradients differ by {off:.1e}")
+            if not (abs(a - b) < 1e-3 * abs(b) and abs(n - m) < 1e-3 * abs(m) and off < 0.02):
+                _loss.FUSED = False
+                return f"NOT used: {'; '.join(said)}"
+    except Exception as error:
+        _loss.FUSED = False
+        return f"NOT used: {type(error).__name__}: {str(error)[:300]}"
+    _loss.FUSED = True
+    return f"used: {'; '.join(said)}"
+
+
+@contextlib.contextmanager
+def attention_by(kind: str) -> Iterator[None]:
+    """`torch` puts torch's own function in the place of `regard.attention` while training: a yardstick."""
+    if kind == "regard":
+        yield
+        return
+    import torch.nn.functional as F
+
+    from regard import api
+
+    own = api.attention
+
+    def plain(query: Any, key: Any, value: Any, *, mask: Any = None, bias: Any = None, dropout: float = 0.0,
+              query_offset: Any = None, **rest: Any) -> Any:  # fmt: skip
+        if bias is not None or any(each is not None for each in rest.values()):
+            return own(query, key, value, mask=mask, bias=bias, dropout=dropout, query_offset=query_offset, **rest)
+        queries, keys = query.shape[2], key.shape[2]
+        if mask is not None and mask.structure[0] == "causal" and queries == keys and query_offset is None:
+            return F.scaled_dot_product_attention(query, key, value, is_causal=True, dropout_p=dropout)
+        keep = None if mask is None else mask.dense(queries, keys, query_offset=query_offset, device=query.device)
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=keep, dropout_p=dropout)
+
+    api.attention = plain
+    try:
+        yield
+    finally:
+        api.attention = own

@@ -1,0 +1,196 @@
+"""Gradients through entropy, key mass and first mass: the tiles of the forward pass once more, memory O(L).
+
+With p the weights and z = log p, a loss that reaches p only through H_i = −Σ_j p·z, M_j = Σ_i p and F_i = Σ_(j<n) p has
+
+    G_ij = ∂loss/∂p_ij = −dH_i·(z_ij + 1) + dM_j + dF_i·[j < n]        ds_ij = p_ij·(G_ij − Σ_k p_ik·G_ik)
+
+and ds is what a backward pass of attention has too: the gradients of query and key are its products with the other.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from regard.backends._base import accumulation, no_autocast
+from regard.backends._bias import add_bias_gradient, bias_over
+from regard.observation._rows import tiles
+from regard.spec import Refused
+
+if TYPE_CHECKING:
+    from regard.observation._totals import Tile
+    from regard.spec import Call
+    from regard.statistics import Want
+
+NAMES = ("entropy", "key_mass", "first_mass")
+
+
+def with_gradients(call: Call, lse: Tensor, want: Want, found: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Those of the statistics that can be trained on, joined to the graph of the call's inputs."""
+    names = [name for name in NAMES if name in found]
+    if not names:
+        raise ValueError(
+            "differentiable=True gives gradients to entropy, key_mass and first_mass, and want asks for none of them: "
+            "pass want=regard.Want(rows=True), Want(key_mass=True) or Want(first=4)"
+        )
+    if call.spec.mode != "plain":
+        raise Refused(f"observe(differentiable=True) has no derivatives in {call.spec.mode} mode")
+    inputs = (call.query, call.key, call.bias, call.sinks)
+    made = _Statistics.apply(call.without_tensors(), lse, want, names, *inputs, *(found[name] for name in names))  # type: ignore[no-untyped-call]
+    return dict(zip(names, made, strict=True))
+
+
+class _Statistics(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, call: Call, lse: Tensor, want: Want, names: list[str], *given: Any) -> tuple[Tensor, ...]:
+        query, key, bias, sinks = given[:4]
+        ctx.call, ctx.want, ctx.names = call, want, names
+        ctx.save_for_backward(query, key, bias, sinks, lse)
+        return tuple(part.clone() for part in given[4:])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        query, key, bias, sinks, lse = ctx.saved_tensors
+        call = ctx.call.replace(query=query, key=key, bias=bias, sinks=sinks)
+        given = dict(zip(ctx.names, grads, strict=True))
+        with torch.no_grad(), no_autocast(call.spec.device):
+            found = _Backward(call, lse, ctx.want, given, ctx.needs_input_grad[4:8]).run()
+        return (None, None, None, None, *found, *(None for _ in grads))
+
+
+class _Backward:
+    """One backward pass: gradients of the statistics in, gradients of query, key, bias and sinks out."""
+
+    def __init__(self, call: Call, lse: Tensor, want: Want, given: dict[str, Any], needs: tuple[bool, ...]) -> None:
+        self.call, self.want, self.needs = call, want, needs
+        work = self.work = accumulation(call.spec.dtype)
+        # an empty row has no entropy, and no weights that could change
+        self.empty = lse == -torch.inf
+        self.lse = lse.to(work)
+        entropy = given.get("entropy")
+        self.entropy = None if entropy is None else entropy.to(work).masked_fill(self.empty, 0.0)
+        self.mass, self.first = (_in(given.get(name), work) for name in ("key_mass", "first_mass"))
+        self.queries = range(call.spec.queries)[want.queries or slice(None)]
+        # what a pair that is not permitted holds must not reach a product with 0
+        self.query, self.key = (torch.where(t.isfinite(), t, 0.0).to(work) for t in (call.query, call.key))
+        self.room = call.query.new_empty(0, dtype=work)
+
+    def run(self) -> tuple[Tensor | None, ...]:
+        call = self.call
+        bias = call.bias
+        d_query, d_key = (torch.zeros_like(t, dtype=self.work) for t in (self.query, self.key))
+        d_bias = None if bias is None or not self.needs[2] else bias.new_zeros(bias.shape, dtype=self.work)
+        shares = self.lse.new_zeros(self.lse.shape)  # Σ p·G of each row
+        for tile in tiles(call, self.lse):
+            capped = None if call.spec.softcap is None else self._slope(tile)
+            ds = self._logits(tile, shares)
+            if d_bias is not None:
+                self._add_bias(tile, ds, d_bias)
+            self._add_products(tile, ds if capped is None else ds.mul_(capped), d_query, d_key)
+        d_sinks = None
+        if call.sinks is not None and self.needs[3]:
+            weight = torch.exp(call.sinks.to(self.work).view(1, -1, 1) - self.lse).masked_fill(self.empty, 0.0)
+            d_sinks = -(weight * shares).sum((0, 2)).to(call.sinks.dtype)
+        made = (d_query, d_key, d_bias)
+        inputs = (call.query, call.key, bias)
+        return (
+            *(
+                None if grad is None or tensor is None or not need else grad.to(tensor.dtype)
+                for grad, tensor, need in zip(made, inputs, self.needs, strict=False)
+            ),
+            d_sinks,
+        )
+
+    def _logits(self, tile: Tile, shares: Tensor) -> Tensor:
+        """The gradient of the tile's logits; its z is used up."""
+        at = (tile.items, tile.heads, slice(tile.rows.start, tile.rows.stop))
+        grad = tile.z.mul_(-self.entropy[at].unsqueeze(-1)) if self.entropy is not None else tile.z.zero_()
+        if self.mass is not None:
+            self._add_mass(tile, grad)
+        if self.first is not None:
+            start = 0
+            for run in tile.runs:
+                if run.start < self.want.first:
+                    stop = start + min(run.stop, self.want.first) - run.start
+                    grad[..., start:stop] += self.first[at].unsqueeze(-1)
+                start += run.stop - run.start
+        product = torch.mul(tile.p, grad, out=self._room(tile.p.shape))
+        share = product.sum(-1, keepdim=True)
+        if self.call.sinks is not None and self.entropy is not None:
+            # the 1 of z + 1, which cancels where the weights sum to 1
+            ones = self.entropy[at].unsqueeze(-1)
+            product.addcmul_(tile.p, ones, value=-1.0)
+            share = product.sum(-1, keepdim=True)
+        shares[at] = share.squeeze(-1)
+        return product.addcmul_(tile.p, share, value=-1.0)
+
+    def _add_mass(self, tile: Tile, grad: Tensor) -> None:
+        assert self.mass is not None
+        inside = range(max(tile.rows.start, self.queries.start), min(tile.rows.stop, self.queries.stop))
+        if not len(inside):
+            return
+        some, start = grad[:, :, inside.start - tile.rows.start : inside.stop - tile.rows.start], 0
+        for run in tile.runs:
+            more = self.mass[tile.items, tile.heads, run.start : run.stop].unsqueeze(2)
+            some[..., start : start + run.stop - run.start] += more
+            start += run.stop - run.start
+
+    def _slope(self, tile: Tile) -> Tensor:
+        """The derivative of c·tanh(s/c), from what it gave."""
+        cap = self.call.spec.softcap
+        assert cap is not None
+        at = (tile.items, tile.heads, slice(tile.rows.start, tile.rows.stop))
+        logits = tile.z + self.lse[at].masked_fill(self.empty[at], 0.0).unsqueeze(-1)
+        start = 0
+        for run in tile.runs:
+            bias = bias_over(self.call, tile.rows, range(run.start, run.stop), tile.items, tile.heads)
+            if bias is not None:
+                logits[..., start : start + run.stop - run.start] -= bias.masked_fill(bias == -torch.inf, 0.0)
+            start += run.stop - run.start
+        return 1.0 - (logits / cap).clamp_(-1.0, 1.0).square_()
+
+    def _add_bias(self, tile: Tile, ds: Tensor, d_bias: Tensor) -> None:
+        start = 0
+        for run in tile.runs:
+            part = ds[..., start : start + run.stop - run.start]
+            add_bias_gradient(self.call, d_bias, part, tile.rows, range(run.start, run.stop), tile.items, tile.heads)
+            start += run.stop - run.start
+
+    def _add_products(self, tile: Tile, ds: Tensor, d_query: Tensor, d_key: Tensor) -> None:
+        spec = self.call.spec
+        group = spec.heads // spec.kv_heads
+        kv = slice(tile.heads.start // group, tile.heads.stop // group)
+        rows = (tile.items, tile.heads, slice(tile.rows.start, tile.rows.stop))
+        flat = ds.view(
+            -1, ds.shape[1] // (kv.stop - kv.start) * ds.shape[2], ds.shape[3]
+        )  # [items · kv, group · rows, keys]
+        if self.needs[0]:
+            keys = [self.key[tile.items, kv, run.start : run.stop] for run in tile.runs]
+            key = keys[0] if len(keys) == 1 else torch.cat(keys, 2)
+            made = torch.bmm(flat, key.reshape(len(flat), *key.shape[2:]))
+            d_query[rows] = made.view(*ds.shape[:3], -1).mul_(spec.scale)
+        if self.needs[1]:
+            query = self.query[rows].reshape(len(flat), -1, self.query.shape[-1])
+            made = (
+                torch.bmm(flat.transpose(1, 2), query)
+                .mul_(spec.scale)
+                .view(ds.shape[0], -1, *(ds.shape[3], query.shape[-1]))
+            )
+            start = 0
+            for run in tile.runs:
+                d_key[tile.items, kv, run.start : run.stop] += made[:, :, start : start + run.stop - run.start]
+                start += run.stop - run.start
+
+    def _room(self, shape: torch.Size) -> Tensor:
+        """A buffer that is used over and over."""
+        if self.room.numel() < shape.numel():
+            self.room = self.room.new_empty(shape.numel())
+        return self.room[: shape.numel()].view(shape)
+
+
+def _in(given: Any, work: torch.dtype) -> Tensor | None:
+    return None if given is None else given.to(work)

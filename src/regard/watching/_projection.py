@@ -1,0 +1,77 @@
+"""The output projection of an attention call: the matrix that reads what the call gave, found by comparing the two."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from regard.recording import Site
+from regard.watching._in_memory import InMemory
+from regard.watching._modules import Frame
+from regard.watching._seen import Seen
+
+
+class Projection(NamedTuple):
+    path: str
+    weight: Tensor  # [model dim, heads · value dim]
+
+
+class Waiting(NamedTuple):
+    """A call that has run, until it is known what reads its output."""
+
+    seen: Seen | InMemory
+    stack: list[Frame]
+    site: Site
+    layer: int
+    number: int
+    out: Any
+
+
+def matrix_of(module: nn.Module) -> Tensor | None:
+    """The matrix of a linear layer as torch.nn.Linear holds it; None of any other module."""
+    weight = module._parameters.get("weight")
+    if not isinstance(weight, Tensor) or weight.dim() != 2 or isinstance(module, nn.Embedding):
+        return None
+    if isinstance(module, nn.Linear):
+        return weight.detach()
+    # GPT-2's linear layers hold the transpose
+    return weight.detach().T if type(module).__name__ == "Conv1D" else None
+
+
+def known_projection(stack: list[Frame], path: str) -> Projection | None:
+    """That of torch's own module, which multiplies by the weight of its projection without calling it."""
+    module = next((f.module for f in reversed(stack) if isinstance(f.module, nn.MultiheadAttention)), None)
+    if module is None and isinstance(stack[-1].module, nn.TransformerEncoderLayer):
+        module = stack[-1].module.self_attn
+    return None if module is None else Projection(f"{path}.out_proj".lstrip("."), module.out_proj.weight)
+
+
+def version_of(tensor: Tensor | None) -> int | None:
+    """How often a tensor was written into; None where torch does not count."""
+    return None if tensor is None or tensor.is_inference() else tensor._version
+
+
+def reads(result: Tensor | None, args: tuple[Any, ...], weight: Tensor) -> bool:
+    """Whether a linear layer was handed exactly what a call gave [batch, head, query, dim], heads side by side."""
+    given = args[0] if args and isinstance(args[0], Tensor) else None
+    if result is None or given is None or given.numel() != result.numel() or given.is_nested:
+        return False
+    batch, heads, queries, dim = result.shape
+    if weight.shape[1] != heads * dim or given.shape[-1] != heads * dim:
+        return False
+    return torch.equal(given.detach().reshape(batch, queries, heads, dim).transpose(1, 2), result.detach())
+
+
+def with_values(made: InMemory, weights: Tensor, values: Tensor, product: Tensor) -> InMemory:
+    """Attention that was written out, with the values it multiplied, where batch and heads lie as they usually do."""
+    batch, heads, queries, keys = made.weights.shape
+    dim = values.shape[-1] if values.dim() > 1 else 0
+    usual = weights.shape == made.weights.shape and tuple(values.shape[-2:]) == (keys, dim)
+    if not usual or not dim or values.numel() != batch * heads * keys * dim:
+        return made
+    if product.numel() != batch * heads * queries * dim:
+        return made
+    value = values.detach().reshape(batch, heads, keys, dim)
+    return made._replace(value=value, result=product.detach().reshape(batch, heads, queries, dim))

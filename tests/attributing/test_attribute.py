@@ -1,0 +1,204 @@
+"""The effect of cutting edges: against really cutting them, and against dense formulas."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+from torch.nn import functional
+
+import regard
+from regard.attributing import Edge
+
+
+class Layer(nn.Module):
+    """One layer of attention and nothing after it that is not linear: effects must be exact."""
+
+    def __init__(self, written_out: bool, causal: bool) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.embed = nn.Embedding(13, 20, dtype=torch.float64)
+        self.qkv, self.out = (nn.Linear(20, n, dtype=torch.float64) for n in (60, 20))
+        self.written_out, self.causal = written_out, causal
+        self.hidden: Tensor | None = None  # [head, query, key], edges that are cut
+
+    def forward(self, ids: Tensor) -> Tensor:
+        q, k, v = (t.view(*ids.shape, 4, 5).transpose(1, 2) for t in self.qkv(self.embed(ids)).chunk(3, -1))
+        n = ids.shape[1]
+        mask = torch.ones(4, n, n, dtype=torch.bool)
+        mask = mask.tril() if self.causal else mask
+        if self.hidden is not None:
+            mask = mask & ~self.hidden
+        if self.written_out:
+            logits = (3.0 * q @ k.transpose(-2, -1)).masked_fill(~mask, -torch.inf)
+            mixed = torch.nan_to_num(logits.softmax(-1)) @ v
+        else:
+            mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask[None], scale=3.0)
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+
+IDS = torch.tensor([[3, 7, 3, 9, 7, 3, 11, 9, 3, 7, 2, 5, 5]])
+
+
+def scalar(out: Tensor) -> Tensor:
+    return (out[0] * torch.linspace(-1, 1, out[0].numel(), dtype=out.dtype).view_as(out[0])).sum()
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["everything", "causal"])
+@pytest.mark.parametrize("written_out", [False, True], ids=["fused", "written out"])
+def test_within_a_layer_the_effect_of_every_edge_is_exact(written_out: bool, causal: bool) -> None:
+    model = Layer(written_out, causal).eval()
+    n = IDS.shape[1]
+    found = regard.attribute(model, IDS, loss=scalar, top_k=n * n)
+    (layer,) = found.layers
+    before = scalar(model(IDS)).item()
+    assert found.value == pytest.approx(before)
+    exact = torch.zeros(4, n, n, dtype=torch.float64)
+    with torch.no_grad():
+        for head in range(4):
+            for i in range(n):
+                for j in range(i + 1 if causal else n):
+                    model.hidden = torch.zeros(4, n, n, dtype=torch.bool)
+                    model.hidden[head, i, j] = True
+                    exact[head, i, j] = scalar(model(IDS)).item() - before
+    edges = list(layer.edges())
+    assert len(edges) == 4 * (n * (n + 1) // 2 if causal else n * n)
+    for edge in edges:
+        assert edge.effect == pytest.approx(float(exact[edge.head, edge.query, edge.key]), abs=1e-10)
+    torch.testing.assert_close(layer.key_effect[0], exact.sum(1), rtol=0, atol=1e-9)
+    torch.testing.assert_close(layer.map[0], exact, rtol=0, atol=1e-10)
+    sizes = [abs(edge.effect) for edge in edges if edge.head == 2]
+    assert sizes == sorted(sizes, reverse=True)
+
+
+def gpt2() -> Any:
+    torch.manual_seed(4)
+    config = transformers.GPT2Config(vocab_size=29, n_embd=32, n_layer=3, n_head=4, n_positions=64)
+    model = transformers.GPT2LMHeadModel(config).eval().double()
+    with torch.no_grad():
+        for block in model.transformer.h:
+            block.attn.c_attn.weight.mul_(12.0)
+            block.attn.c_proj.weight.mul_(4.0)
+    return model
+
+
+@contextlib.contextmanager
+def cut(monkeypatch: pytest.MonkeyPatch, edge: Edge) -> Iterator[None]:
+    """The edge forbidden, by a boolean mask in the model's own call of torch's function."""
+    real, calls = functional.scaled_dot_product_attention, []
+
+    def without(query: Tensor, key: Tensor, value: Tensor, *args: Any, **given: Any) -> Tensor:
+        calls.append(1)
+        if len(calls) - 1 == edge.layer:
+            length = query.shape[2]
+            mask = torch.ones(query.shape[1], length, length, dtype=torch.bool).tril().repeat(len(query), 1, 1, 1)
+            mask[edge.item, edge.head, edge.query, edge.key] = False
+            given = {**given, "attn_mask": mask, "is_causal": False}
+        return real(query, key, value, *args, **given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.nn.functional, "scaled_dot_product_attention", without)
+        yield
+
+
+def test_the_best_fifty_edges_do_when_cut_what_was_foretold(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = gpt2()
+    ids = torch.randint(0, 29, (1, 24), generator=torch.Generator().manual_seed(2))
+
+    def loss(out: Any) -> Tensor:
+        return out.logits[0, -1, 7] - out.logits[0, -1, 8]
+
+    found = regard.attribute(model, {"input_ids": ids, "use_cache": False}, loss=loss, top_k=50)
+    edges = found.top(50)
+    assert len({edge.layer for edge in edges}) > 1 and len({edge.head for edge in edges}) > 1
+    before, told, real = found.value, [], []
+    with torch.no_grad():
+        for edge in edges:
+            with cut(monkeypatch, edge):
+                told.append(edge.effect)
+                real.append(loss(model(input_ids=ids, use_cache=False)).item() - before)
+    pair = torch.tensor([told, real])
+    assert float(torch.corrcoef(pair)[0, 1]) > 0.95
+    assert float((pair[0].sign() == pair[1].sign()).double().mean()) > 0.9
+
+
+def test_gradient_times_attention_is_that_of_the_dense_weights() -> None:
+    model = Layer(written_out=True, causal=False).eval()
+    (fused,) = regard.attribute(Layer(False, False).eval(), IDS, loss=scalar).layers
+    q, k, v = (t.view(1, -1, 4, 5).transpose(1, 2) for t in model.qkv(model.embed(IDS)).chunk(3, -1))
+    weights = (3.0 * q @ k.transpose(-2, -1)).softmax(-1)
+    out = model.out((weights @ v).transpose(1, 2).flatten(2))
+    (grad,) = torch.autograd.grad(scalar(out), weights)
+    expected = (grad * weights).clamp_min(0)
+    torch.testing.assert_close(fused.key_gradient, expected.detach().sum(2), rtol=0, atol=1e-11)
+    torch.testing.assert_close(fused.gradient_map, expected.detach(), rtol=0, atol=1e-11)
+
+
+def test_sinks_grouped_heads_and_a_rule_are_cut_as_by_hand() -> None:
+    from regard.masks import causal
+    from regard.observation._effects import edge_effects
+
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(2, h, 9, 3, dtype=torch.float64) for h in (4, 2, 2))
+    sinks = torch.randn(4, dtype=torch.float64)
+    grad = torch.randn(2, 4, 9, 3, dtype=torch.float64)
+    given: dict[str, Any] = {"sinks": sinks, "softcap": 2.0}
+    seen = regard.observe(query, key, value, mask=causal(), **given)
+    from regard._arguments import prepare
+
+    call = prepare(query, key, value, causal(), None, None, 2.0, sinks, 0.0, None)
+    found = edge_effects(call, seen.lse, grad, (9, 9), 4)
+    for i in range(9):
+        for j in range(i + 1):
+            hidden = torch.zeros(9, 9, dtype=torch.bool)
+            hidden[i, j] = True
+            out = regard.attention(query, key, value, mask=causal() & regard.masks.drop(hidden), **given)
+            exact = ((out - seen.out) * grad)[:, :, i].sum(-1)
+            torch.testing.assert_close(found["map"][:, :, i, j], exact, rtol=0, atol=1e-11)
+
+
+def test_an_edge_that_has_all_the_weight_keeps_its_digits() -> None:
+    from regard._arguments import prepare
+    from regard.observation._effects import edge_effects
+
+    torch.manual_seed(0)
+    key = torch.randn(1, 1, 5, 2)
+    key[..., 0, :] = torch.tensor([9.0, 9.0])
+    query, value, grad = torch.ones(1, 1, 5, 2), torch.randn(1, 1, 5, 3), torch.randn(1, 1, 5, 3)
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        q, k, v, g = (t.to(dtype) for t in (query, key, value, grad))
+        seen = regard.observe(q, k, v)
+        assert float(seen.max_weight.min()) > 0.999
+        call = prepare(q, k, v, None, None, None, None, None, 0.0, None)
+        found.append(edge_effects(call, seen.lse, g, (5, 5), 3)["map"].double())
+    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)
+
+
+def test_a_frozen_model_is_thawed_for_the_pass_alone() -> None:
+    model = gpt2().requires_grad_(False)
+    found = regard.attribute(
+        model, {"input_ids": torch.arange(9)[None]}, loss=lambda out: out.logits[0, -1, 3], layers=[2], map=(3, 3)
+    )
+    assert [layer.layer for layer in found.layers] == [2] and found.layers[0].map.shape == (1, 4, 3, 3)
+    assert not any(parameter.requires_grad or parameter.grad is not None for parameter in model.parameters())
+    assert len(found.by_head()) == 4
+
+
+@pytest.mark.parametrize(
+    ("loss", "error", "message"),
+    [
+        (3, TypeError, "loss must be a function"),
+        (lambda out: out.logits, TypeError, r"got a tensor \[1, 9, 29\]"),
+        (lambda out: 1.0, TypeError, "got float"),
+        (lambda out: out.logits.detach().sum(), ValueError, "does not depend on the model"),
+    ],
+)
+def test_what_is_no_scalar_of_the_output_is_refused(loss: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        regard.attribute(gpt2(), {"input_ids": torch.arange(9)[None]}, loss=loss)

@@ -1,0 +1,95 @@
+"""The benchmark that trains translators, at toy scale on a CPU: its phases, second calls, what it reports."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.train.small import DATA, SMALL
+
+from regard.train import Translator, Words, toy
+from regard.train._build import encode_pairs
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+WORDS = ["--toy", "--toy-sentences", "60", "--steps", "6", "--teachers", "2", "--seeds", "1"]
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    found = importlib.import_module("translator_seeds")
+    monkeypatch.setattr(found, "BEGAN", found.time.monotonic())
+    return found
+
+
+def report(out: Path) -> Any:
+    return json.loads((out / "report.json").read_text())
+
+
+def test_calls_go_on_where_the_one_before_stopped(script: Any, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    out = tmp_path / "run"
+    given = [*WORDS, "--out", str(out)]
+    script.main([*given, "--seconds", "0"])
+    assert "call again with the same --out to go on" in capsys.readouterr().out
+    assert report(out)["teachers"] == report(out)["students"] == []
+
+    script.main([*given, "--until", "lessons"])
+    found = report(out)
+    assert [each["seed"] for each in found["teachers"]] == [1, 2] and found["students"] == []
+    assert found["lessons"]["sentences"] == found["lessons"]["of"]
+    assert found["calls"][-1]["did"] == ["teacher 1", "teacher 2", "lessons"]
+
+    script.main(given)
+    found = report(out)
+    assert found["calls"][-1]["did"] == ["student 1", "ensemble"]
+    [student] = found["students"]
+    assert student["steps"] == 6 and not student["cut short"] and found["ensemble"]["models"] == 2
+    assert found["mean of students"] == {"seeds": 1} | {
+        name: round(student[name], 3) for name in ("valid", "test", "chrf")
+    }
+    assert len(list(out.iterdir())) == 5  # two teachers, lessons, the best student, the report
+
+    # what is kept is what was measured
+    with tarfile.open(out / "best.tar") as packed:
+        packed.extractall(tmp_path, filter="data")
+    best = Translator.load(tmp_path / "best")
+    best.models[0].float()
+    test = toy(1, 20, seed=5).valid.source
+    lines = [each[0].text for each in best(test, length_penalty=student["length penalty"])]
+    assert lines == student["translated"]
+
+    script.main(given)
+    assert report(out)["calls"][-1]["did"] == [] and report(out)["students"] == found["students"]
+    with pytest.raises(SystemExit, match="holds a run with another r_drop; give another --out"):
+        script.main([*given, "--r-drop", "0.1"])
+
+
+def test_a_run_does_not_depend_on_those_before_it(script: Any) -> None:
+    from _graph_training import Runs
+
+    words = Words.learn([*DATA.train.source, *DATA.train.target], vocab_size=SMALL.vocab_size)
+    runs = Runs(SMALL, words, encode_pairs(words, DATA.train, SMALL), torch.device("cpu"), epochs=2)
+    runs.prepare(timed=1)
+    found = []
+    for seed in (3, 5, 3):
+        runs.train(seed, 4, progress=lambda step, loss: None)
+        found.append([each.clone() for each in runs.average.model.parameters()])
+    assert all(map(torch.equal, found[0], found[2]))
+    assert not all(map(torch.equal, found[0], found[1]))
+
+
+def test_epochs_have_the_same_shapes(script: Any) -> None:
+    """Else a graph would be captured for shapes that hardly ever come again."""
+    from _graph_training import Runs
+
+    words = Words.learn([*DATA.train.source, *DATA.train.target], vocab_size=SMALL.vocab_size)
+    runs = Runs(SMALL, words, encode_pairs(words, DATA.train, SMALL), torch.device("cpu"), epochs=4)
+    shapes = [sorted((len(each.rows), each.widths) for each in epoch) for epoch in runs.epochs]
+    assert shapes[0] == shapes[1] == shapes[2] == shapes[3]
+    rows = [sorted(tuple(sorted(each.rows)) for each in epoch) for epoch in runs.epochs]
+    assert rows[0] != rows[1]  # other sentences meet in a batch
