@@ -369,7 +369,7 @@ def _observe(call: Call, lse: Tensor, want: Want, lengths: Tensor | None = None)
 
         found = observe_by_kernels(call, lse, want.usual)
     rest = want.unusual if by_kernels else want
-    if rest.but(pairs=None).asks:
+    if rest.asks_tiles:
         more = observe_rows(call, lse, rest, lengths)
         found |= {name: part for name, part in more.items() if name not in found}
     if want.pairs is not None:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from regard.backends._stored import Stored
 from regard.cache import _files, _storage
 from regard.cache._base import CacheFull, TokenCache, Updated
 from regard.cache._given import Made
@@ -105,6 +106,11 @@ class _Slots(TokenCache):
         self._held = self._view = held
         self._shown = (self._key, self._value)
         return start
+
+    def _as_stored(self) -> Stored | None:
+        if self._made is None or not self._value:
+            return None
+        return Stored(self._key, self._value, self._view.tensor, self._view.longest, self._made.dtype)
 
     def _read(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         assert self._made is not None
