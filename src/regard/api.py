@@ -333,6 +333,9 @@ def observe(
     if is_sharded(query, key, value):
         from regard import _sharded
 
+        more = {"value_norms": value_norms, "output": output, "differentiable": differentiable or None}
+        if extra := [name for name, value in more.items() if value is not None]:
+            raise Refused(f"{', '.join(extra)} cannot be used where tokens lie on several processes: leave out")
         how = _keywords(mask, bias, scale, softcap, sinks, dropout, query_offset, backend)
         return _sharded.observe(observe, query, key, value, want, **how)
     given = (query, key, value, mask, bias, scale, softcap, sinks, dropout, query_offset)
