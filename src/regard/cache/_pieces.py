@@ -19,7 +19,7 @@ from regard.cache._lengths import Lengths
 from regard.masks import Mask
 from regard.statistics import Want, merge
 
-# keys of a piece: enough to keep a core busy, few enough to be nothing beside a model's weights
+# keys of a piece: enough to keep a core busy, few enough to be small next to a model's weights
 PIECE = 1024
 # pairs of a piece whose mask is kept with the mask that it is a part of
 _KEPT = 1 << 16

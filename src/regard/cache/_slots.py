@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -38,9 +39,9 @@ class _Slots(TokenCache):
         """Item i becomes what item `index[i]` was: one step of a beam search."""
         order = counts_of("index", index)
         batch = len(self._held.counts)
-        if any(i >= batch for i in order):
+        if order and max(order) >= batch:
             raise ValueError(f"index holds {max(order)}, but the cache holds {batch} items")
-        at = torch.tensor(order, dtype=torch.int64, device=self._held.device)
+        at = torch.from_numpy(np.array(order, dtype=np.int64)).to(self._held.device)
         used = self._held.longest
 
         def pick(part: Tensor) -> Tensor:

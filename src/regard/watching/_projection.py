@@ -40,6 +40,19 @@ def matrix_of(module: nn.Module) -> Tensor | None:
     return weight.detach().T if type(module).__name__ == "Conv1D" else None
 
 
+def known_projection(stack: list[Frame], path: str) -> Projection | None:
+    """That of torch's own module, which multiplies by the weight of its projection without calling it."""
+    module = next((f.module for f in reversed(stack) if isinstance(f.module, nn.MultiheadAttention)), None)
+    if module is None and isinstance(stack[-1].module, nn.TransformerEncoderLayer):
+        module = stack[-1].module.self_attn
+    return None if module is None else Projection(f"{path}.out_proj".lstrip("."), module.out_proj.weight)
+
+
+def version_of(tensor: Tensor | None) -> int | None:
+    """How often a tensor was written into; None where torch does not count."""
+    return None if tensor is None or tensor.is_inference() else tensor._version
+
+
 def reads(result: Tensor | None, args: tuple[Any, ...], weight: Tensor) -> bool:
     """Whether a linear layer was handed exactly what a call gave [batch, head, query, dim], heads side by side."""
     given = args[0] if args and isinstance(args[0], Tensor) else None

@@ -100,7 +100,7 @@ def look(
     if as_json:
         terminal.data(recording.to_dicts())
         return
-    terminal.console().print(recording.summary())
+    terminal.console().print(recording.summary(lang))
     typer.echo(say(WORDS, lang, "wrote", out=out))
     if open_page and not open_in_browser(Path(f"{out}.html")):
         typer.echo(f"no browser could be opened; open {out}.html in one", err=True)
