@@ -103,6 +103,19 @@ def test_a_decay_of_each_head_gets_its_gradient_and_a_row_sees_only_what_came_be
     assert max(worst(one, other) for one, other in pairs) < 1e-5
 
 
+def test_columns_of_values_and_features_are_cut_into_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scanning, "_COLUMNS", 16)
+    given = [x.detach()[:, :, :40].float() for x in inputs(1, 1, 40, 40, 17, Dv=18)]
+    given.append(F.logsigmoid(torch.randn(1, 1, 40, generator=torch.Generator().manual_seed(3)) + 2))
+    mine = [x.to(DEVICE).requires_grad_() for x in given]
+    exact = [x.double().requires_grad_() for x in given]
+    found = linear_attention(*mine[:3], mask=masks.causal(), form="fused", log_gate=mine[3])
+    truth = attend(*exact[:3], masks.causal(), log_gate=exact[3])
+    assert worst(found, truth) < 2e-6
+    for name, one, other in zip("qkvg", gradients(found, *mine), gradients(truth, *exact), strict=True):
+        assert worst(one, other) < 2e-6, name
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_errs_no_more_than_plain_arithmetic_does_twice(dtype: torch.dtype) -> None:
     mine, exact = calls(dtype, False, heads=H, items=1)
