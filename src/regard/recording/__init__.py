@@ -185,7 +185,10 @@ class Recording:
     def summary(self, lang: str = "en") -> Summary:
         """A table: for each layer its mean entropy, weight on the first key, distance, tokens and kinds of heads.
 
-<<<<<<< HEAD
+        It is in English, or in Chinese with ``lang="zh"``.
+        """
+        return Summary(self.cpu(), lang)
+
     def scores(self, *, queries: slice | None = None) -> Scores:
         """How much each head does of what heads are known to do: one row for each head of self attention.
 
@@ -205,14 +208,7 @@ class Recording:
         """
         return Scores(self, queries)
 
-    def notes(self) -> list[str]:
-=======
-        It is in English, or in Chinese with ``lang="zh"``.
-        """
-        return Summary(self.cpu(), lang)
-
     def notes(self, lang: str = "en") -> list[str]:
->>>>>>> page
         """What a reader must know: calls without statistics, by reason."""
         from regard._display.texts import text
         from regard.recording._summary_words import WORDS
@@ -223,25 +219,14 @@ class Recording:
         measured = [call for call in self.calls if "value_length" in call.parts]
         alone = [call for call in measured if call.projection is None]
         unseen = [call for call in self.calls if "value_length" not in call.parts] if measured else []
-        return [
-<<<<<<< HEAD
-            *(
-                f"{len(paths)} calls have no statistics ({reason}), the first in {paths[0]}"
-                for reason, paths in by_reason.items()
-            ),
-            *(
-                f"{len(calls)} calls {what}, the first in {calls[0].path}"
-                for calls, what in (
-                    (alone, "have value lengths ‖v‖, as no output projection was seen to read their output"),
-                    (unseen, "have no value lengths, as their values were not seen"),
-                )
-                if calls
-            ),
-=======
+        found = [
             text(WORDS, lang, "missed", count=len(paths), reason=reason, path=paths[0])
             for reason, paths in by_reason.items()
->>>>>>> page
         ]
+        for name, calls in (("values alone", alone), ("values unseen", unseen)):
+            if calls:
+                found.append(text(WORDS, lang, name, count=len(calls), path=calls[0].path))
+        return found
 
     def plot(
         self,

@@ -48,30 +48,19 @@ class Summary:
         # Rich cuts off what does not fit. Where there is little room, what is long stands in one column, line by line.
         is_wide = options.max_width >= _WIDE
         table = Table(title=Text(self.title), box=box.SIMPLE_HEAD if is_wide else None, pad_edge=False)
-<<<<<<< HEAD
-        table.add_column("layer", justify="right", no_wrap=True)
-        columns = ["calls", "entropy", "first\nkey", "≈\ndistance"]
+        columns = ["layer", "calls", "entropy", "first", "distance"]
         if with_value := any("first_value" in row for row in self.rows):
-            columns.insert(3, "its\nvalue")
+            columns.insert(4, "first_value")
         for name in columns:
-            table.add_column(name, justify="right", no_wrap=True)
-        for name in _LONG if is_wide else (", ".join(_LONG),):
-            table.add_column(name, overflow="fold")
-        for row in self.rows:
-            long = _long(row, _PATH if is_wide else options.max_width - _NUMBERS)
-            table.add_row(*_short(row, with_value), *map(Text, long if is_wide else ["\n".join(filter(None, long))]))
-=======
-        for name in ("layer", "calls", "entropy", "first", "distance"):
             table.add_column(self._say(name), justify="right", no_wrap=True)
         names = [self._say(name) for name in _LONG]
         for name in names if is_wide else (", ".join(names),):
             table.add_column(name, overflow="fold")
         for row in self.rows:
             long = _long(row, self._say, _PATH if is_wide else options.max_width - _NUMBERS)
-            table.add_row(*_short(row), *map(Text, long if is_wide else ["\n".join(filter(None, long))]))
->>>>>>> page
+            table.add_row(*_short(row, with_value), *map(Text, long if is_wide else ["\n".join(filter(None, long))]))
         yield table
-        value = ["its value: the first key's share of weight × length of the value (value_mass)"] * with_value
+        value = [self._say("value of the first")] * with_value
         yield Text("\n".join([self.thresholds, *value, *self.notes]), style="dim italic")
 
     def __str__(self) -> str:
