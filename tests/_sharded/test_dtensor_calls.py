@@ -110,6 +110,32 @@ def test_one_process_gives_what_the_oracle_gives(alone: dict[str, Any]) -> None:
     np.testing.assert_allclose(alone["causal"]["out"].numpy(), wanted, atol=1e-12)
 
 
+def short() -> list[str]:
+    """Fewer tokens than processes, no keys, no queries: what differs from one process."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    mesh, wrong = init_device_mesh("cpu", (4,)), []
+    for rows, keys in ((1, 7), (3, 2), (2, 9), (5, 0), (0, 4)):
+        three = [drawn(2, 2, size, 4, seed=at) for at, size in enumerate((rows, keys, keys))]
+        for mask in (None, masks.causal(), masks.window(1), masks.padding([min(keys, 2), 0])):
+            results = []
+            for place in (lambda x: x.clone(), lambda x: distribute_tensor(x, mesh, [Shard(2)])):
+                leaves = [place(x).requires_grad_() for x in three]
+                regard.attention(*leaves, mask=mask).sum().backward()
+                seen = regard.observe(*leaves, mask=mask, want=Want(map=(3, 3), first=1, weights="all"))
+                parts = [*(getattr(seen, part) for part in (*PARTS, "out", "top_keys")), *(x.grad for x in leaves)]
+                results.append([whole(part) for part in parts])
+            for at, (one, other) in enumerate(zip(*results, strict=True)):
+                if one.shape != other.shape or not torch.allclose(one, other, equal_nan=True):
+                    wrong.append(f"{rows} queries, {keys} keys, {mask}: part {at}")
+    return wrong
+
+
+def test_sequences_shorter_than_the_group() -> None:
+    assert together(4, short) == [[]] * 4
+
+
 RULES = {
     "causal": masks.causal(),
     "window": masks.causal() & masks.window(100),

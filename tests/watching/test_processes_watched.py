@@ -95,6 +95,27 @@ def test_processes_that_share_a_model_give_one_recording(how: str) -> None:
         assert (items, heads) == ((5, 2) if how == "heads" else (len(rows[rank]), 4))
 
 
+def items_and_heads() -> dict[str, Any]:
+    """FSDP2 over pairs of processes that share heads."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    from regard.train import tensor_parallel
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("items", "heads"))
+    model = tensor_parallel(translator(), mesh["heads"])
+    for layer in (*model.encoder_layers, *model.decoder_layers):
+        fully_shard(layer, mesh=mesh["items"])
+    fully_shard(model, mesh=mesh["items"])
+    return watched(model, [[0, 1, 2], [3, 4]][mesh.get_local_rank("items")])
+
+
+def test_heads_and_items_are_gathered_at_once() -> None:
+    whole = watched(translator(), slice(None))
+    for found in together(4, items_and_heads):
+        assert_same(found, whole)
+
+
 def uneven() -> dict[str, Any]:
     """Batches of different widths cannot stand in one tensor: passes follow one another."""
     import torch.distributed as dist

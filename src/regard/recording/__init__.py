@@ -219,14 +219,17 @@ class Recording:
         measured = [call for call in self.calls if "value_length" in call.parts]
         alone = [call for call in measured if call.projection is None]
         unseen = [call for call in self.calls if "value_length" not in call.parts] if measured else []
-        found = [
-            text(WORDS, lang, "missed", count=len(paths), reason=reason, path=paths[0])
-            for reason, paths in by_reason.items()
+        return [
+            *(
+                text(WORDS, lang, "missed", count=len(paths), reason=reason, path=paths[0])
+                for reason, paths in by_reason.items()
+            ),
+            *(
+                text(WORDS, lang, what, count=len(calls), path=calls[0].path)
+                for calls, what in ((alone, "alone"), (unseen, "unseen"))
+                if calls
+            ),
         ]
-        for name, calls in (("values alone", alone), ("values unseen", unseen)):
-            if calls:
-                found.append(text(WORDS, lang, name, count=len(calls), path=calls[0].path))
-        return found
 
     def plot(
         self,

@@ -60,7 +60,7 @@ class Summary:
             long = _long(row, self._say, _PATH if is_wide else options.max_width - _NUMBERS)
             table.add_row(*_short(row, with_value), *map(Text, long if is_wide else ["\n".join(filter(None, long))]))
         yield table
-        value = [self._say("value of the first")] * with_value
+        value = [self._say("value_note")] * with_value
         yield Text("\n".join([self.thresholds, *value, *self.notes]), style="dim italic")
 
     def __str__(self) -> str:

@@ -22,18 +22,18 @@ WORDS: dict[str, tuple[str, str]] = {
         "{count} calls have no statistics ({reason}), the first in {path}",
         "{count} 次调用没有统计量（{reason}），第一次在 {path}",
     ),
-    "values alone": (
+    "alone": (
         "{count} calls have value lengths ‖v‖, as no output projection was seen to read their output, the first in "
         "{path}",
-        "{count} 次调用的值长度为 ‖v‖（没有看到读取其输出的输出投影），第一次在 {path}",
+        "{count} 次调用的值长度为 ‖v‖，因为没有看到读取其输出的输出投影，第一次在 {path}",
     ),
-    "values unseen": (
+    "unseen": (
         "{count} calls have no value lengths, as their values were not seen, the first in {path}",
-        "{count} 次调用没有值长度（没有看到它们的值），第一次在 {path}",
+        "{count} 次调用没有值长度，因为没有看到它们的值，第一次在 {path}",
     ),
-    "value of the first": (
+    "value_note": (
         "its value: the first key's share of weight × length of the value (value_mass)",
-        "其值占比：首键在“权重 × 值长度”总和中所占的份额（value_mass）",
+        "其值占比：权重 × 值的长度之和中，首键所占的份额（value_mass）",
     ),
     "thresholds": (
         "first-token: at least {first:.0%} of the weight on the first key seen; previous-token: at least "

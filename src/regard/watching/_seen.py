@@ -228,7 +228,7 @@ def _interface_mask(given: Any, q: Tensor, k: Tensor) -> tuple[Mask | None, Tens
 def recognised(mask: Mask, queries: int, keys: int, device: torch.device) -> Mask:
     """A dense mask that is only padding, or causal with padding, as a rule: observing then skips what is hidden.
 
-    Reading it costs little beside the observation on a CPU; elsewhere it would wait for the device."""
+    Reading it costs little compared with the observation on a CPU; elsewhere it would wait for the device."""
     if device.type != "cpu" or queries != keys or not keys or len(mask.tensors) != 1 or mask.tensors[0].dim() != 4:
         return mask
     dense = mask.tensors[0]
