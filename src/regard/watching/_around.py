@@ -108,7 +108,7 @@ def _interface(get: Callable[..., Any]) -> Callable[..., Any]:
                 if watcher.met == met:  # none of its operators was known
                     watcher.see(
                         lambda: _seen.from_interface(
-                            attn_implementation, module, query, key, value, attention_mask, given
+                            attn_implementation, module, query, key, value, attention_mask, given, out
                         ),
                         out=out,
                     )
