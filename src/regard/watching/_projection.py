@@ -61,9 +61,12 @@ def version_of(tensor: Tensor | None) -> int | None:
     return None if tensor is None or tensor.is_inference() else tensor._version
 
 
-def reads(result: Tensor | None, args: tuple[Any, ...], weight: Tensor) -> bool:
-    """Whether a linear layer was handed exactly what a call gave [batch, head, query, dim], heads side by side."""
+def reads(seen: Seen | InMemory, args: tuple[Any, ...], weight: Tensor) -> bool:
+    """Whether a linear layer was handed exactly what a call gave, heads side by side."""
     given = args[0] if args and isinstance(args[0], Tensor) else None
+    result = seen.result
+    if result is not None and isinstance(seen, Seen) and seen.by_token:
+        result = result.transpose(1, 2)
     if result is None or given is None or given.numel() != result.numel() or given.is_nested:
         return False
     batch, heads, queries, dim = result.shape
