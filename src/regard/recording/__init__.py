@@ -42,6 +42,7 @@ class Recording:
         self.calls: list[Recorded] = []
         self.sites: list[Site] = []
         self.missed: list[tuple[str, str]] = []  # (module, why its call has no statistics)
+        self.kept: dict[Site, list[Any]] = {}  # what ``watch(keep=…)`` keeps for ``regard.edits``; not in files
         self._tokens: list[list[str]] = []
         self._source_tokens: list[list[str]] = []
         self._described: dict[int, tuple[Recorded, list[dict[str, Any]]]] = {}

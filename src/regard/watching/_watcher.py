@@ -59,6 +59,9 @@ class Pending:
 class Watcher:
     """Everything that happens between entering and leaving the block, on the thread that entered it."""
 
+    hears_in_silence = False  # an edit tries a product that nobody else is to see
+    changes_calls = False  # whether it is an edit: those are asked before a call runs
+
     def __init__(
         self,
         model: nn.Module,
@@ -282,6 +285,10 @@ class Watcher:
             self.recording.sites.append(site)
         return site
 
+    def own_call(self, run: Callable[..., Any], program: Any, call: Any) -> Any:
+        """A call of regard's own that is about to run; an edit changes it."""
+        return run(program, call)
+
     # What is written down
 
     def _observe(
@@ -327,7 +334,7 @@ class Watcher:
         found = None
         with self._noting(self._waiting.site):
             result = self._waiting.seen.result
-            if version_of(result) == self._version and reads(result, args, weight):
+            if version_of(result) == self._version and reads(self._waiting.seen, args, weight):
                 found = Projection(path, weight)
         self._stop_waiting(found)
 
