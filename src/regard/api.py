@@ -22,7 +22,7 @@ from regard.observation._lengths import value_lengths
 from regard.observation._pairs import weights_of_pairs
 from regard.observation._rows import observe_rows
 from regard.plan import Choice, Cost, Plan, choose, program_of, programs, recall, size_kind
-from regard.spec import Call, CallSpec, Refused
+from regard.spec import Call, CallSpec, OfOtherCall, Refused
 from regard.statistics import Want
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def attention(
         return compiled(query, key, value, mask, bias, scale, softcap, sinks, dropout, query_offset, backend)
     if _tracing_state() is not None:
         _refuse_tracing()
-    if not type(query) is type(key) is type(value) is Tensor and is_sharded(query, key, value):
+    if not (type(query) is type(key) is type(value) is Tensor) and is_sharded(query, key, value):
         from regard import _sharded
 
         how = _keywords(mask, bias, scale, softcap, sinks, dropout, query_offset, backend)
@@ -335,6 +335,9 @@ def observe(
     if is_sharded(query, key, value):
         from regard import _sharded
 
+        more = {"value_norms": value_norms, "output": output, "differentiable": differentiable or None}
+        if extra := [name for name, value in more.items() if value is not None]:
+            raise Refused(f"{', '.join(extra)} cannot be used where tokens lie on several processes: leave out")
         how = _keywords(mask, bias, scale, softcap, sinks, dropout, query_offset, backend)
         return _sharded.observe(observe, query, key, value, want, **how)
     given = (query, key, value, mask, bias, scale, softcap, sinks, dropout, query_offset)
@@ -345,6 +348,7 @@ def observe(
     if want.rows and not want.asks_more and not reads_values(call.spec) and not differentiable:
         call = call.replace(wants_rows=True)
     result = _guard.run(program, call)
+    call = result.ran if isinstance(result, OfOtherCall) else call
     lse = result.lse.detach().to(accumulation(call.spec.dtype))
     found = result.rows or (_observe(_plain(call), lse, want, lengths) if want.asks else {})
     if differentiable:
@@ -368,7 +372,7 @@ def _observe(call: Call, lse: Tensor, want: Want, lengths: Tensor | None = None)
 
         found = observe_by_kernels(call, lse, want.usual)
     rest = want.unusual if by_kernels else want
-    if rest.but(pairs=None).asks:
+    if rest.asks_tiles:
         more = observe_rows(call, lse, rest, lengths)
         found |= {name: part for name, part in more.items() if name not in found}
     if want.pairs is not None:

@@ -99,3 +99,9 @@ class Result(NamedTuple):
     lse: Tensor  # [B, H, L], for reading, not for gradients; -inf for an empty row
     rows: dict[str, Tensor] | None = None  # statistics of rows, where they were wanted and the forward pass has them
     finite: bool | None = None  # whether all numbers that were used are finite; None: nobody looked
+
+
+class OfOtherCall(Result):
+    """The result of a call that ``regard.edit`` changed before it ran."""
+
+    ran: Call

@@ -39,7 +39,7 @@ BUCKETS = 32
 NEVER = -1e30
 # How parts that were computed on different ranges of queries merge: rows stand next to each other, sums are added. The
 # map is a sum as well, once its cells are multiplied by their numbers of pairs; `weights` are rows of a rectangle.
-OF_ROWS = ("lse", "entropy", "max_weight", "top_keys", "top_weights", "first_mass")
+OF_ROWS = ("lse", "entropy", "max_weight", "top_keys", "top_weights", "first_mass", "relations")
 SUMS = ("key_mass", "distance")
 
 
@@ -156,8 +156,16 @@ class Want:
     @property
     def asks_more(self) -> bool:
         """Whether anything beyond out, lse and the statistics of rows is wanted."""
-        usual = self.key_mass or self.map or self.top_k or self.distance or self.first or self.weights is not None
-        return bool(usual or self.asks_unusual)
+        return self._asks_sums or self.asks_unusual
+
+    @property
+    def asks_tiles(self) -> bool:
+        """Whether anything is wanted for which all weights have to be looked at."""
+        return bool(self.rows or self._asks_sums or self.value_mass or self.scores is not False)
+
+    @property
+    def _asks_sums(self) -> bool:
+        return bool(self.key_mass or self.map or self.top_k or self.distance or self.first or self.weights is not None)
 
 
 def _count(given: object) -> bool:
@@ -182,6 +190,18 @@ def _whole_numbers(name: str, given: Any, expected: str) -> Tensor:
 
 def _contents(given: Any) -> Any:
     return (given.shape, given.cpu().numpy().tobytes()) if isinstance(given, torch.Tensor) else given
+
+
+def checked_tokens(given: bool | Tensor, batch: int, keys: int) -> Tensor | None:
+    """The tokens of a call's keys, [B or 1, S]; None where nobody said which they are."""
+    if isinstance(given, bool):
+        return None
+    tokens = given[None] if given.dim() == 1 else given
+    if tokens.shape[1] != keys or len(tokens) not in (1, batch):
+        raise ValueError(
+            f"Want(scores=...) has tokens {list(given.shape)}, and the call has {batch} items of {keys} keys"
+        )
+    return tokens
 
 
 def checked_pairs(pairs: Tensor, queries: int, keys: int) -> Tensor:

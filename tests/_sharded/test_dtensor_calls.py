@@ -15,8 +15,13 @@ from regard import Want, masks, reference
 from regard.bias import alibi
 
 QUERIES, KEYS = 37, 43  # neither is a multiple of 2 or 4: the last process has fewer, or other numbers of them
-WANT = Want(map=(11, 7), first=3, top_k=5, weights=(slice(9, 30), slice(5, 20)))
-PARTS = ("lse", "entropy", "max_weight", "key_mass", "map", "distance", "first_mass", "top_weights", "weights")
+TOKENS = [at * at % 7 for at in range(KEYS)]
+PAIRS = [(0, 0), (36, 42), (20, 3), (9, 9), (20, 3), (30, 25)]
+WANT = Want(map=(11, 7), first=3, top_k=5, weights=(slice(9, 30), slice(5, 20)), pairs=PAIRS, scores=TOKENS)
+PARTS = (
+    "lse", "entropy", "max_weight", "key_mass", "map", "distance", "first_mass", "top_weights", "weights", "pairs",
+    "relations",
+)  # fmt: skip
 
 
 def drawn(*shape: int, seed: int) -> Tensor:
@@ -110,6 +115,34 @@ def test_one_process_gives_what_the_oracle_gives(alone: dict[str, Any]) -> None:
     np.testing.assert_allclose(alone["causal"]["out"].numpy(), wanted, atol=1e-12)
 
 
+def short() -> list[str]:
+    """Fewer tokens than processes, no keys, no queries: what differs from one process."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    mesh, wrong = init_device_mesh("cpu", (4,)), []
+    for rows, keys in ((1, 7), (3, 2), (2, 9), (5, 0), (0, 4)):
+        three = [drawn(2, 2, size, 4, seed=at) for at, size in enumerate((rows, keys, keys))]
+        for mask in (None, masks.causal(), masks.window(1), masks.padding([min(keys, 2), 0])):
+            results = []
+            for place in (lambda x: x.clone(), lambda x: distribute_tensor(x, mesh, [Shard(2)])):
+                leaves = [place(x).requires_grad_() for x in three]
+                regard.attention(*leaves, mask=mask).sum().backward()
+                seen = regard.observe(
+                    *leaves, mask=mask, want=Want(map=(3, 3), first=1, weights="all", pairs=[], scores=True)
+                )
+                parts = [*(getattr(seen, part) for part in (*PARTS, "out", "top_keys")), *(x.grad for x in leaves)]
+                results.append([whole(part) for part in parts])
+            for at, (one, other) in enumerate(zip(*results, strict=True)):
+                if one.shape != other.shape or not torch.allclose(one, other, equal_nan=True):
+                    wrong.append(f"{rows} queries, {keys} keys, {mask}: part {at}")
+    return wrong
+
+
+def test_sequences_shorter_than_the_group() -> None:
+    assert together(4, short) == [[]] * 4
+
+
 RULES = {
     "causal": masks.causal(),
     "window": masks.causal() & masks.window(100),
@@ -168,6 +201,8 @@ def other_calls() -> list[Any]:
         lambda: regard.attention(q, k, v, mask=KEPT),
         lambda: regard.attention(q, k, v, mask=masks.padding([3, 4, 5])),
         lambda: regard.attention(q, k, v, bias=torch.zeros(5, KEYS)),
+        lambda: regard.observe(q, k, v, want=Want.all()),
+        lambda: regard.observe(q, k, v, differentiable=True),
     ):
         with pytest.raises((TypeError, ValueError)) as error:
             call()
@@ -194,3 +229,5 @@ def test_whole_keys_half_precision_dropout_and_refusals(alone: dict[str, Any]) -
         assert "mask must be a value of regard.masks" in said[4]
         assert "is for 3 batch items, but the call has 2" in said[5]
         assert f"bias has 5 rows, and the call {QUERIES} queries" in said[6]
+        assert "value_mass cannot be asked for where tokens lie on several processes" in said[7]
+        assert "differentiable cannot be used where tokens lie on several processes" in said[8]

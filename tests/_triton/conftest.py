@@ -14,7 +14,15 @@ import pytest
 import torch
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-KERNELS = ["test_kernels.py", "test_top.py", "test_forward.py", "test_backward.py", "test_launches.py", "test_scan.py"]
+KERNELS = [
+    "test_kernels.py",
+    "test_top.py",
+    "test_forward.py",
+    "test_backward.py",
+    "test_launches.py",
+    "test_scan.py",
+    "test_stored.py",
+]
 
 collect_ignore = []
 if importlib.util.find_spec("triton") is None:

@@ -14,6 +14,7 @@ from tests.core_calls import every_mask, prepare
 import regard
 from regard import Want, bias, masks
 from regard._triton import attend, decoding, observing
+from regard._triton.encode import band_of
 from regard.spec import Call
 from regard.testing import check
 
@@ -233,6 +234,34 @@ def test_decoding_splits_the_keys_and_gives_the_same(given: dict[str, Any], L: i
     assert (done.out.double() - exact).abs().max() < 2e-5
     assert torch.equal(done.lse == -torch.inf, lse == -torch.inf)
     assert (done.lse.double() - lse).nan_to_num().abs().max() < 2e-5
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_decoding_takes_latent_heads_whose_keys_are_wider_than_a_power_of_two(
+    shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, small in (("_WHOLE", 16), ("_MOST_ROWS", 16)):  # in place of 576 wide keys and 128 heads
+        monkeypatch.setattr(decoding, name, small)
+    call = call_of(2, 19, 1, 2, 130, D=21, E=16, mask=masks.causal() & masks.padding([130, 77]))
+    value = call.key[..., :16] if shared else call.value
+    call = call.replace(value=value, query=call.query.contiguous())
+    band = band_of(call)
+    assert band is not None
+    out, lse = decoding.decode(call, band)
+    meant, weights, _ = definitions.whole(call)
+    assert (out.double() - weights @ value.double()).abs().max() < 2e-5
+    assert (lse.double() - meant).abs().max() < 2e-5
+
+
+def test_decoding_is_refused_for_wide_heads_that_it_cannot_take() -> None:
+    spec = call_of(1, 2, 1, 1, 4, D=16, E=16).spec._replace(
+        heads=128, head_dim=576, value_dim=512, keys=32_768, dtype=torch.bfloat16, device="cuda"
+    )
+    assert decoding.takes_wide(spec) and attend.refuse(spec) == []
+    for changes in ({"grad": True}, {"dropout": 0.1}, {"queries": 32}, {"dtype": torch.float32}, {"head_dim": 900}):
+        assert not decoding.takes_wide(spec._replace(**changes))
+        assert attend.refuse(spec._replace(**changes)) != []
+    assert not decoding.takes_wide(spec._replace(mask=("strided", 3)))
 
 
 def test_decoding_shows_a_nan_that_is_seen_and_no_other() -> None:

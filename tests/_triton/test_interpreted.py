@@ -21,6 +21,7 @@ HERE = Path(__file__).parent
         "test_backward.py",
         "test_launches.py",
         "test_scan.py",
+        "test_stored.py",
         "test_bounds.py",
     ],
 )

@@ -62,7 +62,7 @@ def test_check_fails_with_status_1_when_ours_fails(monkeypatch):
     ("words", "said"),
     [
         (["check", "--rules", "3,x"], "'x'"),
-        (["check", "--rules", "67"], "[67]"),
+        (["check", "--rules", "667"], "[667]"),
         (["check", "--rules", "9-"], "'9-'"),
         (["check", "--rules", "9-7"], "'9-7', which is empty"),
         (["check", "--rules", ""], "--rules holds ''"),

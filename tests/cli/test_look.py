@@ -100,11 +100,12 @@ def test_the_page_opens_at_a_layer_and_head_in_a_language_and_in_the_browser(
     opened: list[str] = []
     monkeypatch.setattr("webbrowser.open", lambda address: opened.append(address) or True)
     out = tmp_path / "cat"
-    code, _, said = look(
+    code, printed, said = look(
         "minilm", "A cat.", "--layer", "5", "--head", "11", "--lang", "zh", "--open", "--out", str(out)
     )
     assert (code, said) == (0, "")
     assert opened == [(tmp_path / "cat.html").as_uri()]
+    assert "最受关注" in printed and "首词元：至少 50%" in printed and "most attended" not in printed
     assert 'lang="zh-CN"' in (tmp_path / "cat.html").read_text(encoding="utf-8")
     for words, expected in [
         (("--layer", "6"), "layer 6 was not seen; there are 6"),

@@ -181,6 +181,9 @@ class Counting:
         self.characters += len(text)
         return self.tokenizer(text, **more)
 
+    def num_special_tokens_to_add(self) -> int:
+        return int(self.tokenizer.num_special_tokens_to_add())
+
 
 def test_a_very_long_line_is_not_tokenized_whole(small: Path) -> None:
     tokenizer = Counting(transformers.AutoTokenizer.from_pretrained(small))

@@ -147,8 +147,13 @@ def test_attention_of_deepseek_v3_is_converted_and_loaded(deepseek: Any, tmp_pat
     found, wanted = interop.load(out), interop.from_hf(deepseek.model.layers[1].self_attn)
     x = torch.randn(2, 11, 36)
     assert torch.equal(found(x), wanted(x)) and found.scale == wanted.scale
+    whole = run("convert", source, str(tmp_path / "whole"))
+    assert whole.exit_code == 0 and "DeepSeek" in whole.stdout, whole.output
+    ids = torch.randint(9, (1, 7))
+    with torch.no_grad():
+        found = interop.load(tmp_path / "whole")(ids)
+        torch.testing.assert_close(found, deepseek(ids).logits, rtol=0, atol=1e-5)
     for words, complaint in (
-        (("convert", source, str(tmp_path / "other")), "give layer="),
         (("convert", source, str(tmp_path / "other"), "--layer", "2"), "layer 2 has no attention weights"),
         (("convert", str(out), str(tmp_path / "other"), "--layer", "1"), "--ignore and --layer are for folders of"),
         (("convert", str(out), str(tmp_path / "other"), "--ignore", "x"), "--ignore and --layer are for folders of"),

@@ -323,8 +323,9 @@ def test_attention_of_one_layer_of_a_whole_deepseek_v3() -> None:
     model = transformers.DeepseekV3ForCausalLM(config).eval()
     found, alone = from_hf(model, layer=1), from_hf(model.model.layers[1].self_attn)
     assert all(torch.equal(one, other) for one, other in zip(found.parameters(), alone.parameters(), strict=True))
-    with pytest.raises(ValueError, match="only the attention can be converted: give layer="):
-        from_hf(model)
+    whole = from_hf(model)  # all of its layers are dense here
+    same = zip(found.parameters(), whole.layers[1].attention.parameters(), strict=True)
+    assert all(torch.equal(one, other) for one, other in same)
     with pytest.raises(ValueError, match=r"layer 2 has no attention weights"):
         from_hf(model, layer=2)
     with pytest.raises(ValueError, match="layer is for deepseek_v3.*this is gpt2"):

@@ -252,3 +252,12 @@ def test_a_module_measures_its_values_behind_its_own_output_projection() -> None
     blocks = module.out_proj.weight.view(20, 4, 7)
     lengths = torch.einsum("bhsd,mhd->bhsm", value, blocks).norm(dim=-1)
     torch.testing.assert_close(seen.value_length, lengths.detach(), rtol=0, atol=1e-12)
+
+
+def test_a_penalty_on_entropy_reaches_the_projections_of_a_module() -> None:
+    torch.manual_seed(0)
+    module = MultiHeadAttention(20, 4, num_kv_heads=2, dtype=torch.float64)
+    x = torch.randn(2, 11, 20, dtype=torch.float64)
+    module.observe(x, mask=masks.causal(), differentiable=True).entropy.sum().backward()
+    assert float(module.q_proj.weight.grad.abs().max()) > 0 and float(module.k_proj.weight.grad.abs().max()) > 0
+    assert module.v_proj.weight.grad is None

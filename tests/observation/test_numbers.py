@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import types
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,8 @@ from regard.observation._effects import edge_effects, weighted_key_mass
 
 B, H, G, L, S = 2, 4, 2, 13, 37
 WANT = regard.Want(map=(5, 7), top_k=6, queries=slice(2, -1), value_mass=True)
+
+NAMES_OF_ALL = ("lse", "entropy", "key_mass", "map", "top_keys", "top_weights", "distance", "first_mass")
 
 
 def holes() -> Tensor:
@@ -367,3 +371,46 @@ def test_no_whole_matrix_is_made_for_gradients_and_effects() -> None:
     assert peak_bytes(lambda: edge_effects(call, lse, value.detach(), (64, 64), 20)) < WHOLE // 2
     rows = torch.rand(1, 3, LONG)
     assert peak_bytes(lambda: weighted_key_mass(call, lse, rows)) < WHOLE // 2
+
+
+def test_where_kernels_observe_the_rest_is_computed_next_to_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU the kernels fold what they have, and say so when asked for what they have not."""
+    inputs = tensors(B, H, G, L, S)
+    want = WANT.but(scores=torch.arange(S) % 5, pairs=[(3, 4)], first=2)
+    expected = regard.observe(*inputs, want=want)
+    asked: list[regard.Want] = []
+
+    def by_kernels(call: Any, lse: Tensor, wanted: regard.Want) -> dict[str, Tensor]:
+        asked.append(wanted)
+        return _rows.observe_rows(call, lse, wanted)
+
+    kernels: Any = types.ModuleType("kernels")
+    kernels.observe, kernels.layout_of = by_kernels, lambda spec, wanted: types.SimpleNamespace(nbytes=1000)
+    monkeypatch.setitem(sys.modules, "regard._triton.observing", kernels)
+    monkeypatch.setattr(regard.api, "_kernel_refusals", lambda spec, wanted: ["new"] if wanted.asks_unusual else [])
+    seen = regard.observe(*inputs, want=want)
+    assert asked == [want.usual] and not want.usual.asks_unusual
+    for name in (*NAMES_OF_ALL, "pairs", "relations", "value_mass", "value_sum", "value_map", "value_top_keys"):
+        assert torch.equal(getattr(seen, name).nan_to_num(-1), getattr(expected, name).nan_to_num(-1)), name
+    assert "value mass, pairs and scores by torch operations" in str(seen.plan)
+    assert seen.plan.cost.peak_bytes > 1000
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_gradients_and_lengths_in_every_precision_are_as_near_as_plain_arithmetic(dtype: torch.dtype) -> None:
+    query, key, value = (t.to(dtype) for t in tensors(B, H, G, L, S))
+    exact = tuple(t.double().requires_grad_() for t in (query, key, value))
+    plain = tuple(t.clone().requires_grad_() for t in (query, key, value))
+    given: dict[str, Any] = {"mask": masks.causal()}
+    want = regard.Want(first=3, queries=slice(2, -1), value_mass=True)
+    mine = tuple(t.clone().requires_grad_() for t in (query, key, value))
+    seen = regard.observe(*mine, want=want, differentiable=True, **given)
+    assert seen.entropy.dtype == seen.value_mass.dtype == torch.float32
+    assert differ(seen.value_length, value.double().norm(dim=-1).repeat_interleave(H // G, 1)) < 1e-5
+    losses = [dense(inputs, given, 3)["entropy"].sum() for inputs in (exact, plain)] + [seen.entropy.sum()]
+    truth, naive, found = (
+        torch.autograd.grad(loss, inputs[:2]) for loss, inputs in zip(losses, (exact, plain, mine), strict=True)
+    )
+    for right, usual, ours in zip(truth, naive, found, strict=True):
+        assert ours.dtype == dtype
+        assert differ(ours, right) <= 3 * differ(usual, right) + 1e-5  # what rule 28 allows gradients

@@ -31,7 +31,7 @@ def writer() -> Decoder:
 def parts_of(recording: regard.Recording) -> dict[str, Any]:
     calls = [
         (
-            str(call.site).removeprefix("module."),
+            (str(call.site).removeprefix("module."), str(call.projection).removeprefix("module.")),
             call.layer,
             call.number,
             call.heads,
@@ -44,8 +44,11 @@ def parts_of(recording: regard.Recording) -> dict[str, Any]:
     return {"title": recording.title, "calls": calls, "missed": recording.missed, "rows": rows}
 
 
+WANT = regard.Want(map=(3, 3), top_k=2, value_mass=True, scores=True, pairs=[(0, 0), (3, 2)])
+
+
 def watched(model: nn.Module, rows: Any, **how: Any) -> dict[str, Any]:
-    with regard.watch(model, want=regard.Want(map=(3, 3), top_k=2), **how) as recording, torch.no_grad():
+    with regard.watch(model, want=WANT, **how) as recording, torch.no_grad():
         model(SOURCE[rows], SOURCE[rows][:, :5], source_lengths=LENGTHS[rows])
     return parts_of(recording)
 
@@ -76,7 +79,7 @@ def assert_same(found: dict[str, Any], wanted: dict[str, Any]) -> None:
         assert torch.equal(mine[4], theirs[4])
         assert mine[5].keys() == theirs[5].keys()
         for name, part in mine[5].items():
-            if name == "top_keys":
+            if part.dtype == torch.int32:
                 assert torch.equal(part, theirs[5][name])
             else:
                 torch.testing.assert_close(part, theirs[5][name], rtol=1e-8, atol=1e-9, equal_nan=True)
@@ -93,6 +96,27 @@ def test_processes_that_share_a_model_give_one_recording(how: str) -> None:
         assert_same(chosen, some)
         items, heads = alone["calls"][0][5]["lse"].shape[:2]
         assert (items, heads) == ((5, 2) if how == "heads" else (len(rows[rank]), 4))
+
+
+def items_and_heads() -> dict[str, Any]:
+    """FSDP2 over pairs of processes that share heads."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    from regard.train import tensor_parallel
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("items", "heads"))
+    model = tensor_parallel(translator(), mesh["heads"])
+    for layer in (*model.encoder_layers, *model.decoder_layers):
+        fully_shard(layer, mesh=mesh["items"])
+    fully_shard(model, mesh=mesh["items"])
+    return watched(model, [[0, 1, 2], [3, 4]][mesh.get_local_rank("items")])
+
+
+def test_heads_and_items_are_gathered_at_once() -> None:
+    whole = watched(translator(), slice(None))
+    for found in together(4, items_and_heads):
+        assert_same(found, whole)
 
 
 def uneven() -> dict[str, Any]:

@@ -273,4 +273,33 @@ def test_recordings_with_all_numbers_are_saved_loaded_and_shown(tmp_path: Path) 
         )
     recording.to_html(tmp_path / "run.html")
     assert (tmp_path / "run.html").stat().st_size > 10_000
-    assert "value" in str(recording.summary())
+    assert "its value: the first key's share" in str(recording.summary())
+    assert "权重 × 值的长度" in str(recording.summary("zh"))
+
+
+def test_torch_s_fused_encoder_layer_has_the_projection_of_its_own_attention() -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(24, 4, 17, batch_first=True).eval()
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    x = torch.randn(2, 9, 24)
+    with torch.no_grad(), regard.watch(model, want=regard.Want(value_mass=True)) as recording:
+        model(x)
+    assert [call.projection for call in recording] == [f"layers.{n}.self_attn.out_proj" for n in range(2)]
+    first = model.layers[0].self_attn
+    value = nn.functional.linear(x, first.in_proj_weight[48:], first.in_proj_bias[48:]).detach()
+    expected = lengths_of(value.view(2, 9, 4, 6).transpose(1, 2), first.out_proj.weight)
+    torch.testing.assert_close(recording.calls[0].value_length, expected)
+
+
+def test_what_is_written_into_before_the_projection_is_not_taken_for_the_call_s_own_output() -> None:
+    class Gated(Plain):
+        def forward(self, ids: Tensor) -> Tensor:
+            q, k, v = (t.view(*ids.shape, 4, 6).transpose(1, 2) for t in self.qkv(self.embed(ids)).chunk(3, -1))
+            mixed = nn.functional.scaled_dot_product_attention(q, k, v)
+            mixed.mul_(0.5)
+            return self.out(mixed.transpose(1, 2).flatten(2))
+
+    model = Gated().eval()
+    with torch.no_grad(), regard.watch(model, want=regard.Want(value_mass=True)) as recording:
+        model(IDS)
+    assert recording.calls[0].projection is None

@@ -118,6 +118,23 @@ def test_a_few_retrieval_heads_of_smollm2_carry_an_answer_that_random_heads_do_n
     assert broken < 0.5 and sorted(shares)[1] > 0.8, (broken, shares)
 
 
+def test_the_edge_whose_cut_would_harm_an_answer_most_is_a_retrieval_head_s_look_at_the_needle(
+    smollm2: tuple[Any, Any],  # noqa: F811
+) -> None:
+    model, tokenizer = smollm2
+    ids, start = needle(tokenizer)
+
+    def answer(out: Any) -> Tensor:
+        log_p: Tensor = out.logits[0, start : start + 6].log_softmax(-1)
+        return log_p.gather(-1, ids[0, start + 1 : start + 7, None]).sum()
+
+    found = regard.attribute(model, {"input_ids": ids, "use_cache": False}, loss=answer, top_k=5)
+    worst = min(found.top(30), key=lambda edge: edge.effect)
+    assert (worst.layer, worst.head) == (18, 6)
+    assert worst.query >= start - 1 and worst.key < start - 100
+    assert ids[0, worst.key] == ids[0, worst.query + 1]  # it looks at the token that it is to write
+
+
 PUBLISHED = {(1, 0), (2, 0), (2, 5), (3, 0), (3, 1), (3, 2), (3, 3), (3, 4)}
 
 

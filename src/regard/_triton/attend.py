@@ -42,6 +42,8 @@ _LONG = 1024
 
 def refuse(spec: CallSpec) -> list[str]:
     """Why the kernels cannot run such a call; nothing when they can."""
+    if decoding.takes_wide(spec):
+        return inputs.refuse(spec._replace(head_dim=1))  # whatever the width
     reasons = inputs.refuse(spec)
     if spec.value_dim > inputs.widest(spec.dtype):
         reasons.append(f"value dim {spec.value_dim} does not fit the Triton kernels' tiles")
@@ -130,7 +132,8 @@ def attend(call: Call, rows: bool) -> Attended:
     spec = call.spec
     if spec.empty:
         return _nothing(call, rows)
-    if not rows and decoding.is_decoding(spec) and (band := band_of(call)) is not None:
+    decodes = decoding.takes_wide(spec) or (not rows and decoding.is_decoding(spec))
+    if decodes and (band := band_of(call)) is not None:
         return Attended(*decoding.decode(call, band), None, None)
     tiles, given, draw = tiles_of(spec), Inputs(call), Draw.of(call)
     bias = bias_of(call)

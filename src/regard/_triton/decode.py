@@ -1,9 +1,12 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 """Attention of a few queries over many keys, as in decoding: the keys of an item are split among programs.
 
-The heads that share keys stand below each other as rows of one program, so that each key is read once. A program takes
-its share of the tiles that its item's queries may see, whatever the lengths of the others, and leaves the numbers of
-``forward`` (m, total, acc); ``join_splits`` makes the result of them.
+The heads that share keys stand below each other as rows of one program, so that each key is read once (of very many
+heads, some in each program). A program takes its share of the tiles that its item's queries may see, whatever the
+lengths of the others, and leaves the numbers of ``forward`` (m, total, acc); ``join_splits`` makes the result of them.
+
+Keys may be wider than a power of two, by REST numbers: those of latent attention are a latent, which is the value too
+(SAME: it is read once), and a rotary part.
 """
 
 from __future__ import annotations
@@ -16,25 +19,41 @@ from regard._triton.tiles import LN2, LOG2E, load_keys, locate_band, tanh
 _NOTHING = tl.constexpr(float("-inf"))
 
 
+@triton.jit
+def fold(z, v, m, total, acc, PRECISION: tl.constexpr):
+    """A tile of logits and values joined to what was there: the largest logit, the sum of weights, that of values."""
+    top = tl.maximum(m, tl.max(z, 1))
+    base = tl.where(top == _NOTHING, 0.0, top)
+    p = tl.exp2((z - base[:, None]) * LOG2E)
+    kept = tl.exp2((m - base) * LOG2E)
+    total = total * kept + tl.sum(p, 1)
+    acc = tl.dot(p.to(v.dtype), v, acc * kept[:, None], input_precision=PRECISION)
+    return top, total, acc
+
+
 @triton.jit(do_not_specialize=["L", "S", "splits", "offset", "left", "right", "given"])
 def decode(
     Q, K, V, LENGTHS, OFFSETS, M, TOTAL, ACC,
     q_stride_b, q_stride_h, q_stride_l, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
     offset, left, right, given, L, S, splits, scale, cap,
-    HKV: tl.constexpr, GROUP: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr, VALUE: tl.constexpr,
-    DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, SOFTCAP: tl.constexpr, PADDED: tl.constexpr,
-    PRECISION: tl.constexpr,
+    HKV: tl.constexpr, GROUP: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr, REST: tl.constexpr, D2: tl.constexpr,
+    VALUE: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, SOFTCAP: tl.constexpr,
+    PADDED: tl.constexpr, SAME: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """M, TOTAL: [B, HKV, splits, BM]; ACC: [B, HKV, splits, BM, DV]. Row g·L + i is query i of the group's head g."""
+    """M, TOTAL: [B, HKV, splits, rows]; ACC: [B, HKV, splits, rows, DV], with rows in blocks of BM. Row g·L + i is
+    query i of the group's head g."""
     split = tl.program_id(0)
     item = tl.program_id(1)
     b = item // HKV
     kv = item % HKV
-    at = tl.arange(0, BM)
+    at = tl.program_id(2) * BM + tl.arange(0, BM)
     rows = (at % L)[:, None]
     d = tl.arange(0, D)[None, :]
     place = b.to(tl.int64) * q_stride_b + (kv * GROUP + at // L).to(tl.int64)[:, None] * q_stride_h + rows * q_stride_l
     q = tl.load(Q + place + d, mask=(at < GROUP * L)[:, None] & (d < HEAD), other=0.0)
+    if REST > 0:
+        r = tl.arange(0, D2)[None, :]
+        rest = tl.load(Q + place + HEAD + r, mask=(at < GROUP * L)[:, None] & (r < REST), other=0.0)
     band = locate_band(LENGTHS, OFFSETS, b, S, offset, left, right, given)
     lowest = tl.maximum(band[0], band[2])
     highest = tl.maximum(tl.minimum(L - 1 + band[1], band[3]), lowest)
@@ -48,20 +67,23 @@ def decode(
         j0 = tile * BN
         cols = (j0 + tl.arange(0, BN))[None, :]
         k = load_keys(K, b, kv, j0, (k_stride_b, k_stride_h, k_stride_s), band, S, BN, HEAD, D, False, True, PADDED)
-        z = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+        z = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        if REST > 0:
+            strides = (k_stride_b, k_stride_h, k_stride_s)
+            more = load_keys(K + HEAD, b, kv, j0, strides, band, S, BN, REST, D2, False, True, PADDED)
+            z = tl.dot(rest, tl.trans(more), z, input_precision=PRECISION)
+        z *= scale
         if SOFTCAP:
             z = tanh(z) * cap
         seen = (cols >= tl.maximum(rows + band[0], band[2])) & (cols < tl.minimum(rows + band[1], band[3]))
         z = tl.where(seen, z, _NOTHING)
-        top = tl.maximum(m, tl.max(z, 1))
-        base = tl.where(top == _NOTHING, 0.0, top)
-        p = tl.exp2((z - base[:, None]) * LOG2E)
-        kept = tl.exp2((m - base) * LOG2E)
-        total = total * kept + tl.sum(p, 1)
-        v = load_keys(V, b, kv, j0, (v_stride_b, v_stride_h, v_stride_s), band, S, BN, VALUE, DV, False, True, PADDED)
-        acc = tl.dot(p.to(v.dtype), v, acc * kept[:, None], input_precision=PRECISION)
-        m = top
-    row = (item.to(tl.int64) * splits + split) * BM + at
+        if SAME:
+            v = k
+        else:
+            strides = (v_stride_b, v_stride_h, v_stride_s)
+            v = load_keys(V, b, kv, j0, strides, band, S, BN, VALUE, DV, False, True, PADDED)
+        m, total, acc = fold(z, v, m, total, acc, PRECISION)
+    row = (item.to(tl.int64) * splits + split) * (BM * tl.num_programs(2)) + at
     tl.store(M + row, m)
     tl.store(TOTAL + row, total)
     tl.store(ACC + row[:, None] * DV + tl.arange(0, DV)[None, :], acc)
@@ -70,14 +92,14 @@ def decode(
 @triton.jit(do_not_specialize=["L", "splits"])
 def join_splits(
     M, TOTAL, ACC, SINKS, OUT, LSE, L, splits,
-    HKV: tl.constexpr, GROUP: tl.constexpr, VALUE: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr,
+    HKV: tl.constexpr, GROUP: tl.constexpr, VALUE: tl.constexpr, DV: tl.constexpr, ROWS: tl.constexpr,
     SPLITS: tl.constexpr, SINK: tl.constexpr,
 ):  # fmt: skip
-    """OUT: [B, H, L, VALUE]; LSE: [B, H, L]. One row for each program; SPLITS: splits, made a power of two."""
+    """OUT: [B, H, L, VALUE]; LSE: [B, H, L]. One row of ROWS for each program; SPLITS: splits, made a power of two."""
     row = tl.program_id(0)
     item = tl.program_id(1)
     each = tl.arange(0, SPLITS)
-    at = (item.to(tl.int64) * splits + each) * BM + row
+    at = (item.to(tl.int64) * splits + each) * ROWS + row
     there = each < splits
     m = tl.load(M + at, mask=there, other=_NOTHING)
     total = tl.load(TOTAL + at, mask=there, other=0.0)

@@ -89,8 +89,8 @@ def from_intervals(batch: int | None, lo: NDArray[np.int64], hi: NDArray[np.int6
 def _segments(lo: NDArray[np.int64], hi: NDArray[np.int64]) -> list[tuple[int, int, tuple[int, int]]]:
     """Maximal ranges of rows whose interval moves evenly: (start, stop, (change of lo, change of hi) per row)."""
     rows = len(lo)
-    if rows == 0:
-        return []
+    if rows < 2:  # one query for each of many items: a step of decoding
+        return [(0, 1, (0, 0))] * rows
     step_lo, step_hi = np.diff(lo), np.diff(hi)
     even = (step_lo >= 0) & (step_lo <= 1) & (step_hi >= 0) & (step_hi <= 1)
     code = np.where(even, step_lo * 2 + step_hi, -1)  # code[r] is the move from row r to row r + 1

@@ -3,6 +3,7 @@
     cache = KVCache(4096)                                  every token, in memory set aside at once
     cache = RollingCache(window=1023, sinks=4)             the first few and the newest: bounded for ever
     cache = PagedCache(BlockPool(1024, block_size=16))     blocks that sequences share, copied when written to
+    cache = keep("key_mass", budget=64).caches(model)      of `regard.edits`: those keys that received most
     cache = LatentCache(4096)                              one small tensor a token, for `regard.nn.LatentAttention`
 
 All of them take `int8=True` (of a `PagedCache`, its pool) and have `update`, `attend`, `padded`, `truncate`, `reorder`,
@@ -14,7 +15,18 @@ from __future__ import annotations
 
 from regard.cache._base import CacheFull, TokenCache
 from regard.cache._files import load
+from regard.cache._kept import KeptCache
 from regard.cache._paged import BlockPool, PagedCache
 from regard.cache._slots import KVCache, LatentCache, RollingCache
 
-__all__ = ["BlockPool", "CacheFull", "KVCache", "LatentCache", "PagedCache", "RollingCache", "TokenCache", "load"]
+__all__ = [
+    "BlockPool",
+    "CacheFull",
+    "KVCache",
+    "KeptCache",
+    "LatentCache",
+    "PagedCache",
+    "RollingCache",
+    "TokenCache",
+    "load",
+]

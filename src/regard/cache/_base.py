@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from regard import api, masks
+from regard.backends import _stored
+from regard.backends._stored import Stored
 from regard.bias import Bias
 from regard.cache import _pieces, _storage
 from regard.cache._given import Made, autocasts, check_heads, fits
@@ -212,7 +214,8 @@ class TokenCache(ABC):
             for x in (key, key if value is None else value)
         )
         filled = None if view.same is not None else masks.padding(view.tensor)
-        pieces = 1 if self._is_read_whole(fresh, key) else -(-view.longest // _pieces.PIECE)
+        at_once = self._is_read_whole(fresh, key) or (fresh.one and self._decodes(key))
+        pieces = 1 if at_once else -(-view.longest // _pieces.PIECE)
         return keys, values, first_row(fresh, start), filled, pieces
 
     def _start_after(self, held: Sequence[int], added: Sequence[int]) -> Sequence[int]:
@@ -220,9 +223,11 @@ class TokenCache(ABC):
         return held
 
     def _is_read_whole(self, fresh: Fresh, like: Tensor) -> bool:
-        """Whether all keys are there as a view, without slots to hide, and nothing has to be made of them."""
+        """Whether all keys are there as a view, without slots to hide where that costs, and nothing has to be made of
+        them."""
         half = like.device.type == "cpu" and like.dtype.itemsize == 2  # would be copied to float32
-        return self._reads_views and not half and fresh.counts is None and self._held.same is not None
+        even = self._held.same is not None or _hides_for_nothing(like)
+        return self._reads_views and not half and fresh.counts is None and even
 
     def _check_new(self, fresh: Fresh, key: Tensor, value: Tensor | None) -> None:
         if fresh.counts is None and self._made is not None and self._made.fits(key, value, len(self._held.counts)):
@@ -348,6 +353,10 @@ class TokenCache(ABC):
             joined = mask if self._view.same is not None else both(mask, self.filled)
             return api.attention(query, keys, values, mask=joined, bias=bias, query_offset=offset, **how)
         start = self._store(fresh, key, value)
+        if fresh.one and value_dim is None and bias is None and how["backend"] in ("auto", "triton"):
+            stored = self._as_stored() if _pieces.sees_all(mask) else None
+            if stored is not None and _stored.can_decode(query, stored):
+                return _stored.decode(query, stored, how["scale"], how["softcap"], how["sinks"])
 
         def read(a: int, b: int) -> tuple[Tensor, Tensor]:
             keys, values = self._read(a, b)
@@ -355,6 +364,15 @@ class TokenCache(ABC):
 
         offset = first_row(fresh, start)
         return _pieces.attend(query, read, self._view, offset, mask=mask, bias=bias, newest=fresh.one, **how)
+
+    def _as_stored(self) -> Stored | None:
+        """Keys and values as they are kept, for kernels that read them so; None where those have no name for it."""
+        return None
+
+    def _decodes(self, like: Tensor) -> bool:
+        """Whether kernels read what is held as it is, for one new token of each item."""
+        stored = self._as_stored()
+        return stored is not None and _stored.can_decode(like, stored)
 
     def _check_value_dim(self, value_dim: int, given: Tensor) -> None:
         check_count("value_dim", value_dim, 0)
@@ -386,6 +404,11 @@ class TokenCache(ABC):
             held = self._held.counts if self._made is not None else (0,) * batch
             view = Lengths(self._start_after(held, fresh.of(batch)), key.device).plus(fresh.of(batch))
             _pieces.explain(query, keys, values, view, offset, newest=fresh.one, **how)
+
+
+def _hides_for_nothing(like: Tensor) -> bool:
+    """Whether the kernels of the device leave out the empty slots of items of unequal lengths by themselves."""
+    return like.is_cuda
 
 
 class Padded:

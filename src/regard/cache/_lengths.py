@@ -138,6 +138,8 @@ def counts_of(name: str, given: Any, least: int = 0) -> list[int]:
         given = given.tolist()
     if isinstance(given, (str, bytes)) or not isinstance(given, Sequence):
         raise TypeError(f"{name} must be one int for each item, got {type(given).__name__}")
+    if given and set(map(type, given)) == {int} and min(given) >= least:
+        return list(given)  # thousands of rows in each step of a beam search
     for number in given:
         check_count(f"each of {name}", number, least)
     return [int(number) for number in given]

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
+from regard.backends._stored import Stored
 from regard.cache import _files, _paged_files, _storage
 from regard.cache._base import CacheFull, TokenCache
 from regard.cache._given import Made
@@ -311,6 +312,17 @@ class PagedCache(TokenCache):
                 part[blocks, places % size] = tokens.transpose(1, 2)[items, sources]
         self._held = self._view = start.plus(fresh.tokens if fresh.counts is None else fresh.counts)
         return start
+
+    def _as_stored(self) -> Stored | None:
+        if self._made is None or not self.pool._value:
+            return None
+        assert self._table is not None
+        # the pool keeps [block, place, head, dim]
+        by_heads = [
+            _storage.apply(lambda part: part.transpose(1, 2), parts) for parts in (self.pool._key, self.pool._value)
+        ]
+        lengths = (self._view.tensor, self._view.longest)
+        return Stored(by_heads[0], by_heads[1], *lengths, self._made.dtype, self._table, self.pool.block_size)
 
     def _read(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         assert self._table is not None and self._made is not None

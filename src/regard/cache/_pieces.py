@@ -19,7 +19,7 @@ from regard.cache._lengths import Lengths
 from regard.masks import Mask
 from regard.statistics import Want, merge
 
-# keys of a piece: enough to keep a core busy, few enough to be nothing beside a model's weights
+# keys of a piece: enough to keep a core busy, few enough to be small next to a model's weights
 PIECE = 1024
 # pairs of a piece whose mask is kept with the mask that it is a part of
 _KEPT = 1 << 16
@@ -97,7 +97,7 @@ def _calls(
 ) -> Iterator[tuple[int, int, dict[str, Any]]]:
     """Each piece: its first key, its end, and what its call is given of its own."""
     rows, keys = query.shape[2], held.longest
-    if newest and bias is None and (mask is None or mask == masks.causal()):
+    if newest and bias is None and sees_all(mask):
         # The newest token sees all that is held: how much that is says enough, wherever the token stands.
         mask, offset = None, 0
     for start in range(_first(mask, rows, keys, offset), max(keys, least), PIECE):
@@ -111,6 +111,11 @@ def _calls(
                 "query_offset": offset - start,
             },
         )
+
+
+def sees_all(mask: Mask | None) -> bool:
+    """Whether the newest token sees all that is held."""
+    return mask is None or mask == masks.causal()
 
 
 def _first(mask: Mask | None, rows: int, keys: int, offset: int | Tensor) -> int:

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from regard.backends._stored import Stored
 from regard.cache import _files, _storage
 from regard.cache._base import CacheFull, TokenCache, Updated
 from regard.cache._given import Made
@@ -37,9 +39,9 @@ class _Slots(TokenCache):
         """Item i becomes what item `index[i]` was: one step of a beam search."""
         order = counts_of("index", index)
         batch = len(self._held.counts)
-        if any(i >= batch for i in order):
+        if order and max(order) >= batch:
             raise ValueError(f"index holds {max(order)}, but the cache holds {batch} items")
-        at = torch.tensor(order, dtype=torch.int64, device=self._held.device)
+        at = torch.from_numpy(np.array(order, dtype=np.int64)).to(self._held.device)
         used = self._held.longest
 
         def pick(part: Tensor) -> Tensor:
@@ -104,6 +106,11 @@ class _Slots(TokenCache):
         self._held = self._view = held
         self._shown = (self._key, self._value)
         return start
+
+    def _as_stored(self) -> Stored | None:
+        if self._made is None or not self._value:
+            return None
+        return Stored(self._key, self._value, self._view.tensor, self._view.longest, self._made.dtype)
 
     def _read(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         assert self._made is not None

@@ -17,8 +17,9 @@ class Loaded(NamedTuple):
     tokenizer: Any  # None where the folder has none
 
 
-def load(name: str) -> Loaded:
-    """The model in evaluation mode and its tokenizer; only safetensors and GGUF are read, a pickle could run code."""
+def load(name: str, *, answers: bool = False) -> Loaded:
+    """The model in evaluation mode and its tokenizer; only safetensors and GGUF are read, a pickle could run code.
+    With ``answers``, a model that writes is loaded with what says the next token."""
     try:
         import transformers
     except ImportError:
@@ -31,7 +32,7 @@ def load(name: str) -> Loaded:
         try:
             config = transformers.AutoConfig.from_pretrained(folder, **local)
             weights = {} if gguf is not None else {"use_safetensors": True}
-            model = _class_for(transformers, config).from_pretrained(folder, **local, **weights)
+            model = _class_for(transformers, config, answers, gguf).from_pretrained(folder, **local, **weights)
         except Exception as error:
             raise ValueError(f"no model can be loaded from {folder}: {why_not_loaded(folder, error)}") from None
         try:
@@ -45,7 +46,7 @@ def load(name: str) -> Loaded:
     return Loaded(model.eval(), folder, gguf, tokenizer)
 
 
-def _class_for(transformers: Any, config: Any) -> Any:
+def _class_for(transformers: Any, config: Any, answers: bool, gguf: str | None) -> Any:
     """A model that writes is loaded with what it writes with, so that its decoder has something of its own to read."""
     names = transformers.models.auto.modeling_auto
     if getattr(config, "is_encoder_decoder", False):
@@ -53,6 +54,10 @@ def _class_for(transformers: Any, config: Any) -> Any:
             return transformers.AutoModelForSeq2SeqLM
         if config.model_type in names.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES:
             return transformers.AutoModelForSpeechSeq2Seq
+    stored = (getattr(config, "architectures", None) or [""])[0]
+    writes = gguf is not None and config.model_type in names.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    if answers and (writes or stored.endswith(("ForCausalLM", "LMHeadModel"))):
+        return transformers.AutoModelForCausalLM
     return transformers.AutoModel
 
 

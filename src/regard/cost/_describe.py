@@ -18,7 +18,7 @@ class Run:
 
     batch: int
     length: int
-    source: int  # tokens that an encoder reads beside them
+    source: int  # tokens that an encoder reads as well
     numbers: Numbers
     latent: LatentConfig | None = None  # takes the place of each layer's attention
     experts: Experts | None = None  # each layer's feed-forward is so many, of which a token sees some

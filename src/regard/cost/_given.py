@@ -6,7 +6,7 @@ from typing import Any
 
 from regard import models
 from regard.cost._ops import Experts
-from regard.models import DecoderConfig, EncoderConfig, LatentConfig, TransformerConfig, WhisperConfig
+from regard.models import DecoderConfig, DeepSeekConfig, EncoderConfig, LatentConfig, TransformerConfig, WhisperConfig
 
 SIZES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 SHORT = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
@@ -20,6 +20,8 @@ def config_of(given: Any) -> Any:
         return models.config(given)
     if not isinstance(given, (EncoderConfig, DecoderConfig, TransformerConfig, LatentConfig)):
         raise TypeError(f"config must be a name or a configuration of regard.models, got {type(given).__name__}")
+    if isinstance(given, DeepSeekConfig):
+        raise ValueError("config is a DeepSeekConfig; give a DecoderConfig of its sizes, with latent= and experts=")
     return given
 
 

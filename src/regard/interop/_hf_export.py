@@ -8,19 +8,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.interop._hf_deepseek import WHOLE, to_deepseek, together
 from regard.interop._hf_export_llamas import ACTIVATIONS as _ACTIVATIONS
 from regard.interop._hf_export_llamas import refuse, to_llama_or_like
 from regard.interop._hf_families import FAMILIES
 from regard.interop._hf_family import Family
 from regard.interop._hf_t5 import to_t5
-from regard.models import T5, Decoder, DecoderConfig, Encoder, EncoderConfig
+from regard.models import T5, Decoder, DecoderConfig, DeepSeek, Encoder, EncoderConfig
 
 
 def to_hf(model: nn.Module) -> Any:
     """The same model, of transformers, with a copy of its weights, in the same mode.
 
     A `T5` stays one; an `Encoder` becomes a BERT, RoBERTa or DistilBERT; a `Decoder` a GPT-2, Llama, Mistral, Qwen2,
-    Qwen3, Gemma or Gemma 2: the first of them that has all that its configuration says.
+    Qwen3, Gemma or Gemma 2: the first of them that has all that its configuration says; a `DeepSeek` a DeepSeek-V3.
 
     What comes back from `from_hf` is bitwise what was given. Token numbers with a meaning (padding, start, end) are not
     part of our configurations: set them in the result's `config` and `generation_config`.
@@ -40,14 +41,18 @@ def to_hf(model: nn.Module) -> Any:
             kind, built = _encoder(transformers, model.config, **made)
         elif type(model) is T5:
             kind, built = "t5", to_t5(transformers, model.config, **made)
+        elif isinstance(model, DeepSeek):
+            kind, built = "deepseek_v3", to_deepseek(transformers, model.config, **made)
         elif isinstance(model, Decoder) and model.config.positions == "learned":
             kind, built = "gpt2", _gpt2(transformers, model.config, **made)
         elif isinstance(model, Decoder):
             kind, built = to_llama_or_like(transformers, model.config, **made)
         else:
             raise TypeError(f"to_hf takes a regard.models.Encoder, Decoder or T5, got {type(model).__name__}")
-    family = FAMILIES[kind]
+    family = WHOLE if kind == "deepseek_v3" else FAMILIES[kind]
     state = _state(family, model)
+    if isinstance(model, DeepSeek):
+        state = together(state, model.config)
     with torch.no_grad():
         for name, weight in built.state_dict().items():
             inside = name.removeprefix(family.prefix)
@@ -58,7 +63,9 @@ def to_hf(model: nn.Module) -> Any:
 def _state(family: Family, model: Encoder | Decoder | T5) -> dict[str, Tensor]:
     """The weights under their names."""
     held: nn.Module = model
-    if isinstance(model, Decoder) and model.config.packed != (family is FAMILIES["gpt2"]):
+    if isinstance(model, DeepSeek):
+        pass  # it has no such matrices
+    elif isinstance(model, Decoder) and model.config.packed != (family is FAMILIES["gpt2"]):
         # attention converts between one matrix and three when it loads
         held = Decoder(dataclasses.replace(model.config, packed=not model.config.packed), device="meta")
         held.load_state_dict(model.state_dict(), assign=True)

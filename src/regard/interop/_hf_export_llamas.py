@@ -53,7 +53,7 @@ def to_llama_or_like(transformers: Any, config: DecoderConfig, **made: Any) -> t
         "initializer_range": config.init_std,
         "attention_dropout": config.attention_dropout,
         "tie_word_embeddings": config.tied,
-        "rope_parameters": _rope(config),
+        "rope_parameters": rope_parameters(config),
         "bos_token_id": None,
         "eos_token_id": None,
         "pad_token_id": None,
@@ -108,7 +108,7 @@ def _activation(config: DecoderConfig, gemma: bool) -> str:
     return "gelu_pytorch_tanh" if config.activation == "gelu_tanh" and gemma else ACTIVATIONS[config.activation]
 
 
-def _rope(config: DecoderConfig) -> dict[str, Any]:
+def rope_parameters(config: DecoderConfig) -> dict[str, Any]:
     scaling: Scaling | None = config.rotary_scaling
     given: dict[str, Any] = {"rope_theta": config.rotary_base}
     match scaling:

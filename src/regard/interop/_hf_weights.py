@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from regard import models
+from regard.interop._hf_deepseek import WHOLE, one_by_one
 from regard.interop._hf_families import FAMILIES
 from regard.interop._hf_family import Family, Source
 from regard.interop._hf_fields import Fields, listed
@@ -46,7 +47,7 @@ def from_hf(
     qwen3, gemma,
     gemma2
     t5, whisper         `models.T5`, `models.Whisper`
-    deepseek_v3         `nn.LatentAttention`, of a `DeepseekV3Attention` module, or of a folder and `layer`
+    deepseek_v3         `models.DeepSeek`; `nn.LatentAttention` of a `DeepseekV3Attention` module, or with `layer`
     one attention       `nn.MultiHeadAttention`, of a `BertSelfAttention`, `ViTSelfAttention`, `ViTAttention` and the
     module              like; without an output projection where theirs has none
     ==================  =====================================================================================
@@ -54,7 +55,7 @@ def from_hf(
     Args:
         model: a model (or an attention module, see above) of transformers, or a folder with `config.json` and
             safetensors files.
-        layer: of deepseek_v3, whose attention is wanted.
+        layer: of deepseek_v3, where the attention of one layer is wanted.
         ignore: a pattern (`cls.seq_relationship.*`) of weights, or of unknown config fields, that are left out on
             purpose; or several.
         device, dtype: of the result; those of the weights by default.
@@ -104,16 +105,16 @@ class Weights:
     def __init__(
         self, stored: dict[str, str], read: Callable[[str], Tensor], shape: Callable[[str], list[int]]
     ) -> None:
-        self.stored, self._read, self._shape = stored, read, shape
+        self.stored, self.read, self.stored_shape = stored, read, shape
 
     def __getitem__(self, name: str) -> Tensor:
-        return self._read(self.stored[name])
+        return self.read(self.stored[name])
 
     def shape(self, name: str) -> list[int]:
-        return self._shape(self.stored[name])
+        return self.stored_shape(self.stored[name])
 
     def renamed(self, stored: dict[str, str]) -> Weights:
-        return Weights(stored, self._read, self._shape)
+        return Weights(stored, self.read, self.stored_shape)
 
 
 def _unpacked(given: dict[str, Any]) -> dict[str, Any]:
@@ -139,12 +140,10 @@ def _family(given: dict[str, Any], *, whole: bool) -> Family:
             f"models of type {kind!r} cannot be converted; {', '.join(FAMILIES)} can. Any model whose attention goes "
             "through transformers' functions runs with regard.interop.register_hf()"
         )
-    if (kind == "deepseek_v3") == whole:
-        raise ValueError(
-            "of deepseek_v3 only the attention can be converted: give layer=…, or the attention module itself"
-            if whole
-            else f"layer is for deepseek_v3, of which only the attention is converted; this is {kind}"
-        )
+    if kind == "deepseek_v3" and whole:
+        return WHOLE
+    if kind != "deepseek_v3" and not whole:
+        raise ValueError(f"layer is for deepseek_v3, whose attention can be had alone; this is {kind}")
     return FAMILIES[kind]
 
 
@@ -157,6 +156,8 @@ def _converted(
     device: torch.device | str | None,
     dtype: torch.dtype | None,
 ) -> nn.Module:
+    if family is WHOLE:
+        weights = Weights(*one_by_one(weights.stored, weights.read, weights.stored_shape))
     weights = _canonical(family, weights, ignore)
 
     def equal(one: str, other: str) -> bool:

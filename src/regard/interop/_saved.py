@@ -25,7 +25,10 @@ FORMAT, VERSION = "regard-model", 1
 IN_HEADER = "regard"  # where the weights' file says what config.json says
 _KINDS: dict[str, type[nn.Module]] = {
     kind.__name__: kind
-    for kind in (models.Encoder, models.Decoder, models.Transformer, models.T5, models.Whisper, LatentAttention)
+    for kind in (
+        *(models.Encoder, models.Decoder, models.Transformer, models.T5, models.Whisper, models.DeepSeek),
+        LatentAttention,
+    )
 }
 _CONFIGS: dict[str, Any] = {
     "Encoder": models.EncoderConfig,
@@ -33,6 +36,7 @@ _CONFIGS: dict[str, Any] = {
     "Transformer": models.TransformerConfig,
     "T5": models.T5Config,
     "Whisper": models.WhisperConfig,
+    "DeepSeek": models.DeepSeekConfig,
     "LatentAttention": models.LatentConfig,
 }
 _SCALINGS = {kind.__name__: kind for kind in (positions.Linear, positions.DynamicNTK, positions.YaRN, positions.Llama3)}

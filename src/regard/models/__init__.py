@@ -4,13 +4,15 @@
     model = models.Decoder(models.config("gpt2", num_layers=3))      with something changed
     models.build("gpt3-175b", device="meta")                         sizes only
 
-`Encoder` is BERT and ViT, `Decoder` GPT and Llama, `Transformer` the encoder-decoder of 2017, `T5` and `Whisper` its
-relatives. Each is one file to be read from top to bottom.
+`Encoder` is BERT and ViT, `Decoder` GPT and Llama, `DeepSeek` a decoder with latent attention and experts,
+`Transformer` the encoder-decoder of 2017, `T5` and `Whisper` its relatives. Each is one file to be read from top to
+bottom.
 """
 
 from __future__ import annotations
 
 from regard.models._decoder import Decoder, DecoderConfig
+from regard.models._deepseek import DeepSeek, DeepSeekConfig
 from regard.models._encoder import Encoder, EncoderConfig
 from regard.models._named import Config, LatentConfig, build, config, names
 from regard.models._search import Hypothesis
@@ -23,6 +25,8 @@ __all__ = [
     "Config",
     "Decoder",
     "DecoderConfig",
+    "DeepSeek",
+    "DeepSeekConfig",
     "Encoder",
     "EncoderConfig",
     "Hypothesis",

@@ -188,14 +188,20 @@ class Decoder(nn.Module):
         if config.positions == "learned":
             self.position_embedding = LearnedPositions(config.max_tokens, config.embed_dim, **made)
         else:
-            width = config.embed_dim // config.num_heads if config.head_dim is None else config.head_dim
-            how = {"base": config.rotary_base, "interleaved": config.rotary_interleaved}
-            rotary = Rotary(width, scaling=config.rotary_scaling, device=device, **how)  # type: ignore[arg-type]
-        self.layers = nn.ModuleList(DecoderLayer(config, rotary, **made) for _ in range(config.num_layers))
+            rotary = self._rotary(config, device)
+        self.layers = nn.ModuleList(self._layer(config, rotary, index, **made) for index in range(config.num_layers))
         self.norm = _norm(config)(config.embed_dim, eps=config.norm_eps, **made)
         alone = config.tied or not config.head
         self.head = None if alone else nn.Linear(config.embed_dim, config.vocab_size, bias=False, **made)
         self.reset_parameters()
+
+    def _rotary(self, config: DecoderConfig, device: Any) -> Rotary:
+        width = config.embed_dim // config.num_heads if config.head_dim is None else config.head_dim
+        how = {"base": config.rotary_base, "interleaved": config.rotary_interleaved}
+        return Rotary(width, scaling=config.rotary_scaling, device=device, **how)  # type: ignore[arg-type]
+
+    def _layer(self, config: DecoderConfig, positions: Rotary | None, index: int, **made: Any) -> DecoderLayer:
+        return DecoderLayer(config, positions, **made)
 
     def reset_parameters(self) -> None:
         """As published: Radford et al., 2019, with the deviations of its released code; `DecoderConfig` has them."""

@@ -11,6 +11,7 @@ from torch import nn
 
 from regard.models import _parts
 from regard.models._decoder import Decoder, DecoderConfig
+from regard.models._deepseek import DeepSeek, DeepSeekConfig
 from regard.models._encoder import Encoder, EncoderConfig
 from regard.models._t5 import T5, T5Config
 from regard.models._transformer import Transformer, TransformerConfig
@@ -169,6 +170,8 @@ def build(
     match given:
         case EncoderConfig():
             return Encoder(given, **made)
+        case DeepSeekConfig():
+            return DeepSeek(given, **made)
         case DecoderConfig():
             return Decoder(given, **made)
         case WhisperConfig():

@@ -180,13 +180,17 @@ class LatentAttention(nn.Module):
         bias: Any = None,
         cache: TokenCache | Padded | None = None,
         want: Want | None = None,
+        differentiable: bool = False,
     ) -> Any:
-        """`forward`, also returning what the heads did: a `regard.Observation` whose `.out` is the module's output."""
+        """`forward`, also returning what the heads did: a `regard.Observation` whose `.out` is the module's output.
+
+        `differentiable` as in `regard.observe`: some statistics then carry gradients, for a penalty on them.
+        """
         api.check_want(want)  # a cache keeps the tokens of a call that goes on
         call = self._prepare(query, key, value, mask, bias, cache)
         call, tensors, keywords, absorbed = self._arranged(call, cache)
         output = self._output(absorbed) if want is not None and want.value_mass else None
-        seen = api.observe(*tensors, want=want, output=output, **keywords)
+        seen = api.observe(*tensors, want=want, output=output, differentiable=differentiable, **keywords)
         heads = raise_values(seen.out, self.up_projections[1]) if absorbed else seen.out
         seen.out = self._finish(heads, call)
         return seen

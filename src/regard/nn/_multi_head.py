@@ -210,18 +210,20 @@ class MultiHeadAttention(nn.Module):
         bias: Any = None,
         cache: Cache | None = None,
         want: Want | None = None,
+        differentiable: bool = False,
         **how: Any,
     ) -> Any:
         """`forward`, also returning what the heads did: a `regard.Observation` whose `.out` is the module's output.
 
         For nested input the statistics are those of the call as computed (see `forward`): packed, or padded. With
-        `Want(value_mass=True)` the lengths of values are those behind the module's output projection.
+        `Want(value_mass=True)` the lengths of values are those behind the module's output projection. `differentiable`
+        as in `regard.observe`: some statistics then carry gradients, for a penalty on them.
         """
         api.check_want(want)  # a cache keeps the tokens of a call that goes on
         call = self._prepare(query, key, value, mask, bias, cache, how)
         call = call if cache is None else self._through(cache, call)
         output = self.out_proj.weight if want is not None and want.value_mass else None
-        seen = api.observe(*call.tensors, want=want, output=output, **call.keywords)
+        seen = api.observe(*call.tensors, want=want, output=output, differentiable=differentiable, **call.keywords)
         seen.out = self._finish(seen.out, call)
         return seen
 

@@ -36,8 +36,8 @@ _ASK = {
 class Observation:
     """Output and statistics of one attention call.
 
-    ``out`` carries gradients; the statistics are detached, float32 (float64 for float64 input). What was not asked for
-    is absent: reading it is an AttributeError that says how to ask.
+    ``out`` carries gradients; the statistics are detached (but for those of ``observe(differentiable=True)``), float32
+    (float64 for float64 input). What was not asked for is absent: reading it is an AttributeError that says how to ask.
 
     - ``out`` [B, H, L, value dim] and ``lse`` [B, H, L], the log-sum-exp of each row (−inf for an empty one), are there
       always; so are ``plan`` and ``want``.

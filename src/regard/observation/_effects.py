@@ -132,7 +132,9 @@ class Effects:
 
     def _add(self, part: Part, numbers: Tensor, by_key: str, cells: str) -> None:
         rows = self.row_cells[part.rows.start : part.rows.stop]
-        first, count = int(rows[0]), int(rows[-1] - rows[0]) + 1
+        ends = (part.rows.start, part.rows.stop - 1)
+        first, last = (statistics.cell_of(row, self.sizes[0], self.grid[0]) for row in ends)
+        count = last - first + 1
         sums = (torch.arange(count, device=rows.device)[:, None] == rows - first).to(numbers.dtype) @ numbers
         start = 0
         for low, high in part.runs:

@@ -70,7 +70,8 @@ class Totals:
         if want.first:
             self._new("first_mass", spec.queries)
         if want.scores is not False:
-            self.tokens = _tokens(call, want.scores)
+            tokens = statistics.checked_tokens(want.scores, spec.batch, spec.keys)
+            self.tokens = None if tokens is None else tokens.to(call.query.device)
             count = 2 if self.tokens is None else len(statistics.RELATIONS)
             self._new("relations", spec.queries, count, fill=torch.nan)
         if want.weights is not None:
@@ -241,19 +242,6 @@ class Totals:
 def _keys(tile: Tile) -> Tensor:
     """The key of each column."""
     return torch.cat([torch.arange(run.start, run.stop, device=tile.p.device) for run in tile.runs])
-
-
-def _tokens(call: Call, given: bool | Tensor) -> Tensor | None:
-    """[B or 1, S], or None where nobody said which tokens the keys are."""
-    if isinstance(given, bool):
-        return None
-    tokens, spec = given.to(call.query.device), call.spec
-    tokens = tokens[None] if tokens.dim() == 1 else tokens
-    if tokens.shape[1] != spec.keys or len(tokens) not in (1, spec.batch):
-        raise ValueError(
-            f"Want(scores=...) has tokens {list(given.shape)}, and the call has {spec.batch} items of {spec.keys} keys"
-        )
-    return tokens
 
 
 def _neighbours(runs: tuple[Run, ...]) -> list[tuple[int, int]]:

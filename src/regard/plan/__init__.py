@@ -28,8 +28,8 @@ _LIMIT = 4096
 # head from which a kernel that has to be compiled first is worth it.
 FEW_PAIRS = {"cpu": 8_000, "cuda": 1_000_000}
 COMPILED_PAIRS = 1 << 20
-# what our kernels take: heads of all items, and positions
-MOST_HEADS, FAR = 32_767, 1 << 30
+# what our kernels take: heads of all items, positions, and how wide heads are; wider ones are for a few kinds of calls
+MOST_HEADS, FAR, WIDEST = 32_767, 1 << 30, 256
 
 
 class Rule(NamedTuple):
@@ -189,7 +189,7 @@ def kind_of(spec: CallSpec) -> tuple[Any, ...]:
     text is decoded by one choice."""
     if spec.device == "cpu":
         sizes: tuple[Any, ...] = ((spec.pairs > 0) + (spec.pairs > FEW_PAIRS["cpu"]), spec.mask is None)
-    elif spec.device == "cuda":
+    elif spec.device == "cuda" and max(spec.head_dim, spec.value_dim) <= WIDEST:
         sizes = (_sizes_on_cuda(spec), spec.mask and of_intervals(spec.mask), spec.kv_heads == spec.heads)
     else:
         return spec

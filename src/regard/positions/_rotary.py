@@ -18,7 +18,7 @@ _transforms = torch._C._functorch.peek_interpreter_stack
 _watchers = torch._C._len_torch_dispatch_stack
 _tracing = torch._C._get_tracing_state
 
-# tables of so many numbers are kept for the next layer; larger ones are nothing beside the products of their call
+# tables up to this many numbers are kept for the next layer; larger ones cost little next to the products of their call
 _KEPT = 1 << 16
 # positions that tables for one token are made for
 _AHEAD = 64

@@ -42,6 +42,7 @@ class Recording:
         self.calls: list[Recorded] = []
         self.sites: list[Site] = []
         self.missed: list[tuple[str, str]] = []  # (module, why its call has no statistics)
+        self.kept: dict[Site, list[Any]] = {}  # what ``watch(keep=…)`` keeps for ``regard.edits``; not in files
         self._tokens: list[list[str]] = []
         self._source_tokens: list[list[str]] = []
         self._described: dict[int, tuple[Recorded, list[dict[str, Any]]]] = {}
@@ -182,9 +183,12 @@ class Recording:
             for row in self.described(call)
         ]
 
-    def summary(self) -> Summary:
-        """A table: for each layer its mean entropy, weight on the first key, distance, tokens and kinds of heads."""
-        return Summary(self.cpu())
+    def summary(self, lang: str = "en") -> Summary:
+        """A table: for each layer its mean entropy, weight on the first key, distance, tokens and kinds of heads.
+
+        It is in English, or in Chinese with ``lang="zh"``.
+        """
+        return Summary(self.cpu(), lang)
 
     def scores(self, *, queries: slice | None = None) -> Scores:
         """How much each head does of what heads are known to do: one row for each head of self attention.
@@ -205,26 +209,25 @@ class Recording:
         """
         return Scores(self, queries)
 
-    def notes(self) -> list[str]:
+    def notes(self, lang: str = "en") -> list[str]:
         """What a reader must know: calls without statistics, by reason."""
+        from regard._display.texts import text
+        from regard.recording._summary_words import WORDS
+
         by_reason: dict[str, list[str]] = {}
         for path, reason in self.missed:
             by_reason.setdefault(reason, []).append(path)
-        alone = [call for call in self.calls if "value_length" in call.parts and call.projection is None]
-        unseen = [call for call in self.calls if "value_length" not in call.parts]
-        if len(unseen) == len(self.calls) or not any("value_length" in call.parts for call in self.calls):
-            unseen = []
+        measured = [call for call in self.calls if "value_length" in call.parts]
+        alone = [call for call in measured if call.projection is None]
+        unseen = [call for call in self.calls if "value_length" not in call.parts] if measured else []
         return [
             *(
-                f"{len(paths)} calls have no statistics ({reason}), the first in {paths[0]}"
+                text(WORDS, lang, "missed", count=len(paths), reason=reason, path=paths[0])
                 for reason, paths in by_reason.items()
             ),
             *(
-                f"{len(calls)} calls {what}, the first in {calls[0].path}"
-                for calls, what in (
-                    (alone, "have value lengths ‖v‖, as no output projection was seen to read their output"),
-                    (unseen, "have no value lengths, as their values were not seen"),
-                )
+                text(WORDS, lang, what, count=len(calls), path=calls[0].path)
+                for calls, what in ((alone, "alone"), (unseen, "unseen"))
                 if calls
             ),
         ]

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from regard.recording._summary_words import WORDS
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -19,12 +21,10 @@ NEAR = 7  # tokens: distances 0 … 7 fill buckets 0 … 3
 LOCAL_KEYS = 32
 BROAD = 0.8
 
-THRESHOLDS = (
-    f"first-token: at least {FIRST:.0%} of the weight on the first key seen; "
-    f"previous-token: at least {PREVIOUS:.0%} on the key just before the query; "
-    f"local: at least {LOCAL:.0%} within {NEAR} tokens (of {LOCAL_KEYS} keys or more); "
-    f"broad: entropy at least {BROAD:.0%} of the largest possible. The first that fits names the head."
-)
+THRESHOLD_NUMBERS = {
+    "first": FIRST, "previous": PREVIOUS, "local": LOCAL, "near": NEAR, "keys": LOCAL_KEYS, "broad": BROAD
+}  # fmt: skip
+THRESHOLDS = WORDS["thresholds"][0].format(**THRESHOLD_NUMBERS)
 
 
 def describe(call: Recorded) -> list[dict[str, Any]]:
@@ -38,10 +38,8 @@ def describe(call: Recorded) -> list[dict[str, Any]]:
     if "key_mass" in call.parts:
         numbers["first"] = _first(call.key_mass) / call.key_mass.sum(-1).clamp_min(1e-30)
         if "value_mass" in call.parts:
-            key = first_key(call.key_mass)
-            numbers["first_value"] = call.value_mass.gather(-1, key).squeeze(-1) / call.value_mass.sum(-1).clamp_min(
-                1e-30
-            )
+            carried = call.value_mass.gather(-1, first_key(call.key_mass)).squeeze(-1)
+            numbers["first_value"] = carried / call.value_mass.sum(-1).clamp_min(1e-30)
     if "distance" in call.parts and call.kind == "self":
         share = call.distance / call.distance.sum(-1, keepdim=True).clamp_min(1e-30)
         numbers["distance"] = (share * _middles(share)).sum(-1)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import io
 import re
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from regard.recording._labels import THRESHOLDS
+from regard.recording._labels import THRESHOLD_NUMBERS
+from regard.recording._summary_words import WORDS
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -28,11 +31,14 @@ _NUMBERS = 40  # columns that the numbers take before it, where it does not
 class Summary:
     """One row per layer. Print it, or read ``rows`` (a list of dicts, as pandas.DataFrame takes them)."""
 
-    def __init__(self, recording: Recording) -> None:
+    def __init__(self, recording: Recording, lang: str = "en") -> None:
+        from regard._display.texts import text
+
+        self._say = partial(text, WORDS, lang)
         self.title = recording.title
-        self.notes = recording.notes()
+        self.notes = recording.notes(lang)
         self.rows = [_row(recording, layer) for layer in range(len(recording.sites)) if recording.at(layer)]
-        self.thresholds = THRESHOLDS
+        self.thresholds = self._say("thresholds", **THRESHOLD_NUMBERS)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         from rich import box
@@ -42,19 +48,19 @@ class Summary:
         # Rich cuts off what does not fit. Where there is little room, what is long stands in one column, line by line.
         is_wide = options.max_width >= _WIDE
         table = Table(title=Text(self.title), box=box.SIMPLE_HEAD if is_wide else None, pad_edge=False)
-        table.add_column("layer", justify="right", no_wrap=True)
-        columns = ["calls", "entropy", "first\nkey", "≈\ndistance"]
+        columns = ["layer", "calls", "entropy", "first", "distance"]
         if with_value := any("first_value" in row for row in self.rows):
-            columns.insert(3, "its\nvalue")
+            columns.insert(4, "first_value")
         for name in columns:
-            table.add_column(name, justify="right", no_wrap=True)
-        for name in _LONG if is_wide else (", ".join(_LONG),):
+            table.add_column(self._say(name), justify="right", no_wrap=True)
+        names = [self._say(name) for name in _LONG]
+        for name in names if is_wide else (", ".join(names),):
             table.add_column(name, overflow="fold")
         for row in self.rows:
-            long = _long(row, _PATH if is_wide else options.max_width - _NUMBERS)
+            long = _long(row, self._say, _PATH if is_wide else options.max_width - _NUMBERS)
             table.add_row(*_short(row, with_value), *map(Text, long if is_wide else ["\n".join(filter(None, long))]))
         yield table
-        value = ["its value: the first key's share of weight × length of the value (value_mass)"] * with_value
+        value = [self._say("value_note")] * with_value
         yield Text("\n".join([self.thresholds, *value, *self.notes]), style="dim italic")
 
     def __str__(self) -> str:
@@ -89,11 +95,11 @@ def _short(row: dict[str, Any], with_value: bool) -> list[str]:
     return [str(row["layer"]), str(row["calls"]), *(_number(row.get(name), how) for name, how in numbers.items())]
 
 
-def _long(row: dict[str, Any], width: int) -> list[str]:
+def _long(row: dict[str, Any], say: Callable[[str], str], width: int) -> list[str]:
     """The module, the tokens that receive most, and the heads that have a name."""
     tokens = ", ".join(f"{show(token)} {share:.0%}" for token, share in row["most_attended"])
-    heads = "; ".join(f"{name}: {', '.join(map(str, row['heads'][name]))}" for name in row["heads"])
-    return [folded(f"{row['path']} ({row['kind']})", width), tokens, heads]
+    heads = "; ".join(f"{say(name)}: {', '.join(map(str, row['heads'][name]))}" for name in row["heads"])
+    return [folded(f"{row['path']} ({say(row['kind'])})", width), tokens, heads]
 
 
 def _row(recording: Recording, layer: int) -> dict[str, Any]:

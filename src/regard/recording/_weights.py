@@ -85,7 +85,8 @@ def _add(sums: dict[str, Tensor], name: str, more: Tensor) -> None:
 
 
 def _relations(p: Tensor, rows: range, offset: int | Tensor, given: bool | Tensor) -> Tensor:
-    tokens = None if isinstance(given, bool) else given.to(p.device).view(-1, p.shape[3])
+    tokens = statistics.checked_tokens(given, p.shape[0], p.shape[3])
+    tokens = None if tokens is None else tokens.to(p.device)
     i = torch.arange(rows.start, rows.stop, device=p.device)[:, None]
     i = i + (offset.to(p.device).view(-1, 1, 1, 1) if isinstance(offset, torch.Tensor) else offset)
     return statistics.relation_masses(p, p > 0, i, torch.arange(p.shape[3], device=p.device), tokens)

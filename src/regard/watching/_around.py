@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from regard.backends import _guard
 from regard.watching import _seen
-from regard.watching._silence import silence
+from regard.watching._silence import silence, silent
 
 if TYPE_CHECKING:
     from regard.watching._watcher import Watcher
@@ -50,13 +50,17 @@ def _take_back() -> None:
         _undo.pop()()
 
 
-def _here() -> list[Watcher]:
+def here() -> list[Watcher]:
     thread = threading.get_ident()
     return [watcher for watcher in _watchers if watcher.thread == thread]
 
 
 def _install() -> None:
     _replace(_guard, "run", _own(_guard.run))
+    for name in ("regard.nn._multi_head", "regard.nn._cached"):
+        module: Any = sys.modules.get(name)
+        if hasattr(module, "can_attend"):
+            _replace(module, "can_attend", _whole(module.can_attend))
     interface: Any = getattr(sys.modules.get("transformers.modeling_utils"), "AttentionInterface", None)
     if hasattr(interface, "get_interface"):
         _replace(interface, "get_interface", _interface(interface.get_interface))
@@ -84,16 +88,36 @@ def _made_without_modes(cls: Any, *args: Any) -> Any:
 
 def _own(run: Callable[..., Any]) -> Callable[..., Any]:
     def shown(program: Any, call: Any) -> Any:
-        watchers = _here()
-        if not watchers:
+        watchers = here()
+        if not watchers or silent():
             return run(program, call)
-        with silence():  # a backend may call torch's function in pieces; the call is shown once, whole
-            result = run(program, call)
-        for watcher in watchers:
-            watcher.see(lambda: _seen.from_call(call, result.lse, result.out))
-        return result
+
+        def seen(program: Any, call: Any) -> Any:
+            with silence():  # a backend may call torch's function in pieces; the call is shown once, whole
+                result = run(program, call)
+            for watcher in watchers:
+                if not watcher.changes_calls:
+                    watcher.see(lambda: _seen.from_call(call, result.lse, result.out))
+            return result
+
+        last = seen
+        for editor in watchers:
+            if editor.changes_calls:  # the innermost is asked first, and watches see what really ran
+                last = functools.partial(editor.own_call, last)
+        return last(program, call)
 
     return shown
+
+
+def _whole(can_attend: Callable[..., bool]) -> Callable[..., bool]:
+    """A cache that attends piece by piece shows keys without their places: while an edit is open it gives them all."""
+
+    def asked(cache: Any, keywords: dict[str, Any]) -> bool:
+        if any(watcher.changes_calls and watcher.inside() for watcher in here()):
+            return bool(getattr(cache, "attends_whole", False))
+        return can_attend(cache, keywords)
+
+    return asked
 
 
 def _interface(get: Callable[..., Any]) -> Callable[..., Any]:
@@ -102,19 +126,19 @@ def _interface(get: Callable[..., Any]) -> Callable[..., Any]:
 
         @functools.wraps(real)
         def shown(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, *rest: Any, **given: Any) -> Any:
-            before = [(watcher, watcher.met) for watcher in _here()]
+            before = [(watcher, watcher.met) for watcher in here()]
             out = real(module, query, key, value, attention_mask, *rest, **given)
-            for watcher, met in before:
-                if watcher.met == met:  # none of its operators was known
+            if all(watcher.met == met for watcher, met in before):  # none of its operators was known
+                for watcher, _ in before:
                     watcher.see(
                         lambda: _seen.from_interface(
-                            attn_implementation, module, query, key, value, attention_mask, given
+                            attn_implementation, module, query, key, value, attention_mask, given, out
                         ),
                         out=out,
                     )
             return out
 
-        return shown if _here() else real
+        return shown if here() else real
 
     return get_interface
 
@@ -127,7 +151,7 @@ class _Stance:
         self.real = real
 
     def __getattr__(self, name: str) -> Any:
-        if name == "stance" and any(watcher.inside() for watcher in _here()):
+        if name == "stance" and any(watcher.inside() for watcher in here()):
             return "force_eager"
         return getattr(self.real, name)
 

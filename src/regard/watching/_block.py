@@ -33,6 +33,7 @@ def watch(
     tokenizer: Any = None,
     on_call: Callable[[Recorded], None] | None = None,
     gather: bool = True,
+    keep: Sequence[str] = (),
 ) -> Iterator[Recording]:
     """Record the statistics of every attention call that the model makes inside the block.
 
@@ -63,6 +64,9 @@ def watch(
         gather: where processes share the model (DDP, FSDP2, tensor parallelism), leaving the block makes one recording
             of what all of them saw, the same in each: items of all batches one after another, heads in their order.
             All processes must leave the block then. False keeps what this process saw.
+        keep: "output", "pattern" or both: also what each head wrote, and query and key of each call, for
+            ``regard.edits.ablate`` and ``patch``. Held in memory as they are, and not written to files; torch's own
+            modules leave their fused path for it.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
@@ -86,7 +90,8 @@ def watch(
         tokenizer=tokenizer,
         on_call=on_call,
     )
-    with listening(watcher):
+    kept: Any = _keeping(model, recording, keep, layers, heads_dim) if keep else contextlib.nullcontext()
+    with listening(watcher), kept:
         yield recording
     watcher.take_tokens()
     if tokens is not None:
@@ -117,6 +122,14 @@ def listening(watcher: Watcher) -> Iterator[None]:
         restore.callback(_around.leave, watcher)
         restore.enter_context(Listening(watcher))
         yield
+
+
+def _keeping(model: nn.Module, recording: Recording, keep: Sequence[str], layers: Any, heads_dim: Any) -> Any:
+    from regard.editing._kept import KINDS, keeping  # outputs are taken where edits act
+
+    if isinstance(keep, str) or any(what not in KINDS for what in keep):
+        raise ValueError(f"keep must be a list of {' and '.join(map(repr, KINDS))}, got {keep!r}")
+    return keeping(model, recording, tuple(keep), layers, heads_dim)
 
 
 def _check_numbers(name: str, given: Sequence[int | str] | None, names: Mapping[str, object] | None = None) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from regard.watching import _axes
-from regard.watching._axes import Piece
+from regard.watching._axes import Dims, Piece
 from regard.watching._in_memory import InMemory
 from regard.watching._seen import Unseen
 from regard.watching._written import Weights
@@ -18,11 +18,34 @@ from regard.watching._written import Weights
 _COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads", "nhead", "num_head", "attention_heads")
 
 
+class Arranged(NamedTuple):
+    """Which pieces of which axes are batch, head, query and key, in weights as the softmax gave them."""
+
+    heads: tuple[Piece, ...]  # the marks by which axes are cut into pieces
+    groups: tuple[list[Piece], list[Piece], list[Piece], list[Piece]]
+
+    def pieces(self, dims: Dims) -> list[Piece]:
+        """The pieces of a tensor's dims, in their order there."""
+        return [piece for dim in dims for piece in _axes.cut(dim, self.heads) or ()]
+
+
 def laid_out(
     known: Weights, rows: Sequence[Piece], heads: Sequence[Piece] | None, heads_dim: int | None, modules: Sequence[Any]
 ) -> InMemory:
     """``rows`` are the axes that the product kept apart from batch and keys; ``heads`` those that were laid next to the
     values' dim, None when none were seen to be."""
+    found = arranged(known, rows, heads, heads_dim, modules)
+    shape, axis = known.softmax.shape, known.softmax.axis
+    weights = rearranged(known.final, found.pieces(known.final_dims), found.groups)
+    first = [piece for piece in found.pieces(_axes.of_shape(shape)) if piece.axis != axis]
+    lse = rearranged(known.softmax.lse, first, found.groups[:3])
+    weights = weights.masked_fill((lse == -torch.inf).unsqueeze(-1), 0.0)
+    return InMemory(weights, lse, written_out=not known.softmax.by_function)
+
+
+def arranged(
+    known: Weights, rows: Sequence[Piece], heads: Sequence[Piece] | None, heads_dim: int | None, modules: Sequence[Any]
+) -> Arranged:
     if 0 in known.softmax.shape:
         raise Unseen("it has no queries, keys or items")
     if known.changed:
@@ -38,12 +61,7 @@ def laid_out(
     of_rows = _queries(rest, rows, axis, len(shape))
     batch = [piece for piece in rest if piece not in of_rows]
     keys = [piece for piece in pieces if piece.axis == axis]
-    groups = (batch, of_heads, of_rows, keys)
-    weights = _rearranged(known.final, pieces, groups)
-    first = [piece for dim in _axes.of_shape(shape) for piece in _axes.cut(dim, found) or () if piece.axis != axis]
-    lse = _rearranged(known.softmax.lse, first, groups[:3])
-    weights = weights.masked_fill((lse == -torch.inf).unsqueeze(-1), 0.0)
-    return InMemory(weights, lse, written_out=not known.softmax.by_function)
+    return Arranged(tuple(found), (batch, of_heads, of_rows, keys))
 
 
 def _heads(
@@ -89,7 +107,7 @@ def _queries(rest: list[Piece], rows: Sequence[Piece], axis: int, rank: int) -> 
     return [piece for piece in rest if piece.axis == free[-1]]
 
 
-def _rearranged(tensor: Tensor, pieces: list[Piece], groups: Sequence[Sequence[Piece]]) -> Tensor:
+def rearranged(tensor: Tensor, pieces: list[Piece], groups: Sequence[Sequence[Piece]]) -> Tensor:
     apart = tensor.reshape([piece.size for piece in pieces])
     order = [pieces.index(piece) for group in groups for piece in group]
     return apart.permute(order).reshape([_axes.size_of(group) for group in groups])

@@ -53,7 +53,7 @@ class Listening(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if silent():
+        if silent() and not self.watcher.hears_in_silence:
             return func(*args, **kwargs)
         packet = getattr(func, "overloadpacket", None)
         if packet is None:

@@ -24,11 +24,11 @@ class Tokens:
         self._read: dict[str, Tensor] = {}
 
     def of(self, seen: Seen | InMemory, stack: list[Frame], site: Site, what: tuple[str, str, int]) -> bool | Tensor:
-        """What ``Want(scores=...)`` takes: tokens [batch, key], −1 where there is none; True where nobody knows, and
-        False in cross attention, whose keys are other tokens than its queries."""
+        """What ``Want(scores=...)`` takes: tokens [batch, key], −1 where there is none; True where nobody knows, as in
+        cross attention, whose keys are other tokens than its queries."""
         kind, _, first_key = what
         if kind == "cross":
-            return False
+            return True
         batch, _, queries, keys = seen.shape
         new = _given(stack, batch, queries)
         if new is None:

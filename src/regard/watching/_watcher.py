@@ -29,7 +29,15 @@ from regard.watching._modules import (
     takes_no_hooks,
 )
 from regard.watching._padding import real_queries
-from regard.watching._projection import Projection, Waiting, matrix_of, reads, with_values
+from regard.watching._projection import (
+    Projection,
+    Waiting,
+    known_projection,
+    matrix_of,
+    reads,
+    version_of,
+    with_values,
+)
 from regard.watching._seen import Seen, Unseen, check_same
 from regard.watching._silence import silence, silent
 from regard.watching._tokens import Tokens
@@ -50,6 +58,9 @@ class Pending:
 
 class Watcher:
     """Everything that happens between entering and leaving the block, on the thread that entered it."""
+
+    hears_in_silence = False  # an edit tries a product that nobody else is to see
+    changes_calls = False  # whether it is an edit: those are asked before a call runs
 
     def __init__(
         self,
@@ -83,6 +94,7 @@ class Watcher:
         self._read: dict[str, int] = {}  # by module: tokens that its keys have come to
         self._decoding = False
         self._waiting: Waiting | None = None
+        self._version: int | None = None  # of what the call that waits gave: something may write into it
         self._tokens = Tokens()
         self._elsewhere: set[int] = set()
         self._direct: list[tuple[FrameType, Frame]] = []
@@ -273,6 +285,10 @@ class Watcher:
             self.recording.sites.append(site)
         return site
 
+    def own_call(self, run: Callable[..., Any], program: Any, call: Any) -> Any:
+        """A call of regard's own that is about to run; an edit changes it."""
+        return run(program, call)
+
     # What is written down
 
     def _observe(
@@ -286,9 +302,12 @@ class Watcher:
             self._waiting = Waiting(make(), list(stack), site, layer, number, out)
         if not self.want.value_mass:
             self._stop_waiting()
-        elif self._waiting is not None:
-            # the lengths of values are those behind the output projection: it runs next, and is waited for
-            self._take_known_projection(stack)
+            return
+        # the lengths of values are those behind the output projection: it runs next, and is waited for
+        self._version = None if self._waiting is None else version_of(self._waiting.seen.result)
+        known = known_projection(stack, site.path)
+        if known is not None:
+            self._stop_waiting(known)
 
     @contextlib.contextmanager
     def _noting(self, site: Site) -> Iterator[None]:
@@ -307,15 +326,6 @@ class Watcher:
         if self.on_call is not None:
             self.on_call(call)
 
-    def _take_known_projection(self, stack: list[Frame]) -> None:
-        """torch's own module multiplies by the weight of its projection without calling it."""
-        module = next((f.module for f in reversed(stack) if isinstance(f.module, nn.MultiheadAttention)), None)
-        inner = getattr(stack[-1].module, "self_attn", None)
-        if module is None and isinstance(stack[-1].module, nn.TransformerEncoderLayer):
-            module = inner
-        if isinstance(module, nn.MultiheadAttention):
-            self._stop_waiting(Projection(f"{stack[-1].path}.out_proj".lstrip("."), module.out_proj.weight))
-
     def _try_projection(self, path: str, module: nn.Module, args: tuple[Any, ...]) -> None:
         """A module with a matrix begins: it is the output projection if it was handed what the call gave."""
         weight = matrix_of(module)
@@ -323,7 +333,9 @@ class Watcher:
             return
         found = None
         with self._noting(self._waiting.site):
-            found = Projection(path, weight) if reads(self._waiting.seen.result, args, weight) else None
+            result = self._waiting.seen.result
+            if version_of(result) == self._version and reads(self._waiting.seen, args, weight):
+                found = Projection(path, weight)
         self._stop_waiting(found)
 
     def _stop_waiting(self, projection: Projection | None = None) -> None:
@@ -367,8 +379,9 @@ class Watcher:
         seen, what = self._ready(seen, stack, site)
         count = seen.shape[1]
         want = self.want
-        if want.scores is True:
-            want = want.but(scores=self._tokens.of(seen, stack, site, what))
+        if want.scores is not False:
+            known = want.scores if isinstance(want.scores, Tensor) else self._tokens.of(seen, stack, site, what)
+            want = want.but(scores=False if what[0] == "cross" else known)
         lengths = None
         if want.value_mass:
             lengths = seen.lengths(None if projection is None else projection.weight)

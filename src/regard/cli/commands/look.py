@@ -11,7 +11,7 @@ import typer
 
 from regard._display.texts import language
 from regard._display.texts import text as say
-from regard.cli import complete, loading, reading, terminal
+from regard.cli import acting, complete, loading, reading, terminal
 from regard.cli.loading import Loaded
 from regard.cli.loading import load as _load
 from regard.cli.names import PACKAGED
@@ -53,6 +53,18 @@ def look(
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
     layer: Annotated[int | None, typer.Option(help="Layer that the page shows first.")] = None,
     head: Annotated[int | None, typer.Option(help="Head that the page shows first.")] = None,
+    cut: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Edges that do not exist, and the difference it makes: KEYS or QUERIES>KEYS, by position, range or "
+            "word, after LAYER@ or LAYER.HEAD@ for one place ('0:4', 'it>cat', '3.5@-1>cat'). May be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    ablate: Annotated[
+        list[str] | None,
+        typer.Option(help="Heads whose output is zero: LAYER.HEAD, or LAYER. May be repeated.", show_default=False),
+    ] = None,
     lang: Annotated[
         str, typer.Option(help="Language of messages and page: en or zh.", autocompletion=complete.one_of(("en", "zh")))
     ] = "en",
@@ -68,6 +80,8 @@ def look(
       regard look path/to/vit --image cat.png
       regard look path/to/whisper --audio speech.wav
       regard look minilm --json
+      regard look minilm "The cat sat, because it was tired." --cut "it>cat"
+      regard look smollm2 "The capital of France is" --ablate 0.3 --ablate 1
     """
     from regard._files.write import write_atomically
     from regard._page._image import as_seen
@@ -75,16 +89,17 @@ def look(
 
     try:
         language(lang)
+        edits = acting.typed(cut or [], ablate or [])
         words = _words(text, file, image, audio)
         if length < 0:
             raise ValueError(f"--length is {length}; expected at least 1, or 0 for what the model takes")
         if not out.parent.is_dir():
             raise ValueError(f"--out names the folder {out.parent}, which is not there")
         with terminal.saying(say(WORDS, lang, "loading", model=model)):
-            loaded = _load(model)
+            loaded = _load(model, answers=bool(edits))
         network = loaded.model
         read = loading.read(loaded, TEXT if words is None else words, words is None, image, audio, length)
-        recording = _run(loaded, read, lang)
+        recording, made = _run(loaded, read, lang, edits)
         recording.title = f"{model}: {type(network).__name__}"
         with terminal.saying(say(WORDS, lang, "writing")):
             seen = None if image is None else as_seen(read.given.get("pixel_values"))
@@ -98,9 +113,11 @@ def look(
     if note := read.note(lang):
         typer.echo(note, err=True)
     if as_json:
-        terminal.data(recording.to_dicts())
+        terminal.data(recording.to_dicts() if made is None else {**made, "heads": recording.to_dicts()})
         return
-    terminal.console().print(recording.summary())
+    terminal.console().print(recording.summary(lang))
+    if made is not None:
+        typer.echo("\n".join([*made["edits"], *acting.lines(made["answer"], lang)]))
     typer.echo(say(WORDS, lang, "wrote", out=out))
     if open_page and not open_in_browser(Path(f"{out}.html")):
         typer.echo(f"no browser could be opened; open {out}.html in one", err=True)
@@ -116,10 +133,12 @@ def _words(text: str | None, file: Path | None, image: Path | None, audio: Path 
     return reading.given_text(text, file, TEXT)
 
 
-def _run(loaded: Loaded, read: Read, lang: str) -> Recording:
+def _run(loaded: Loaded, read: Read, lang: str, edits: list[acting.Typed]) -> tuple[Recording, dict[str, Any] | None]:
+    """The recording; and with edits, which are then in it, what they changed and the difference to the answer."""
     import torch
 
     import regard
+    from regard.recording._tokens import ids_to_text
 
     model, tokenizer, given = loaded.model, loaded.tokenizer, dict(read.given)
     if read.ids is not None and not read.ids.numel():
@@ -128,21 +147,30 @@ def _run(loaded: Loaded, read: Read, lang: str) -> Recording:
         given["decoder_input_ids"] = loading.written(model, given)
     layers = getattr(model.config, "num_hidden_layers", None)
     tokens = 0 if read.ids is None else read.ids.shape[1]
+    ids = given.get("decoder_input_ids", read.ids)
+    texts = [] if ids is None or tokenizer is None else ids_to_text(tokenizer, ids)
+    before = None
+    if edits:
+        with torch.inference_mode():
+            before = acting.answer(model(**given), ids)
     with (
         torch.inference_mode(),
         _progress(layers, tokens, lang) as advance,
+        acting.edited(model, edits, texts) as reports,
         regard.watch(model, tokenizer=tokenizer, on_call=advance, want=_want(tokens)) as recording,
     ):
-        model(**given)
+        out = model(**given)
     if not recording.calls:
         raise ValueError("the model made no attention call that can be seen")
     if "decoder_input_ids" in given and tokenizer is not None:
-        from regard.recording._tokens import ids_to_text
-
         recording.tokens_from(tokenizer, given["decoder_input_ids"])
         if read.ids is not None:
             recording.source_tokens = ids_to_text(tokenizer, read.ids)
-    return recording
+    if before is None:
+        return recording, None
+    words = str if tokenizer is None else lambda n: ids_to_text(tokenizer, torch.tensor([[n]]))[0][0]
+    answer = acting.difference(before, acting.answer(out, ids), texts[0] if texts else [], words)
+    return recording, {"edits": [str(report) for report in reports], "answer": answer}
 
 
 def _want(tokens: int) -> Want:

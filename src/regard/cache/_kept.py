@@ -1,0 +1,187 @@
+"""A cache that keeps a budget of keys, chosen by what they received; and the choice itself."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from regard import api, masks
+from regard.cache._base import Updated
+from regard.cache._lengths import counts_of
+from regard.masks import Mask
+from regard.statistics import Want
+
+POLICIES = ("key_mass", "recent", "window")
+
+
+class Budget(NamedTuple):
+    """Which keys stay when there are more than ``keys``: the first few, the newest, and those that received most.
+
+    key_mass  by the weight that all queries so far have given (H2O)
+    window    by what the last ``recent`` queries of each call have given (SnapKV)
+    recent    the newest only (StreamingLLM)
+    """
+
+    policy: str
+    keys: int
+    first: int
+    recent: int
+
+    def counted(self) -> slice | None:
+        """The queries of a call whose weight counts."""
+        return slice(-self.recent, None) if self.policy == "window" else None
+
+    def chosen(self, mass: Tensor, places: Tensor) -> Tensor | None:
+        """Slots that stay, int64 [batch, head, keys], in order; None where all do.
+
+        ``mass`` [batch, head, slot] is what each received, ``places`` (alike) the position of its token."""
+        slots = mass.shape[2]
+        if slots <= self.keys:
+            return None
+        worth = mass.float()
+        always = places < self.first
+        newest = self.keys - self.first if self.policy == "recent" else self.recent
+        always = always | (torch.arange(slots, device=mass.device) >= slots - newest)
+        worth = worth.masked_fill(always, torch.inf)
+        # of equals the newer stays; topk does not promise an order among them
+        order = worth.flip(2).sort(dim=2, descending=True, stable=True).indices[:, :, : self.keys]
+        return (slots - 1 - order).sort(2).values
+
+
+class KeptCache:
+    """Keys and values of as many tokens as a budget allows, for each head its own; memory shrinks to it after a call.
+
+    A call sees all that was kept before it and its own tokens. After it the budget is kept of all that the call saw:
+    the memory of a layer is ``[batch, num_kv_heads, budget, dim]``, whatever the length of the text. Heads that share
+    keys share the choice. Made by ``regard.edits.keep(…).caches(model)``.
+    """
+
+    attends_whole = True
+    pads: Tensor | None = None
+
+    def __init__(self, budget: Budget) -> None:
+        self.budget = budget
+        self._key: Tensor | None = None
+        self._value: Tensor | None = None
+        self._mass: Tensor | None = None  # [batch, kv head, slot], what each received
+        self._places: Tensor | None = None  # likewise, the position of its token
+        self._seen = 0
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens seen so far, item by item."""
+        return [] if self._key is None else [self._seen] * self._key.shape[0]
+
+    @property
+    def position(self) -> int:
+        """The position of the next token."""
+        return self._seen
+
+    @property
+    def held(self) -> int:
+        """Tokens of which keys and values are in memory."""
+        return 0 if self._key is None else self._key.shape[2]
+
+    @property
+    def places(self) -> Tensor:
+        """The positions of the tokens that each head holds, ``[batch, num_kv_heads, held]``."""
+        if self._places is None:
+            raise ValueError("the cache is empty")
+        return self._places
+
+    @property
+    def bytes(self) -> int:
+        """Memory of keys and values."""
+        return 0 if self._key is None or self._value is None else self._key.nbytes + self._value.nbytes
+
+    @property
+    def filled(self) -> Mask | None:
+        return None
+
+    def padded(self, lengths: Any, side: str = "right", tokens: int | None = None) -> Any:
+        raise ValueError("a KeptCache holds as many tokens of every item: give prompts of one length, or one at a time")
+
+    def check(self, query: Tensor, key: Tensor, value: Tensor | None, *, mask: Mask | None, bias: Any) -> None:
+        """Refuse what means something else once keys are gone."""
+        if value is None:
+            raise ValueError("a KeptCache holds keys and values; latent attention takes a LatentCache")
+        if bias is not None:
+            raise ValueError("bias goes by the positions of keys, and in a KeptCache they move: leave it out")
+        if not (mask is None and query.shape[2] == 1) and mask != masks.causal():
+            raise ValueError(f"a KeptCache goes with mask=masks.causal(), got {mask!r}: keys have moved in it")
+
+    def update(self, key: Tensor, value: Tensor | None = None) -> Updated:
+        raise ValueError("a KeptCache attends by itself, to see what each key receives: call cache.attend")
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor | None = None,
+        *,
+        mask: Mask | None = None,
+        bias: Any = None,
+        scale: float | None = None,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+        value_dim: int | None = None,
+        backend: str = "auto",
+    ) -> Tensor:
+        """Attention from the new tokens over what is held and themselves; then the budget is kept."""
+        self.check(query, key, value, mask=mask, bias=bias)
+        assert value is not None
+        if self._key is not None and key.shape[:2] != self._key.shape[:2]:
+            raise ValueError(f"key is {list(key.shape)}, and the cache holds {list(self._key.shape)}")
+        held = self.held
+        keys = key if self._key is None else torch.cat((self._key, key), 2)
+        values = value if self._value is None else torch.cat((self._value, value), 2)
+        want = Want.none()
+        if self.budget.policy != "recent":
+            want = Want(rows=False, map=None, top_k=0, distance=False, queries=self.budget.counted())
+        seen = api.observe(
+            query, keys, values, want=want, mask=mask, scale=scale, softcap=softcap, sinks=sinks, query_offset=held,
+            backend=backend,
+        )  # fmt: skip
+        mass = keys.new_zeros(keys.shape[:3], dtype=torch.float32)
+        if self.budget.policy != "recent":
+            mass = seen.key_mass.float().reshape(*key.shape[:2], -1, keys.shape[2]).sum(2)
+        self._keep(keys.detach(), values.detach(), mass, key.shape[2])
+        return seen.out
+
+    def _keep(self, keys: Tensor, values: Tensor, mass: Tensor, new: int) -> None:
+        places = torch.arange(self._seen, self._seen + new, device=keys.device).expand(*keys.shape[:2], new)
+        if self._mass is not None and self._places is not None:
+            mass[:, :, : self._mass.shape[2]] += self._mass
+            places = torch.cat((self._places, places), 2)
+        at = self.budget.chosen(mass, places)
+        if at is not None:
+            keys, values = (x.gather(2, at.unsqueeze(-1).expand(-1, -1, -1, x.shape[3])) for x in (keys, values))
+            mass, places = mass.gather(2, at), places.gather(2, at)
+        self._key, self._value, self._mass, self._places = keys, values, mass, places
+        self._seen += new
+
+    def reorder(self, index: Any) -> None:
+        """Item i becomes what item `index[i]` was."""
+        order = counts_of("index", index)
+        for name in ("_key", "_value", "_mass", "_places"):
+            part: Tensor | None = getattr(self, name)
+            if part is not None:
+                setattr(self, name, part[list(order)])
+
+    def truncate(self, length: int | Sequence[int]) -> None:
+        """Only to nothing: what was dropped cannot come back."""
+        if length != 0:
+            raise ValueError(f"a KeptCache can go back to 0 tokens only, got length {length}")
+        self._key = self._value = self._mass = self._places = None
+        self._seen = 0
+
+    def fork(self) -> Self:
+        """A copy that goes its own way."""
+        return copy.copy(self)  # a step makes new tensors, and changes none
+
+    def __repr__(self) -> str:
+        return f"KeptCache({self.budget}): {self.held} of {self._seen} tokens"

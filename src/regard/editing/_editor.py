@@ -1,0 +1,348 @@
+"""One edit: which calls it meets, and what becomes of them. It follows the model as a watch does."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from regard import api
+from regard._arguments import prepare
+from regard.editing import _fused
+from regard.editing._report import Changed, Report
+from regard.edits._edit import CannotEdit, Change, Edit, Place
+from regard.plan import program_of
+from regard.recording import Recording, Site
+from regard.spec import OfOtherCall
+from regard.statistics import Want
+from regard.watching import _around
+from regard.watching._modules import Frame, inside_transform, is_cross
+from regard.watching._padding import real_queries
+from regard.watching._seen import Seen, Unseen
+from regard.watching._silence import silence, silent
+from regard.watching._watcher import Watcher, _in_backward
+from regard.watching._written import Weights
+
+if TYPE_CHECKING:
+    from regard.spec import Call
+    from regard.watching._axes import Piece
+    from regard.watching._in_memory import InMemory
+
+_CHECKPOINTS = "torch/utils/checkpoint.py"
+
+
+class Met(NamedTuple):
+    """A call of the model that is to be edited."""
+
+    site: Site
+    layer: int
+    turn: int
+    stack: list[Frame]
+
+
+class Used(NamedTuple):
+    """Attention that was written out: the weights, and the axes that its product kept."""
+
+    weights: Weights
+    rows: Sequence[Piece]
+    met: Met | None  # None where it is not to be edited
+    also: tuple[tuple[Editor, Met], ...] = ()  # edits of blocks around this one, which are made at once
+
+
+class Editor(Watcher):
+    changes_calls = True
+
+    def __init__(
+        self,
+        model: nn.Module,
+        edits: Sequence[Edit],
+        *,
+        layers: Sequence[int | str] | None,
+        heads: Sequence[int] | Mapping[int | str, Sequence[int]] | None,
+        tokens: list[list[str]],
+        tokenizer: Any,
+        heads_dim: int | Mapping[str, int] | None,
+        report: Report,
+    ) -> None:
+        super().__init__(
+            model,
+            Recording(type(model).__name__),
+            layers=layers,
+            heads=None,
+            want=Want.none(),
+            keep_on_cpu=True,
+            count_padding=False,
+            memory_limit=None,
+            heads_dim=heads_dim,
+            tokenizer=tokenizer,
+            on_call=None,
+        )
+        self.edits, self.report, self.chosen, self.tokens = edits, report, heads, tokens
+        self.busy = 0  # above 0 while a call runs that this edit has changed, or leaves as it is
+        self.used: list[Used] = []  # products and uses of them that the operator under way was found to be
+        self.settled: list[tuple[Used, Any]] = []
+        self.trouble: CannotEdit | None = None
+        self.check_ended: Callable[[], None] = lambda: None  # raises where an output went away unedited
+        self._met_before: Counter[Site] = Counter()
+        self._memories: dict[tuple[int, Site], dict[Any, Any]] = {}
+
+    # Which calls are met
+
+    def meet(self) -> Met | None:
+        """The call that is about to run, if it is the model's and of a layer that is edited."""
+        stack = self._now()
+        if not stack:
+            return None
+        site = self._site(stack)
+        layer = self.recording.sites.index(site)
+        if self.layers is not None and not self.layers & {layer, site.path, str(site)}:
+            return None
+        if inside_transform():
+            raise self._refuse(site, layer, "it runs inside a torch.func transform, where items are hidden")
+        if _in_backward() or _checkpointed():
+            raise self._refuse(
+                site, layer, "gradient checkpointing runs it again in the backward pass, where an edit may be gone: "
+                "switch it off (model.gradient_checkpointing_disable())"
+            )  # fmt: skip
+        turn = self._met_before[site]
+        self._met_before[site] += 1
+        return Met(site, layer, turn, list(stack))
+
+    def see(self, make: Callable[[], Seen | InMemory], out: Any = None) -> None:
+        """An attention kernel ran that nothing above it has shown. Raised at the next function, or where the model
+        ends: an error that passes through TorchScript loses its words."""
+        if self.busy or silent() or _in_backward():
+            return
+        try:
+            met = self.meet()
+        except CannotEdit as error:
+            self.trouble = self.trouble or error
+            return
+        if met is None:
+            return
+        why = "its attention runs where it cannot be changed"
+        try:
+            with silence():
+                make()
+        except Unseen as reason:
+            why = str(reason)
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"
+        self.trouble = self.trouble or self._refuse(
+            met.site, met.layer, f"{why}; a Hugging Face model can be loaded with attn_implementation='sdpa' or 'eager'"
+        )
+
+    def _ran_elsewhere(self, path: str) -> None:
+        raise CannotEdit(f"{path or '(root)'} runs on another thread than the one that opened the edit")
+
+    def _attended(self, weights: Weights, rows: Sequence[Piece]) -> Any:
+        if self.busy or _in_backward() or not self._now():
+            return None
+        try:
+            met = self.meet()
+            if met is not None and not self.hears_in_silence:
+                why = "the product of weights and values runs inside a function that cannot be taken apart"
+                raise self._refuse(met.site, met.layer, f"{why} (TorchScript, say)")
+            also = [] if met is None else [(one, there) for one in self._around() if (there := one.meet()) is not None]
+        except CannotEdit as error:  # raised where the operator has run: what happens here is noted, never raised
+            self.trouble = self.trouble or error
+            return None
+        self.used.append(Used(weights, rows, met, tuple(also)))
+        return self.used[-1]
+
+    def raise_trouble(self) -> None:
+        if self.trouble is not None:
+            trouble, self.trouble = self.trouble, None
+            raise trouble
+
+    def _around(self) -> list[Editor]:
+        """The edits whose blocks are around this one's, innermost first."""
+        here = _around.here()
+        return [one for one in reversed(here[: here.index(self)]) if isinstance(one, Editor) and not one.busy]
+
+    def _settled(self, pending: Any, heads: Any) -> None:
+        if isinstance(pending, Used):
+            self.settled.append((pending, heads))
+
+    def turns_met(self) -> list[int]:
+        """How many calls of each edited site were met."""
+        return list(self._met_before.values())
+
+    def given_dim(self, site: Site) -> int | None:
+        return self._given_dim(site.path)
+
+    def _refuse(self, site: Site, layer: int, why: str) -> CannotEdit:
+        return CannotEdit(f"{site} (layer {layer}) cannot be edited: {why}")
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """A call is under way that was met."""
+        self.busy += 1
+        try:
+            yield
+        finally:
+            self.busy -= 1
+
+    # What becomes of them
+
+    def place(self, met: Met, seen: Seen | InMemory, kv_heads: int) -> Place:
+        batch, count, queries, keys = seen.shape
+        kind = "cross" if is_cross(met.stack, queries, keys) else "self"
+        with silence(), torch.no_grad():
+            placed, _, dropped = self._placed(seen, kind, met.site, met.stack)
+            real = real_queries(placed, met.stack, kind)
+        if self.tokenizer is not None and self._ids:
+            self.take_tokens()
+            self.tokens = self.recording.tokens
+        return Place(
+            site=met.site,
+            layer=met.layer,
+            turn=met.turn,
+            kind=kind,
+            batch=batch,
+            count=count,
+            kv_heads=kv_heads if kv_heads < count else _own_heads(met.stack, count),
+            heads=self._heads(met, count),
+            queries=queries,
+            keys=keys,
+            offset=keys - queries if placed.offset is None else placed.offset,
+            dropped=dropped or (_forgotten(met.stack, queries, keys) if kind == "self" else 0),
+            device=seen.device,
+            tokens=self.tokens,
+            real=real,
+        )
+
+    def _heads(self, met: Met, count: int) -> tuple[int, ...]:
+        given = self.chosen
+        if isinstance(given, Mapping):
+            places = (met.layer, met.site.path, str(met.site))
+            given = next(given[place] for place in places if place in given)
+        if given is None:
+            return tuple(range(count))
+        if wrong := [head for head in given if not -count <= head < count]:
+            raise ValueError(f"heads={wrong} were asked for, and {met.site} (layer {met.layer}) has {count} heads")
+        return tuple(sorted({head % count for head in given}))
+
+    def each(self, place: Place) -> Iterator[Edit]:
+        """The edits, with what each remembers of the place."""
+        for number, edit in enumerate(self.edits):
+            place.memory = self._memories.setdefault((number, place.site), {})
+            yield edit
+
+    def changes(self, place: Place) -> list[Change]:
+        found = [change for edit in self.each(place) if (change := edit.change(place)) is not None]
+        return sorted(found, key=lambda change: change.pattern is None)  # a pattern stands for all that was there
+
+    def outputs(self, out: Tensor, place: Place) -> Tensor | None:
+        """The output with its edits; None where none has changed it."""
+        new = None
+        for edit in self.each(place):
+            if edit.acts_on_output and (found := edit.output(out, place)) is not None:
+                out = new = _fused.with_heads(found, out, place)
+        return new
+
+    def wrote(self, place: Place, changed: bool) -> None:
+        if changed:
+            number = self.passes - 1
+            self.report.calls.append(Changed(place.layer, str(place.site), place.heads, number, place.kind))
+
+    # Calls of regard's own
+
+    def own_call(self, run: Callable[..., Any], program: Any, call: Call) -> Any:
+        if self.busy:
+            return run(program, call)
+        met = self.meet()
+        if met is None:
+            with self.running():
+                return run(program, call)
+        seen = _fused.of_call(call)
+        place = self.place(met, _fused.detached(seen), call.spec.kv_heads)
+        changes = self.changes(place)
+        with self.running():
+            ran = None
+            if changes:
+                call = ran = self._changed_call(seen, changes, place, call)
+                program = program_of(call, "auto")
+            result = run(program, call)
+            out = self.outputs(result.out, place)
+            self._tell(_fused.detached(_fused.of_call(call)), place)
+        self.wrote(place, bool(changes) or out is not None)
+        if out is not None:
+            result = result._replace(out=out)
+        if ran is not None:
+            result = OfOtherCall(*result)
+            result.ran = ran
+        return result
+
+    def _changed_call(self, seen: Seen, changes: list[Change], place: Place, call: Call) -> Call:
+        seen = self.applied(seen, changes, place)
+        three = (seen.query, seen.key, seen.value)
+        given = (*three, seen.mask, seen.bias, seen.scale, seen.softcap, seen.sinks, call.spec.dropout, seen.offset)
+        return prepare(*given).replace(seed=call.seed, wants_rows=call.wants_rows)
+
+    def applied(self, seen: Seen, changes: list[Change], place: Place) -> Seen:
+        for change in changes:
+            seen = _fused.changed(seen, change, place)
+        return seen
+
+    # Calls of torch's function
+
+    def attend(self, seen: Seen, dropout: float, run: Callable[[], Tensor], met: Met) -> Tensor:
+        """[batch, head, query, dim] of a call, edited; ``run`` gives the output of the call as it was."""
+        place = self.place(met, _fused.detached(seen), seen.key.shape[1])
+        changes = self.changes(place)
+        with self.running():
+            if changes:
+                seen = self.applied(seen, changes, place)
+                offset = place.offset if seen.offset is None else seen.offset
+                out = api.attention(
+                    seen.query, seen.key, seen.value, mask=seen.mask, bias=seen.bias, scale=seen.scale,
+                    softcap=seen.softcap, sinks=seen.sinks, dropout=dropout, query_offset=offset,
+                )  # fmt: skip
+            else:
+                out = run()
+            new = self.outputs(out, place)
+            self._tell(_fused.detached(seen), place)
+        self.wrote(place, bool(changes) or new is not None)
+        return out if new is None else new
+
+    def _tell(self, seen: Seen, place: Place) -> None:
+        """What each key received, to the edits that go by it."""
+        for edit in self.each(place):
+            if edit.wants_mass:
+                want = Want(rows=False, map=None, top_k=0, distance=False, queries=edit.mass_of(place))
+                with silence(), torch.no_grad():
+                    edit.after(seen.observe(want).key_mass, place)
+            edit.saw(_fused.Pattern(seen), place)
+
+
+def _own_heads(stack: list[Frame], count: int) -> int:
+    """Keys that a module has repeated for its groups of heads have fewer of their own."""
+    groups = getattr(stack[-1].module, "num_key_value_groups", 1)
+    return count // groups if isinstance(groups, int) and groups > 0 and count % groups == 0 else count
+
+
+def _forgotten(stack: list[Frame], queries: int, keys: int) -> int:
+    """How many tokens a cache of regard's own has seen and holds no longer; a call of ours does not say."""
+    for frame in reversed(stack):
+        cache = frame.given().get("cache")
+        lengths: list[int] | None = getattr(cache, "lengths", None)
+        if isinstance(lengths, list) and lengths:
+            before = queries if getattr(cache, "attends_whole", False) else 0  # it counts them after the call
+            return max(0, max(lengths) + before - keys)
+    return 0
+
+
+def _checkpointed() -> bool:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename.endswith(_CHECKPOINTS):
+            return True
+        frame = frame.f_back
+    return False

@@ -1,0 +1,128 @@
+"""Where calls are changed: at torch's functions, above its derivatives, so that gradients pass through an edit."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from regard import masks
+from regard.compat import _attention as compat
+from regard.editing._written import Written
+from regard.watching._layout import _count
+from regard.watching._seen import Seen, hiding
+from regard.watching._silence import silent
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from regard.editing._editor import Editor, Met
+
+_FUSED = torch._C._nn.scaled_dot_product_attention
+_ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+
+
+class Functions(TorchFunctionMode):
+    """Shows an editor the functions that run on its thread.
+
+    While it is open torch's modules leave their fused path, which has no place for an edit."""
+
+    def __init__(self, editor: Editor, others_listen: Callable[[], bool]) -> None:
+        super().__init__()
+        self.editor, self.written, self.others_listen = editor, Written(editor), others_listen
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if isinstance(func, torch._ops.OpOverload) and _in_operator():
+            return func(*args, **kwargs)
+        self.editor.raise_trouble()
+        if silent() or self.editor.busy:
+            return func(*args, **kwargs)
+        if func is _FUSED:
+            return self._attend(args, kwargs)
+        if func is torch.nn.functional.multi_head_attention_forward:
+            with self:
+                return _opened(func)(*args, **kwargs)
+        return self.written.step(func, args, kwargs, self.others_listen())
+
+    def _attend(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """torch.nn.functional.scaled_dot_product_attention."""
+        editor = self.editor
+        met = editor.meet()
+
+        def plain() -> Tensor:
+            return _FUSED(*args, **kwargs)
+
+        if met is None:
+            with editor.running():
+                return plain()
+        given = {**dict(zip(_ARGUMENTS, args, strict=False)), **kwargs}
+        three: list[Tensor] = [given[name] for name in _ARGUMENTS[:3]]
+        if any(x.is_nested for x in three):
+            raise editor._refuse(met.site, met.layer, "its tensors are nested")
+        q, k, v, batch = _in_four_dims(three, bool(given.get("enable_gqa")), met)
+        full = (*batch, q.shape[2], k.shape[2])
+        causal = bool(given.get("is_causal"))
+        mask, bias, offset = compat._mask(given.get("attn_mask"), causal, full, q)
+        if bias is not None and len(batch) != 2:
+            bias = bias.reshape(-1, *bias.shape[1:])
+        mask, bias = _of_heads(mask, bias, q)
+        scale = given.get("scale")
+        seen = Seen(q, k, v, mask, hiding(bias), None if scale is None else float(scale), offset=offset, placed=causal)
+        shape = q.shape[:3]
+        out = editor.attend(
+            seen, float(given.get("dropout_p") or 0.0), lambda: plain().reshape(*shape, v.shape[3]), met
+        )
+        return out.reshape(*batch, *out.shape[2:]) if len(batch) != 2 or batch != tuple(shape[:2]) else out
+
+
+def _in_four_dims(three: list[Tensor], grouped: bool, met: Met) -> tuple[Tensor, Tensor, Tensor, tuple[int, ...]]:
+    q, k, v = three
+    if q.dim() == k.dim() == v.dim() == 4 and q.shape[0] == k.shape[0] == v.shape[0] and k.shape[1] == v.shape[1]:
+        return q, k, v, tuple(q.shape[:2])
+    q, k, v, batch = compat._four_dims(q, k, v, grouped)
+    if len(batch) == 1:  # [batch · head, token, dim]: how many heads, the module says
+        heads = _count([frame.module for frame in met.stack]) or 1
+        heads = heads if batch[0] % heads == 0 else 1
+        q, k, v = (x.expand(1, batch[0], -1, -1).reshape(-1, heads, *x.shape[2:]) for x in (q, k, v))
+    return q, k, v, batch
+
+
+def _of_heads(mask: Any, bias: Tensor | None, q: Tensor) -> tuple[Any, Tensor | None]:
+    """A mask [1, batch · head, …] of three dims, for [batch, head, …]."""
+
+    def split(x: Tensor) -> Tensor:
+        fits = x.shape[0] in (1, q.shape[0]) and x.shape[1] in (1, q.shape[1])
+        return x if fits else x.reshape(*q.shape[:2], *x.shape[2:])
+
+    if mask is not None and mask.tensors:
+        mask = masks.keep(split(mask.tensors[0]))
+    return mask, None if bias is None else split(bias)
+
+
+def _in_operator() -> bool:
+    """Whether an operator is under way, which TorchScript runs with the functions' mode on: below the derivatives."""
+    frame: types.FrameType | None = sys._getframe(2)
+    while frame is not None:
+        if frame.f_code.co_name == "__torch_dispatch__":
+            return True
+        frame = frame.f_back
+    return False
+
+
+@functools.lru_cache(4)
+def _opened(func: Any) -> Any:
+    """A function of torch's that is written in Python, for which nobody is asked whether another one is to run in its
+    place: what it calls is then shown, one by one."""
+    names = {**func.__globals__, "has_torch_function": lambda _: False}
+    made = types.FunctionType(func.__code__, names, func.__name__, func.__defaults__, func.__closure__)
+    made.__kwdefaults__ = func.__kwdefaults__
+    return made

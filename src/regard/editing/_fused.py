@@ -1,0 +1,156 @@
+"""A call given by query, key and value, changed: cuts become its mask, a steer one more dim, a pattern its q and k.
+
+Tensors keep their gradients.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard import masks
+from regard.bias import TableBias
+from regard.edits._edit import Change, Place
+from regard.watching._seen import Seen
+
+if TYPE_CHECKING:
+    from regard.masks import Mask
+    from regard.spec import Call
+
+# Kernels want the dims of heads to be a multiple of this many numbers.
+_STEP = 8
+
+
+class Pattern(NamedTuple):
+    """What the weights of a recorded call come from: a call without its values, or the weights themselves."""
+
+    seen: Seen | None
+    weights: Tensor | None = None  # [batch, head, query, key], with what stands for a sink after the last key
+    extra: int = 0  # how many keys of the weights stand for sinks
+
+
+def changed(seen: Seen, change: Change, place: Place) -> Seen:
+    if change.pattern is not None:
+        seen = _patched(seen, change.pattern, place)
+    if change.hide is not None:
+        seen = seen._replace(mask=joined(seen.mask, _only_for(~change.hide, place)))
+    if change.add is not None:
+        seen = _steered(seen, *change.add, place)
+    return seen
+
+
+def joined(mask: Mask | None, other: Mask | None) -> Mask | None:
+    if mask is None or other is None:
+        return other if mask is None else mask
+    return mask & other
+
+
+def head_rows(place: Place) -> Tensor:
+    """bool [1, head, 1, 1]: the heads that are edited."""
+    rows = torch.zeros(1, place.count, 1, 1, dtype=torch.bool)
+    rows[:, list(place.heads)] = True
+    return rows.to(place.device)
+
+
+def all_heads(place: Place) -> bool:
+    return len(place.heads) == place.count
+
+
+def _only_for(mask: Mask, place: Place) -> Mask:
+    return mask if all_heads(place) else mask | masks.drop(head_rows(place))
+
+
+def _steered(seen: Seen, u: Tensor, b: Tensor, place: Place) -> Seen:
+    """scale·(q·k + u·b/scale): u and b/scale are numbers more of query and key. In half precision b is written as the
+    sum of three numbers, so that what is added is exact to float32."""
+    query, key = seen.query, seen.key
+    rows = u[:, None, :, None] * head_rows(place)
+    scale = 1 / math.sqrt(query.shape[3]) if seen.scale is None else seen.scale
+    if seen.softcap is not None or scale == 0:
+        return _biased(seen, rows * b[:, None, None].to(query.device), place)
+    parts, left = [], b / scale
+    for _ in range(3 if query.dtype.itemsize == 2 else 1):
+        parts.append(left.to(query.dtype))
+        left = left - parts[-1].double()
+    more = -query.shape[3] % _STEP
+    more += _STEP if more < len(parts) else 0
+    wide_query = query.new_zeros(*query.shape[:3], more)
+    wide_query[..., : len(parts)] = rows.to(query.dtype)
+    wide_key = key.new_zeros(*key.shape[:3], more)
+    wide_key[..., : len(parts)] = torch.stack(parts, -1)[:, None].to(key.device)
+    return seen._replace(
+        query=torch.cat((query, wide_query), 3), key=torch.cat((key, wide_key), 3), scale=scale, lse=None
+    )
+
+
+def _biased(seen: Seen, more: Tensor, place: Place) -> Seen:
+    if isinstance(seen.bias, TableBias):
+        raise place.refuse("it has a softcap and a bias that is a rule, to which a steer cannot be added")
+    more = more.to(seen.query.dtype)
+    return seen._replace(bias=more if seen.bias is None else seen.bias + more)
+
+
+def _patched(seen: Seen, pattern: Pattern, place: Place) -> Seen:
+    other = pattern.seen
+    if other is None:
+        raise place.refuse("the recording has the weights of code that wrote them out, and this call is a fused one")
+    mine, theirs = seen.shape, other.shape
+    if mine[1:] != theirs[1:] or theirs[0] not in (1, mine[0]) or other.query.shape[3] != seen.query.shape[3]:
+        raise place.refuse(
+            f"it is a call of {list(mine)} [batch, head, query, key], and the recorded one {list(theirs)}: patch a "
+            "pattern from a run of the same length"
+        )
+    if (seen.scale, seen.softcap) != (other.scale, other.softcap):
+        raise place.refuse("the recorded call has another scale or softcap")
+    if isinstance(seen.bias, TableBias) != isinstance(other.bias, TableBias):
+        raise place.refuse("the recorded call has another kind of bias")
+    batch = mine[0]
+    query, key = (x.to(seen.query).expand(batch, -1, -1, -1) for x in (other.query, other.key))
+    if all_heads(place):
+        value = seen.value
+        if key.shape[1] != value.shape[1]:
+            key, value = _spread(key, place.count), _spread(value, place.count)
+        return seen._replace(query=query, key=key, value=value, mask=other.mask, bias=other.bias, offset=other.offset)
+    rows = head_rows(place)
+    key, own, value = (_spread(x, place.count) for x in (key, seen.key, seen.value))
+    mask = joined(
+        None if other.mask is None else _only_for(other.mask, place),
+        None if seen.mask is None else seen.mask | masks.keep(rows),
+    )
+    bias: Any = seen.bias
+    if isinstance(seen.bias, Tensor) or isinstance(other.bias, Tensor):
+        zero = torch.zeros(1, 1, 1, 1, dtype=query.dtype, device=query.device)
+        one = other.bias.to(query.device) if isinstance(other.bias, Tensor) else zero
+        bias = torch.where(rows, one, seen.bias if isinstance(seen.bias, Tensor) else zero)
+    return seen._replace(
+        query=torch.where(rows, query, seen.query), key=torch.where(rows, key, own), value=value, mask=mask, bias=bias
+    )
+
+
+def _spread(x: Tensor, heads: int) -> Tensor:
+    """One head of keys for each of the queries'."""
+    return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], 1)
+
+
+def with_heads(new: Tensor, out: Tensor, place: Place) -> Tensor:
+    """The edited heads of ``new`` among the others of ``out``."""
+    return new if all_heads(place) else torch.where(head_rows(place), new, out)
+
+
+def of_call(call: Call) -> Seen:
+    """A call of regard's own, with its gradients."""
+    spec = call.spec
+    bias: Tensor | TableBias | None = call.bias
+    if isinstance(bias, Tensor) and spec.bias is not None and spec.bias.rule is not None:
+        bias = TableBias(spec.bias.rule, bias)
+    return Seen(
+        call.query, call.key, call.value, call.mask, bias, spec.scale, spec.softcap, call.sinks, call.offset, True
+    )
+
+
+def detached(seen: Seen) -> Seen:
+    tensors: dict[str, Any] = {name: part.detach() for name, part in seen._asdict().items() if isinstance(part, Tensor)}
+    return seen._replace(**tensors)

@@ -1,0 +1,331 @@
+"""Attention that a model writes out, edited: other weights, and the same functions after them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.editing import _fused
+from regard.editing._chain import PRODUCTS, Chain, Node, Replay, tensors
+from regard.editing._fused import Pattern
+from regard.edits._edit import Change, Place
+from regard.statistics import Want
+from regard.watching import _axes
+from regard.watching._axes import FEATURE, Piece
+from regard.watching._in_memory import InMemory
+from regard.watching._layout import Arranged, arranged, rearranged
+from regard.watching._seen import Unseen
+from regard.watching._silence import silence
+from regard.watching._written import Partial, Product, Weights
+
+if TYPE_CHECKING:
+    from regard.editing._editor import Editor, Met, Used
+
+# Logits so far below the largest of their row are those that a model has hidden, whatever number it writes there.
+_HIDDEN = 5000.0
+
+
+class Written:
+    """The functions that a model's code calls, with the softmaxes among them."""
+
+    def __init__(self, editor: Editor) -> None:
+        self.editor, self.chain = editor, Chain()
+        self._nodes: dict[int, Node] = {}  # by use: the product
+        self._replays: dict[int, tuple[Used, Replay]] = {}
+
+    def clear(self) -> None:
+        self.chain.clear()
+        self._nodes.clear()
+        self._replays.clear()
+
+    def step(self, func: Any, args: Any, kwargs: Any, others_listen: bool) -> Any:
+        """Run a function, edited where attention comes to its end in it."""
+        if not self.chain:
+            out = func(*args, **kwargs)
+            self._note(func, args, kwargs, out)
+            return out
+        given = list(tensors(args, kwargs))
+        known = [self.chain.of(tensor) for tensor in given]
+        if not any(node is not None for node in known):
+            out = func(*args, **kwargs)
+            self._note(func, args, kwargs, out)
+            return out
+        if not _may_end(func) and not any(isinstance(self.editor.tracker.of(one), Product) for one in given):
+            out = func(*args, **kwargs)
+            self._note(func, args, kwargs, out)
+            return out
+        return self._tried(func, args, kwargs, given, others_listen)
+
+    def _tried(self, func: Any, args: Any, kwargs: Any, given: list[Tensor], others_listen: bool) -> Any:
+        """Run a function out of sight of others, to see what it is."""
+        editor = self.editor
+        ends = [one.call for tensor in given if isinstance(one := editor.tracker.of(tensor), Product)]
+        ends = [one for one in ends if one.met is not None]
+        editor.used, editor.settled = [], []
+        editor.hears_in_silence = True
+        try:
+            with silence():
+                out = func(*args, **kwargs)
+        finally:
+            editor.hears_in_silence = False
+        editor.raise_trouble()
+        used, settled = editor.used, editor.settled
+        editor.used, editor.settled = [], []
+        edited = [one for one in used if one.met is not None]
+        if edited:
+            self._begin(func, args, kwargs, out, edited)
+        elif ends:
+            followed = isinstance(out, Tensor) and isinstance(editor.tracker.of(out), Product)
+            if not settled and next(tensors(out), None) is None:
+                return out  # its size was asked for, say
+            if not settled and followed:
+                self._note(func, args, kwargs, out)
+                return out
+            heads = next((found for _, found in settled), None)
+            return self._ended(ends[0], heads, func, args, kwargs)
+        elif others_listen:
+            out = func(*args, **kwargs)
+            self._note(func, args, kwargs, out)
+        else:
+            self._note(func, args, kwargs, out)
+        if edited and settled:  # one function multiplied, and laid the heads together
+            return self._ended(edited[0], settled[0][1], func, args, kwargs)
+        if edited and not isinstance(editor.tracker.of(out), Product):  # nobody follows it: now, or not at all
+            return self._ended(edited[0], None, func, args, kwargs)
+        return out
+
+    def _note(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        tracker = self.editor.tracker
+        if not tracker:
+            return
+        parts = [(None, out)] if isinstance(out, Tensor) else list(enumerate(out)) if type(out) in (tuple, list) else []
+        for at, part in parts:
+            known = tracker.of(part)
+            if not isinstance(known, (Weights, Partial, Product)):
+                continue
+            if any(self.chain.of(tensor) is not None for tensor in tensors(args, kwargs)):
+                self.chain.add(func, args, kwargs, part, at)
+            elif isinstance(known, Weights) and at is None:
+                self.chain.root(func, args, kwargs, part, known)
+
+    def _begin(self, func: Any, args: Any, kwargs: Any, out: Any, used: list[Used]) -> None:
+        known = self.editor.tracker.of(out) if isinstance(out, Tensor) else None
+        if isinstance(out, Tensor):
+            node = self.chain.add(func, args, kwargs, out, None)
+            node.dims = known.dims if isinstance(known, Product) else ()
+            for one in used:
+                self._nodes[id(one)] = node
+
+    # The end of it
+
+    def _ended(self, use: Used, heads: Any, func: Any, args: Any, kwargs: Any) -> Any:
+        """What a function gives, of an output of attention that was edited."""
+        replay = self._replay(use, heads)
+        with _running(use, self.editor):
+            return func(*replay.value(self.chain.linked(args)), **replay.value(self.chain.linked(kwargs)))
+
+    def edited(self, tensor: Tensor) -> Tensor | None:
+        """An output that leaves the model as it is, edited; None where the tensor is none."""
+        known = self.editor.tracker.of(tensor)
+        node = self.chain.of(tensor)
+        if not isinstance(known, Product) or known.call.met is None or node is None:
+            return None
+        replay = self._replay(known.call, None)
+        with _running(known.call, self.editor):
+            value: Tensor = replay.value(node)
+        return value
+
+    def check_ended(self) -> None:
+        """Raise where an output of attention lives on that was to be edited, and was not."""
+        self.editor.raise_trouble()
+        for tensor in self.chain.living():
+            known = self.editor.tracker.of(tensor)
+            if isinstance(known, Product) and known.call.met is not None and id(known.call) not in self._replays:
+                met = known.call.met
+                raise self.editor._refuse(met.site, met.layer, "its output leaves the model before any use of it")
+
+    def _replay(self, use: Used, heads: Any) -> Replay:
+        if id(use) in self._replays:
+            return self._replays[id(use)][1]
+        editor, met = self.editor, use.met
+        assert met is not None
+        modules = [frame.module for frame in met.stack]
+        try:
+            found = arranged(use.weights, use.rows, heads, editor.given_dim(met.site), modules)
+        except Unseen as reason:
+            raise editor._refuse(met.site, met.layer, str(reason).replace("watch(", "edit(")) from None
+        call = _Call([(editor, met), *use.also], use, found, self._nodes.get(id(use)))
+        replay = Replay(call.weights, call.output)
+        self._replays[id(use)] = (use, replay)
+        return replay
+
+
+class _Layout(NamedTuple):
+    arranged: Arranged
+    shape: tuple[int, ...]
+
+    def out_of(self, tensor: Tensor) -> Tensor:
+        """[batch, head, query, key] of a tensor as the softmax has it."""
+        return rearranged(tensor, self.arranged.pieces(_axes.of_shape(self.shape)), self._groups())
+
+    def back(self, tensor: Tensor, like: Tensor) -> Tensor:
+        return put_back(tensor, self.arranged.pieces(_axes.of_shape(self.shape)), self._groups(), like)
+
+    def _groups(self) -> list[list[Piece]]:
+        """With the softmax's own axis whole: what stands for a sink may have been cut off of the last weights."""
+        axis = next(piece.axis for piece in self.arranged.groups[3]) if self.arranged.groups[3] else None
+        pieces = self.arranged.pieces(_axes.of_shape(self.shape))
+        keys = [piece for piece in pieces if piece.axis == axis] if axis is not None else []
+        return [*self.arranged.groups[:3], keys]
+
+
+class _Call:
+    """One written-out call while it is done again."""
+
+    def __init__(self, editors: list[tuple[Editor, Met]], use: Used, found: Arranged, product: Node | None) -> None:
+        self.arranged, self.product = found, product
+        self.layout = _Layout(found, use.weights.softmax.shape)
+        with silence(), torch.no_grad():
+            weights = rearranged(use.weights.final, found.pieces(use.weights.final_dims), found.groups)
+            seen = InMemory(weights, weights.new_zeros(weights.shape[:3]))
+            self.steps = [_Step(editor, editor.place(met, seen, weights.shape[1])) for editor, met in editors]
+
+    def weights(self, node: Node) -> Tensor:
+        """The softmax again, of other logits."""
+        logits = node.logits if node.takes_softmax else _logarithm(node.logits)
+        x = self.layout.out_of(logits)
+        empty = None
+        for step in self.steps:
+            for change in step.changes:
+                x, more = _changed(x, change, step.place)
+                empty = more if empty is None else empty if more is None else empty | more
+        out = self._softmax(node, self.layout.back(x, logits))
+        if empty is not None:
+            out = self.layout.back(self.layout.out_of(out).masked_fill(empty, 0.0), out)
+        for step in self.steps:
+            step.tell(self.layout.out_of(out.detach()))
+            step.write(bool(step.changes))
+        return out
+
+    def _softmax(self, node: Node, logits: Tensor) -> Tensor:
+        if not node.takes_softmax:
+            return logits.softmax(node.axis)
+        if "input" in node.kwargs:
+            return node.run(node.args, {**node.kwargs, "input": logits})
+        return node.run((logits, *node.args[1:]), node.kwargs)
+
+    def output(self, node: Node, out: Tensor) -> Tensor:
+        """The product, with the edits of its output."""
+        if not any(edit.acts_on_output for step in self.steps for edit in step.editor.edits):
+            return out
+        pieces = self.arranged.pieces(node.dims or ())
+        groups = [*self.arranged.groups[:3], [piece for piece in pieces if piece.axis == FEATURE]]
+        if node is not self.product or sorted(pieces) != sorted(piece for group in groups for piece in group):
+            raise self.steps[0].place.refuse("its output is laid out, or added up, so that no head stands apart")
+        apart, last = rearranged(out, pieces, groups), None
+        for step in reversed(self.steps):  # the innermost has the last word
+            new = step.editor.outputs(apart, step.place)
+            step.write(new is not None)
+            if new is not None:
+                apart = last = new
+        return out if last is None else put_back(last, pieces, groups, out)
+
+
+class _Step:
+    """What one edit does to a call."""
+
+    def __init__(self, editor: Editor, place: Place) -> None:
+        self.editor, self.place = editor, place
+        self.changes = editor.changes(place)
+        self._wrote = False
+
+    def write(self, changed: bool) -> None:
+        if changed and not self._wrote:
+            self._wrote = True
+            self.editor.wrote(self.place, True)
+
+    def tell(self, weights: Tensor) -> None:
+        """The weights [batch, head, query, key] that are used, to edits that go by them."""
+        place = self.place
+        with silence(), torch.no_grad():
+            for edit in self.editor.each(place):
+                if edit.wants_mass:
+                    seen = weights[..., : place.keys]
+                    if place.real is not None:
+                        seen = seen.masked_fill(~place.real[:, None, :, None], 0.0)
+                    edit.after(seen[:, :, edit.mass_of(place) or slice(None)].sum(2), place)
+                edit.saw(Pattern(None, weights, weights.shape[3] - place.keys), place)
+
+
+@contextlib.contextmanager
+def _running(use: Used, editor: Editor) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for one in (editor, *(other for other, _ in use.also)):
+            stack.enter_context(one.running())
+        yield
+
+
+def _changed(x: Tensor, change: Change, place: Place) -> tuple[Tensor, Tensor | None]:
+    """Logits after a change, and the rows [batch, head, query, 1] that it left without keys."""
+    extra = x.shape[3] - place.keys
+    mine = _fused.head_rows(place)
+    if change.pattern is not None:
+        return torch.where(mine, _pattern(change.pattern, x, place), x), None
+    if change.add is not None:
+        u, b = change.add
+        more = u[:, None, :, None] * b[:, None, None].to(u.device)
+        x = torch.where(mine, x + torch.nn.functional.pad(more, (0, extra)).to(x), x)
+    if change.hide is None:
+        return x, None
+    rows, columns = range(place.queries), range(place.keys)
+    offset = place.offset.to(x.device) if isinstance(place.offset, Tensor) else place.offset
+    change.hide.check(place.batch, place.count, place.queries, place.keys)
+    hide = change.hide.tile(rows, columns, place.queries, place.keys, offset=offset, device=x.device)
+    hide = torch.nn.functional.pad(hide & mine, (0, extra)).expand(*x.shape[:2], -1, -1)
+    with torch.no_grad():
+        top = x.amax(-1, keepdim=True)
+        shown = (x > -torch.inf) & (x >= top - _HIDDEN)
+        empty = ~(shown & ~hide).any(-1, keepdim=True) & hide.any(-1, keepdim=True)
+    # a row without keys keeps its logits, which are numbers, and then loses its weights
+    return x.masked_fill(hide & ~empty, -torch.inf), empty
+
+
+def _pattern(pattern: Pattern, x: Tensor, place: Place) -> Tensor:
+    """The recorded weights as logits: their logarithm."""
+    weights = pattern.weights
+    if weights is None:
+        assert pattern.seen is not None
+        with silence():
+            weights = pattern.seen.observe(Want(map=None, top_k=0, weights="all")).weights
+    if weights.shape[1:] != x.shape[1:] or weights.shape[0] not in (1, x.shape[0]):
+        raise place.refuse(
+            f"its weights are {list(x.shape)} [batch, head, query, key], and the recorded ones "
+            f"{list(weights.shape)}: patch a pattern from a run of the same length"
+        )
+    return _logarithm(weights.to(x)).expand_as(x)
+
+
+def put_back(tensor: Tensor, pieces: list[Piece], groups: Any, like: Tensor) -> Tensor:
+    """The inverse of ``rearranged``, in memory as ``like`` is: code that views the one can view the other."""
+    order = [pieces.index(piece) for group in groups for piece in group]
+    apart = tensor.reshape([piece.size for group in groups for piece in group])
+    inverse = sorted(range(len(order)), key=order.__getitem__)
+    made = apart.permute(inverse).reshape(like.shape)
+    strides: list[int] = [like.stride(dim) for dim in range(like.dim())]
+    outer_first = sorted(range(like.dim()), key=lambda dim: (-strides[dim], dim))
+    back = sorted(range(like.dim()), key=outer_first.__getitem__)
+    return made.permute(outer_first).contiguous().permute(back)
+
+
+def _logarithm(weights: Tensor) -> Tensor:
+    """Weights as logits; what has no weight is hidden, and takes no gradient."""
+    none = weights <= 0
+    return weights.masked_fill(none, 1.0).log().masked_fill(none, -torch.inf)
+
+
+def _may_end(func: Any) -> bool:
+    return getattr(func, "__name__", "") in PRODUCTS

@@ -1,0 +1,131 @@
+"""`cut`: attention edges that do not exist."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from regard import masks
+from regard.edits import _places
+from regard.edits._edit import Change, Edit, Place
+from regard.edits._places import Where
+from regard.masks import Mask
+
+
+class Cut(Edit):
+    """Edges that are taken away; ``a & b``, ``a | b`` and ``~a`` are cuts too."""
+
+    when_idle = "no call had these queries and keys"
+
+    def edges(self, place: Place) -> Mask | None:
+        """True at the edges that go; None where the call has none of them."""
+        raise NotImplementedError
+
+    def change(self, place: Place) -> Change | None:
+        edges = self.edges(place)
+        return None if edges is None else Change(hide=edges)
+
+    def __and__(self, other: Cut) -> Cut:
+        return _Joined("&", (self, _cut(other, "&")))
+
+    def __or__(self, other: Cut) -> Cut:
+        return _Joined("|", (self, _cut(other, "|")))
+
+    def __invert__(self) -> Cut:
+        return _Not(self)
+
+
+@dataclass(frozen=True)
+class _Between(Cut):
+    queries: Any
+    keys: Any
+
+    def edges(self, place: Place) -> Mask | None:
+        rows, columns = _places.queries(self.queries, place), _places.keys(self.keys, place)
+        if not bool(rows.any()) or not bool(columns.any()):
+            return None
+        of_keys = masks.keep(columns[:, None, None])
+        return of_keys if self.queries is None else masks.keep(rows[:, None, :, None]) & of_keys
+
+    def __repr__(self) -> str:
+        given = {"queries": self.queries, "keys": self.keys}
+        return f"cut({', '.join(f'{name}={_places.shown(at)}' for name, at in given.items() if at is not None)})"
+
+
+@dataclass(frozen=True)
+class _ByMask(Cut):
+    mask: Mask
+
+    def edges(self, place: Place) -> Mask | None:
+        if place.dropped and not self.mask.tensors:
+            raise place.refuse(f"its cache has forgotten {place.dropped} keys, so the mask's positions are not tokens")
+        return self.mask
+
+    def __repr__(self) -> str:
+        return f"cut({self.mask!r})"
+
+
+@dataclass(frozen=True)
+class _Joined(Cut):
+    sign: str
+    parts: tuple[Cut, Cut]
+
+    def edges(self, place: Place) -> Mask | None:
+        one, other = (part.edges(place) for part in self.parts)
+        if one is None or other is None:
+            return None if self.sign == "&" else (one if other is None else other)
+        return one & other if self.sign == "&" else one | other
+
+    def __repr__(self) -> str:
+        return f"({self.parts[0]!r} {self.sign} {self.parts[1]!r})"
+
+
+@dataclass(frozen=True)
+class _Not(Cut):
+    part: Cut
+
+    def edges(self, place: Place) -> Mask | None:
+        edges = self.part.edges(place)
+        return masks.everything() if edges is None else ~edges
+
+    def __repr__(self) -> str:
+        return f"~{self.part!r}"
+
+
+def cut(mask: Mask | None = None, *, queries: Where | None = None, keys: Where | None = None) -> Cut:
+    """Attention knockout: edges from these queries to these keys do not exist; the other weights grow to make up.
+
+        cut(keys=slice(0, 4))                     # nobody looks at the first four tokens
+        cut(queries=-1, keys=" cat")              # the last token does not look at " cat"
+        cut(masks.window(left=8)) & cut(keys="the")
+        ~cut(keys=[0, 7])                         # nobody looks at anything else
+
+    The edges become a mask of the call, exactly: no matrix is made of a rule. A query that loses all of its keys gets
+    zeros.
+
+    Args:
+        mask: any rule of ``regard.masks``; True at the edges that are cut.
+        queries: positions of the tokens that look (negative ones count from the end of what the call has read), a
+            slice, a token's text, or a list; all when None.
+        keys: likewise, the tokens that are looked at.
+    """
+    if mask is not None:
+        if isinstance(mask, Tensor) or not isinstance(mask, Mask):
+            raise TypeError(
+                f"cut takes a mask of regard.masks, True at the edges to cut, got {type(mask).__name__}; "
+                "a tensor goes in by cut(masks.keep(tensor)), positions by cut(queries=…, keys=…)"
+            )
+        if queries is not None or keys is not None:
+            raise ValueError("cut takes a mask, or queries= and keys=; join both by cut(mask) & cut(queries=…, keys=…)")
+        return _ByMask(mask)
+    if queries is None and keys is None:
+        raise ValueError("cut() names no edges: give queries=, keys= or a mask; cut(masks.everything()) cuts all")
+    return _Between(_places.checked("queries", queries), _places.checked("keys", keys))
+
+
+def _cut(other: object, sign: str) -> Cut:
+    if not isinstance(other, Cut):
+        raise TypeError(f"a cut joins by {sign} with another cut, got {type(other).__name__}")
+    return other

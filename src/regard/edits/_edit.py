@@ -1,0 +1,76 @@
+"""What every edit is: a value that says what it changes of an attention call, wherever that is met."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from regard.masks import Mask
+    from regard.recording import Site
+
+
+class CannotEdit(ValueError):
+    """A call that an edit was to change and cannot, or an edit that changed nothing."""
+
+
+@dataclass
+class Place:
+    """A call that an edit meets, without its tensors."""
+
+    site: Site
+    layer: int
+    turn: int  # how many calls of this site the block has met before
+    kind: str  # "self" or "cross"
+    batch: int
+    count: int  # heads of the call
+    kv_heads: int  # heads that keys have of their own
+    heads: tuple[int, ...]  # those that are edited
+    queries: int
+    keys: int
+    offset: int | Tensor  # position of the first query among the keys
+    dropped: int  # keys that a rolling cache has forgotten, before the first that is here
+    device: torch.device
+    tokens: list[list[str]]
+    real: Tensor | None = None  # bool [batch, query]: False where a query is padding
+    memory: dict[Any, Any] = field(default_factory=dict)  # what an edit remembers of this site, until the block ends
+
+    def refuse(self, why: str) -> CannotEdit:
+        return CannotEdit(f"{self.site} (layer {self.layer}): {why}")
+
+
+class Change(NamedTuple):
+    """What an edit does to the weights of a call. All parts leave heads that are not edited as they are."""
+
+    hide: Mask | None = None  # edges that are taken away
+    add: tuple[Tensor, Tensor] | None = None  # u [batch or 1, query] and b [batch or 1, key]: u·b joins the logits
+    pattern: Any = None  # a Pattern of another run, in place of the call's own
+
+
+class Edit:
+    """A value of ``regard.edits``: frozen, printable, used by ``regard.edit``."""
+
+    when_idle = ""  # what to say where it changed nothing
+    acts_on_output = False
+    wants_mass = False  # whether ``after`` is to be called with the weight that each key received
+
+    def change(self, place: Place) -> Change | None:
+        """What becomes of the weights; None where this call stays as it is."""
+        return None
+
+    def output(self, out: Tensor, place: Place) -> Tensor | None:
+        """The output [batch, head, query, dim] of all heads in place of ``out``; None where it stays as it is. Only
+        the heads of the place are taken from it."""
+        return None
+
+    def after(self, mass: Tensor, place: Place) -> None:
+        """Told what each key received, [batch, head, key], from the queries that ``mass_of`` names."""
+
+    def mass_of(self, place: Place) -> slice | None:
+        return None
+
+    def saw(self, pattern: Any, place: Place) -> None:
+        """Told what the weights of the call came from, after all changes."""

@@ -1,0 +1,120 @@
+"""`keep`: a cache that keeps a budget of keys."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from regard import masks
+from regard.cache._kept import POLICIES, Budget, KeptCache
+from regard.edits._edit import Change, Edit, Place
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@dataclass(frozen=True, repr=False)
+class Keep(Edit):
+    budget: Budget
+    when_idle = "keep acts between the calls of a cache, and none came after the budget was full"
+
+    @property
+    def wants_mass(self) -> bool:  # type: ignore[override]
+        return True
+
+    def mass_of(self, place: Place) -> slice | None:
+        return self.budget.counted()
+
+    def change(self, place: Place) -> Change | None:
+        if place.kind == "cross":
+            return None
+        if place.dropped:
+            raise place.refuse("its cache forgets keys by itself")
+        before: Tensor | None = place.memory.get("kept")
+        if before is None or before.shape[2] + place.queries != place.keys or before.shape[0] != place.batch:
+            place.memory.clear()  # another text
+            return None
+        if bool(before.all()):
+            return None
+        gone = torch.nn.functional.pad(~before, (0, place.queries)).to(place.device)
+        gone = gone.repeat_interleave(place.count // gone.shape[1], 1)
+        return Change(hide=masks.keep(gone[:, :, None]))
+
+    def after(self, mass: Tensor, place: Place) -> None:
+        if place.kind == "cross":
+            return
+        mass = mass.float().reshape(place.batch, place.kv_heads, -1, place.keys).sum(2)
+        before: Tensor | None = place.memory.get("mass")
+        kept: Tensor | None = place.memory.get("kept")
+        if before is not None:
+            mass[:, :, : before.shape[2]] += before
+        if kept is None:
+            kept = mass.new_zeros(*mass.shape[:2], 0, dtype=torch.bool)
+        kept = torch.nn.functional.pad(kept, (0, mass.shape[2] - kept.shape[2]), value=True)
+        place.memory.update(mass=mass, kept=self._chosen(mass, kept))
+
+    def _chosen(self, mass: Tensor, kept: Tensor) -> Tensor:
+        """The same choice that a cache makes, which holds the kept ones alone: of each head as many."""
+        count = int(kept[0, 0].sum())
+        at = torch.arange(mass.shape[2], device=mass.device).expand_as(mass)
+        held = at[kept].view(*mass.shape[:2], count)
+        chosen = self.budget.chosen(mass.gather(2, held), held)
+        if chosen is None:
+            return kept
+        return torch.zeros_like(kept).scatter_(2, held.gather(2, chosen), True)
+
+    def caches(self, model: nn.Module) -> list[KeptCache]:
+        """One cache for each layer of a ``regard.models.Decoder``, whose memory really shrinks to the budget:
+
+        ``model.generate(prompts, caches=keep("key_mass", budget=64).caches(model), max_new_tokens=100)``
+        """
+        layers: Any = getattr(model, "layers", None)
+        if layers is None or not hasattr(model, "caches"):
+            raise TypeError(f"model must be a regard.models.Decoder, got {type(model).__name__}; for others use edit")
+        return [KeptCache(self.budget) for _ in layers]
+
+    def __repr__(self) -> str:
+        policy, keys, first, recent = self.budget
+        more = f", first={first}" * bool(first) + f", recent={recent}" * (policy != "recent")
+        return f"keep({policy!r}, budget={keys}{more})"
+
+
+def keep(policy: str, budget: int, *, first: int = 0, recent: int | None = None) -> Keep:
+    """A cache policy: after each call a budget of keys is kept, and later calls see those and their own tokens.
+
+        keep("recent", budget=64, first=4)                # StreamingLLM: the first four, and the newest
+        keep("key_mass", budget=64, recent=16)            # H2O: the newest, and those that received most
+        keep("window", budget=64, recent=16)              # SnapKV: by what the last 16 queries looked at
+
+    In ``regard.edit`` the keys that go are hidden, in any model that decodes with a cache; ``keep(…).caches(model)``
+    are caches of a ``regard.models.Decoder`` whose memory shrinks, with the same output. A prompt that is read in one
+    call sees all of itself; the policy acts from the next call on. Heads that share keys (grouped heads) share the
+    choice.
+
+    Args:
+        policy: by what keys stay: "key_mass", all the weight they were given so far; "window", what the last
+            ``recent`` queries of each call gave; "recent", the newest.
+        budget: keys that stay, the first and the newest included.
+        first: so many first tokens always stay.
+        recent: so many newest always stay; budget // 4 when None. The policy "recent" fills its budget with them.
+    """
+    if policy not in POLICIES:
+        raise ValueError(f"policy must be one of {', '.join(map(repr, POLICIES))}, got {policy!r}")
+    for name, given, least in (("budget", budget, 1), ("first", first, 0), ("recent", recent, 0)):
+        if name == "recent" and given is None:
+            continue
+        if isinstance(given, bool) or not isinstance(given, int):
+            raise TypeError(f"{name} must be an int, got {given!r}")
+        if given < least:
+            raise ValueError(f"{name} must be at least {least}, got {given}")
+    if policy == "recent" and recent is not None:
+        raise ValueError('recent is given beside the policy "recent", which fills its budget with the newest')
+    newest = budget - first if policy == "recent" else (budget // 4 if recent is None else recent)
+    if policy == "window" and newest < 1:
+        raise ValueError('recent must be at least 1 for the policy "window": those queries are its window')
+    if first + newest > budget:
+        raise ValueError(f"first={first} and recent={newest} are more than budget={budget}")
+    return Keep(Budget(policy, budget, first, newest))

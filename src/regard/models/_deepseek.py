@@ -1,0 +1,181 @@
+"""DeepSeek-V3: a decoder whose attention caches latents, and whose feed-forwards are mixtures of experts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.cache import LatentCache, TokenCache
+from regard.models import _parts
+from regard.models._decoder import Decoder, DecoderConfig, DecoderLayer
+from regard.models._parts import FeedForward
+from regard.nn import LatentAttention
+from regard.positions import Rotary
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeepSeekConfig(DecoderConfig):
+    """What a `DeepSeek` looks like: a decoder with rotary positions and rms norms, and what is below. The rest of a
+    `DecoderConfig` that is about attention heads (`num_kv_heads`, `head_dim`, `qk_norm`, `packed`) has no place here.
+
+    Args:
+        kv_lora_rank, nope_dim, rope_dim, value_head_dim, q_lora_rank: as in `regard.nn.LatentAttention`.
+        dense_layers: so many layers at the start have a feed-forward of `ff_dim`; the others have experts.
+        experts, active_experts: how many a layer has, and how many a token goes through.
+        expert_dim: `ff_dim` of an expert.
+        shared_experts: every token goes through these too; they are one feed-forward of so many times `expert_dim`.
+        expert_groups, active_groups: experts are in groups of equal size, and a token chooses among the experts of its
+            best groups (those whose two best experts have the largest sum).
+        expert_scale: what the experts give is multiplied by this.
+        normed_experts: whether the shares of a token's experts add up to 1 before that.
+    """
+
+    kv_lora_rank: int
+    nope_dim: int
+    rope_dim: int
+    value_head_dim: int
+    q_lora_rank: int | None
+    dense_layers: int
+    experts: int
+    active_experts: int
+    expert_dim: int
+    shared_experts: int
+    expert_groups: int
+    active_groups: int
+    expert_scale: float = 2.5
+    normed_experts: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        sizes = ("kv_lora_rank", "nope_dim", "rope_dim", "value_head_dim", "q_lora_rank", "experts", "active_experts")
+        _parts.check_sizes(self, *sizes, "expert_dim", "shared_experts", "expert_groups", "active_groups")
+        fixed: dict[str, Any] = {
+            "positions": "rotary",
+            "norm": "rms",
+            "num_kv_heads": None,
+            "head_dim": None,
+            "window": None,
+        }
+        fixed |= {"qk_norm": False, "packed": False, "attention_softcap": None, "attention_scale": None, "gated": True}
+        for name, expected in fixed.items():
+            if getattr(self, name) != expected:
+                raise ValueError(f"{name} must be {expected!r} in a DeepSeekConfig, got {getattr(self, name)!r}")
+        if not 0 <= self.dense_layers <= self.num_layers:
+            raise ValueError(f"dense_layers must be 0 to num_layers={self.num_layers}, got {self.dense_layers}")
+        size = self.experts // self.expert_groups
+        if self.experts % self.expert_groups or size < 2 or self.active_groups > self.expert_groups:
+            raise ValueError(
+                f"{self.experts} experts cannot be {self.expert_groups} groups of 2 or more, of which "
+                f"{self.active_groups} are chosen"
+            )
+        if self.active_experts > size * self.active_groups:
+            raise ValueError(
+                f"active_experts={self.active_experts} are more than the {size * self.active_groups} experts of "
+                f"active_groups={self.active_groups}"
+            )
+
+
+class Mixture(nn.Module):
+    """A feed-forward of many experts, of which each token goes through a few, next to one that all go through."""
+
+    def __init__(self, config: DeepSeekConfig, **made: Any) -> None:
+        super().__init__()
+        self.config = config
+        self.router = nn.Linear(config.embed_dim, config.experts, bias=False, **made)
+        # what is added to the scores when experts are chosen, and not when their shares are computed
+        self.register_buffer("correction", torch.zeros(config.experts, **made))
+        each = [_feed_forward(config, config.expert_dim, made) for _ in range(config.experts)]
+        self.experts = nn.ModuleList(each)
+        self.shared = _feed_forward(config, config.shared_experts * config.expert_dim, made)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = x.flatten(0, -2)
+        shares, chosen = self.route(tokens)
+        mixed = torch.zeros_like(tokens)
+        for at in torch.unique(chosen).tolist():
+            token, place = (chosen == at).nonzero(as_tuple=True)
+            given = self.experts[at](tokens[token]) * shares[token, place, None].to(tokens.dtype)
+            mixed = mixed.index_add(0, token, given)
+        shared: Tensor = self.shared(x)
+        return mixed.view_as(x) + shared
+
+    def route(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """`[token, active]`: the shares of the experts that each token goes through, and which they are."""
+        config = self.config
+        scores = torch.sigmoid(nn.functional.linear(tokens.float(), self.router.weight.float()))
+        wanted = scores + self.correction.float()  # type: ignore[operator]
+        groups = wanted.view(-1, config.expert_groups, config.experts // config.expert_groups)
+        best = groups.topk(2, -1).values.sum(-1).topk(config.active_groups, -1).indices
+        outside = torch.ones_like(groups, dtype=torch.bool).scatter(
+            1, best[..., None].expand(-1, -1, groups.shape[2]), False
+        )
+        chosen = groups.masked_fill(outside, -torch.inf).flatten(1).topk(config.active_experts, -1).indices
+        shares = scores.gather(1, chosen)
+        if config.normed_experts:
+            shares = shares / (shares.sum(-1, keepdim=True) + 1e-20)
+        return shares * config.expert_scale, chosen
+
+
+class DeepSeekLayer(DecoderLayer):
+    """x + attention(norm(x)), then x + feed_forward(norm(x))."""
+
+    def __init__(self, config: DeepSeekConfig, positions: Rotary | None, index: int, **made: Any) -> None:
+        nn.Module.__init__(self)
+        norm = _parts.NORMS["rms"]
+        self.attention_norm = norm(config.embed_dim, eps=config.norm_eps, **made)
+        self.attention = LatentAttention(  # type: ignore[assignment]
+            config.embed_dim,
+            config.num_heads,
+            kv_lora_rank=config.kv_lora_rank,
+            nope_dim=config.nope_dim,
+            rope_dim=config.rope_dim,
+            value_head_dim=config.value_head_dim,
+            q_lora_rank=config.q_lora_rank,
+            bias=config.qkv_bias,
+            eps=1e-6,
+            positions=positions,
+            dropout=config.attention_dropout,
+            out_dropout=config.dropout,
+            **made,
+        )
+        self.feed_forward_norm = norm(config.embed_dim, eps=config.norm_eps, **made)
+        self.attention_post_norm = self.feed_forward_post_norm = None
+        dense = index < config.dense_layers
+        self.feed_forward: Any = _feed_forward(config, config.ff_dim, made) if dense else Mixture(config, **made)
+
+
+def _feed_forward(config: DeepSeekConfig, inner: int, made: dict[str, Any]) -> FeedForward:
+    return FeedForward(
+        config.embed_dim,
+        inner,
+        activation=config.activation,
+        gated=True,
+        bias=config.ff_bias,
+        dropout=config.dropout,
+        **made,
+    )
+
+
+class DeepSeek(Decoder):
+    """DeepSeek-V3: token numbers in, logits of the next token out; everything that a `Decoder` does.
+
+    Its caches are `LatentCache`s: kv_lora_rank + rope_dim numbers a token and layer.
+    """
+
+    config: DeepSeekConfig
+
+    def _rotary(self, config: DecoderConfig, device: Any) -> Rotary:
+        assert isinstance(config, DeepSeekConfig)
+        how: dict[str, Any] = {"base": config.rotary_base, "interleaved": config.rotary_interleaved}
+        return Rotary(config.rope_dim, scaling=config.rotary_scaling, device=device, **how)
+
+    def _layer(self, config: DecoderConfig, positions: Rotary | None, index: int, **made: Any) -> DecoderLayer:
+        assert isinstance(config, DeepSeekConfig)
+        return DeepSeekLayer(config, positions, index, **made)
+
+    def caches(self, capacity: int, *, int8: bool = False) -> list[TokenCache]:
+        """A `LatentCache` for each layer."""
+        return [LatentCache(capacity, int8=int8) for _ in self.layers]

@@ -1,0 +1,51 @@
+"""The manual and the help say things as a practitioner would: phrases that went must not come back."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import typer
+
+from regard.cli import app
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+INSTEAD = {
+    r"\bbeside\b": "next to, with, in addition to, compared with",
+    r"\b(number|row|logit|vector|byte|line)s? a (query|head|layer|token|key|number|item|step)\b": "one … per …",
+    r"\bwith commas\b": "comma-separated",
+    r"\b(is|means) much weight\b": "brighter means more weight",
+    r"\bat most so many\b|\babout so many\b": "maximum number of …, about this many",
+}
+
+
+def oblique(text: str) -> list[str]:
+    words = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)  # code says what it says
+    return [
+        f"{found[0]!r}: write {better}" for phrase, better in INSTEAD.items() for found in re.finditer(phrase, words)
+    ]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_a_page_has_no_oblique_phrase(page: Path) -> None:
+    assert oblique(page.read_text(encoding="utf-8")) == []
+
+
+def test_help_is_written_in_sentences_without_oblique_phrases() -> None:
+    group = typer.main.get_command(app)
+    for name, command in group.commands.items():  # type: ignore[attr-defined]
+        assert oblique(command.help or "") == [], name
+        for param in command.params:
+            said = getattr(param, "help", None) or ""
+            assert oblique(said) == [], f"{name}: {param.name}"
+            assert said[:1] == said[:1].upper() and said.endswith("."), f"{name}: {param.name}: {said!r}"
+
+
+def test_an_oblique_phrase_is_found() -> None:
+    assert oblique("It gives a number a query, beside the output.\n") == [
+        "'beside': write next to, with, in addition to, compared with",
+        "'number a query': write one … per …",
+    ]
