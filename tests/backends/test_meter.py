@@ -44,6 +44,17 @@ def test_dropout_and_softcap_are_counted_too(backend: str) -> None:
     assert regard.explain(*inputs, **given).cost.peak_bytes == pytest.approx(taken, rel=0.15)
 
 
+def test_offsets_of_items_are_read_meanwhile() -> None:
+    inputs = tensors(2, 4, 2, 97, L, 16, dtype=torch.float32)
+    for want in (None, Want()):
+        given: dict[str, Any] = {"mask": masks.causal(), "query_offset": torch.tensor([3, 90])}
+        if want is not None:
+            given["want"] = want
+        run = regard.attention if want is None else regard.observe
+        taken = peak_bytes(lambda run=run, given=given: run(*inputs, **given))
+        assert regard.explain(*inputs, **given).cost.peak_bytes == pytest.approx(taken, rel=0.15)
+
+
 def test_what_is_given_is_not_counted_and_what_is_gone_no_more() -> None:
     given = torch.empty(100, device="meta")
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 if TYPE_CHECKING:
     from regard.spec import Call
@@ -52,7 +53,12 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__exit__(*given)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = function(*args, **(kwargs or {}))
+        leaves, shape = tree_flatten((args, kwargs or {}))
+        if any([isinstance(leaf, Tensor) and leaf.is_meta for leaf in leaves]):
+            # offsets and places of blocks have values
+            leaves = [leaf.to("meta") if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        args, kwargs = tree_unflatten(leaves, shape)
+        made = function(*args, **kwargs)
         # what a mask has is there already
         moved = function is torch.ops.aten._to_copy.default and not args[0].is_meta
         for tensor in made if isinstance(made, (tuple, list)) else (made,):

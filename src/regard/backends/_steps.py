@@ -251,7 +251,7 @@ class Gathered(NamedTuple):
         """[piece, 1, key, dim], in memory that is used again for what is put ``into`` the same."""
         flat = room.in_blocks(name, tensor, self.block).flatten(0, 1).flatten(1)
         found = room.of(into or name, len(self.keys), flat.shape[1], flat)
-        torch.index_select(flat, 0, self.keys.to(flat.device), out=found)
+        torch.index_select(flat, 0, self.keys, out=found)
         return found.view(self.number, 1, -1, tensor.shape[-1])
 
     def take_rows(self, room: Room, name: str, tensor: Tensor, kv_heads: int) -> Tensor:
@@ -285,7 +285,7 @@ class Gathered(NamedTuple):
         elif self.first is not None:
             rows = blocks.flatten(0, 1)[self.first : self.first + len(self.rows)]
         else:  # whole blocks as rows: one copy each
-            rows = blocks.flatten(0, 1).flatten(1).index_select(0, self.rows.to(blocks.device))
+            rows = blocks.flatten(0, 1).flatten(1).index_select(0, self.rows)
         return rows.view(self.number, self.group, -1, *blocks.shape[3:])
 
     def _put(
@@ -300,7 +300,7 @@ class Gathered(NamedTuple):
         flat = blocks.flatten(0, 1).flatten(1)
         if first is None:
             source = part.reshape(-1, flat.shape[1])
-            (flat.index_add_ if add else flat.index_copy_)(0, numbers.to(flat.device), source)
+            (flat.index_add_ if add else flat.index_copy_)(0, numbers, source)
             return
         rows = flat[first : first + len(numbers)].view(part.shape)
         if add:
@@ -317,7 +317,6 @@ def _in_blocks(tensor: Tensor, block: int) -> Tensor:
 
 
 def _places(numbers: Tensor, blocks: Tensor) -> tuple[Tensor, Tensor]:
-    numbers = numbers.to(blocks.device)
     return numbers // blocks.shape[1], numbers % blocks.shape[1]
 
 
