@@ -80,7 +80,7 @@ def attention(
         return compiled(query, key, value, mask, bias, scale, softcap, sinks, dropout, query_offset, backend)
     if _tracing_state() is not None:
         _refuse_tracing()
-    if is_sharded(query, key, value):
+    if not (type(query) is type(key) is type(value) is Tensor) and is_sharded(query, key, value):
         from regard import _sharded
 
         how = _keywords(mask, bias, scale, softcap, sinks, dropout, query_offset, backend)
@@ -91,7 +91,7 @@ def attention(
 
 def is_sharded(*tensors: object) -> bool:
     """Whether one of them is a DTensor: a sequence that lies in parts on several processes."""
-    return any(type(each) is not Tensor and hasattr(each, "device_mesh") for each in tensors)
+    return any(hasattr(each, "device_mesh") for each in tensors)
 
 
 def _keywords(
@@ -333,6 +333,9 @@ def observe(
     if is_sharded(query, key, value):
         from regard import _sharded
 
+        more = {"value_norms": value_norms, "output": output, "differentiable": differentiable or None}
+        if extra := [name for name, value in more.items() if value is not None]:
+            raise Refused(f"{', '.join(extra)} cannot be used where tokens lie on several processes: leave out")
         how = _keywords(mask, bias, scale, softcap, sinks, dropout, query_offset, backend)
         return _sharded.observe(observe, query, key, value, want, **how)
     given = (query, key, value, mask, bias, scale, softcap, sinks, dropout, query_offset)

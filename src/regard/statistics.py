@@ -39,7 +39,7 @@ BUCKETS = 32
 NEVER = -1e30
 # How parts that were computed on different ranges of queries merge: rows stand next to each other, sums are added. The
 # map is a sum as well, once its cells are multiplied by their numbers of pairs; `weights` are rows of a rectangle.
-OF_ROWS = ("lse", "entropy", "max_weight", "top_keys", "top_weights", "first_mass")
+OF_ROWS = ("lse", "entropy", "max_weight", "top_keys", "top_weights", "first_mass", "relations")
 SUMS = ("key_mass", "distance")
 
 

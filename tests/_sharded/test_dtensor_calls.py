@@ -15,8 +15,13 @@ from regard import Want, masks, reference
 from regard.bias import alibi
 
 QUERIES, KEYS = 37, 43  # neither is a multiple of 2 or 4: the last process has fewer, or other numbers of them
-WANT = Want(map=(11, 7), first=3, top_k=5, weights=(slice(9, 30), slice(5, 20)))
-PARTS = ("lse", "entropy", "max_weight", "key_mass", "map", "distance", "first_mass", "top_weights", "weights")
+TOKENS = [at * at % 7 for at in range(KEYS)]
+PAIRS = [(0, 0), (36, 42), (20, 3), (9, 9), (20, 3), (30, 25)]
+WANT = Want(map=(11, 7), first=3, top_k=5, weights=(slice(9, 30), slice(5, 20)), pairs=PAIRS, scores=TOKENS)
+PARTS = (
+    "lse", "entropy", "max_weight", "key_mass", "map", "distance", "first_mass", "top_weights", "weights", "pairs",
+    "relations",
+)  # fmt: skip
 
 
 def drawn(*shape: int, seed: int) -> Tensor:
@@ -123,7 +128,9 @@ def short() -> list[str]:
             for place in (lambda x: x.clone(), lambda x: distribute_tensor(x, mesh, [Shard(2)])):
                 leaves = [place(x).requires_grad_() for x in three]
                 regard.attention(*leaves, mask=mask).sum().backward()
-                seen = regard.observe(*leaves, mask=mask, want=Want(map=(3, 3), first=1, weights="all"))
+                seen = regard.observe(
+                    *leaves, mask=mask, want=Want(map=(3, 3), first=1, weights="all", pairs=[], scores=True)
+                )
                 parts = [*(getattr(seen, part) for part in (*PARTS, "out", "top_keys")), *(x.grad for x in leaves)]
                 results.append([whole(part) for part in parts])
             for at, (one, other) in enumerate(zip(*results, strict=True)):
@@ -194,6 +201,8 @@ def other_calls() -> list[Any]:
         lambda: regard.attention(q, k, v, mask=KEPT),
         lambda: regard.attention(q, k, v, mask=masks.padding([3, 4, 5])),
         lambda: regard.attention(q, k, v, bias=torch.zeros(5, KEYS)),
+        lambda: regard.observe(q, k, v, want=Want.all()),
+        lambda: regard.observe(q, k, v, differentiable=True),
     ):
         with pytest.raises((TypeError, ValueError)) as error:
             call()
@@ -220,3 +229,5 @@ def test_whole_keys_half_precision_dropout_and_refusals(alone: dict[str, Any]) -
         assert "mask must be a value of regard.masks" in said[4]
         assert "is for 3 batch items, but the call has 2" in said[5]
         assert f"bias has 5 rows, and the call {QUERIES} queries" in said[6]
+        assert "value_mass cannot be asked for where tokens lie on several processes" in said[7]
+        assert "differentiable cannot be used where tokens lie on several processes" in said[8]

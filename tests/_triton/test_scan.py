@@ -21,6 +21,8 @@ DEVICE = "cpu" if INTERPRETED else "cuda"
 B, H, HKV, L, D, DV = 2, 2, 1, 65, 5, 18
 IDS = torch.tensor([[0] * 40 + [1] * 5 + [-1] * 20, [-1] * 2 + [4] * 30 + [2] * 25 + [-1] * 8])
 LENGTHS = [62, 30]
+# the interpreter multiplies in float32, tensor cores in three products of rounded halves
+ROUNDING = 2e-6 if INTERPRETED else 2e-5
 
 
 @pytest.fixture(autouse=True)
@@ -83,9 +85,9 @@ def test_values_and_gradients_are_those_of_the_formula(case: str) -> None:
     gates = [{"log_gate": tensors[3]} if "gates" in case else {} for tensors in (mine, exact)]
     found = linear_attention(*mine[:3], mask=placed(mask), form="fused", **given, **gates[0])
     truth = attend(*exact[:3], mask, hidden=hidden, **given, **gates[1])
-    assert worst(found, truth) < 2e-6
+    assert worst(found, truth) < ROUNDING
     for name, one, other in zip("qkvg", gradients(found, *mine), gradients(truth, *exact), strict=False):
-        assert worst(one, other) < 2e-6, name
+        assert worst(one, other) < ROUNDING, name
 
 
 def test_a_decay_of_each_head_gets_its_gradient_and_a_row_sees_only_what_came_before() -> None:
@@ -98,9 +100,22 @@ def test_a_decay_of_each_head_gets_its_gradient_and_a_row_sees_only_what_came_be
     found = linear_attention(query, *mine[1:], mask=masks.causal(), form="fused", decay=rates[0], **options)
     logs = rates[1].log()[None, :, None].expand(1, H, L)
     truth = attend(query64, *exact[1:], masks.causal(), log_gate=logs, **options)
-    assert worst(found, truth) < 2e-6
+    assert worst(found, truth) < ROUNDING
     pairs = zip(gradients(found, *mine, rates[0]), gradients(truth, *exact, rates[1]), strict=True)
-    assert max(worst(one, other) for one, other in pairs) < 1e-5
+    assert max(worst(one, other) for one, other in pairs) < 5 * ROUNDING
+
+
+def test_columns_of_values_and_features_are_cut_into_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scanning, "_COLUMNS", 16)
+    given = [x.detach()[:, :, :40].float() for x in inputs(1, 1, 40, 40, 17, Dv=18)]
+    given.append(F.logsigmoid(torch.randn(1, 1, 40, generator=torch.Generator().manual_seed(3)) + 2))
+    mine = [x.to(DEVICE).requires_grad_() for x in given]
+    exact = [x.double().requires_grad_() for x in given]
+    found = linear_attention(*mine[:3], mask=masks.causal(), form="fused", log_gate=mine[3])
+    truth = attend(*exact[:3], masks.causal(), log_gate=exact[3])
+    assert worst(found, truth) < ROUNDING
+    for name, one, other in zip("qkvg", gradients(found, *mine), gradients(truth, *exact), strict=True):
+        assert worst(one, other) < ROUNDING, name
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -131,7 +146,7 @@ def test_a_state_goes_on_where_the_call_before_it_ended() -> None:
         assert explain(*new, **given).backend == "fused"
         parts.append(linear_attention(*new, **given))
     truth = attend(*exact[:3], mask, log_gate=exact[3], normalize=False)
-    assert worst(torch.cat(parts, 2), truth) < 2e-6
+    assert worst(torch.cat(parts, 2), truth) < ROUNDING
     whole = LinearState()
     linear_attention(query, key, value, mask=mask, log_gate=gate, state=whole, form="chunked")
     assert state.sums is not None and whole.sums is not None and state.norms is not None and whole.norms is not None
@@ -168,10 +183,10 @@ def test_a_map_of_ones_own_and_second_derivatives_go_through_torch() -> None:
     found = linear_attention(*short, form="fused", **given)
     truth = linear_attention(*short, form="quadratic", **given)
     for one, other in zip(gradients(found, weight, *mine), gradients(truth, weight, *mine), strict=True):
-        assert worst(one, other.detach().cpu().double()) < 1e-5
+        assert worst(one, other.detach().cpu().double()) < 5 * ROUNDING
     seconds = []
     for form in ("fused", "quadratic"):
         out = linear_attention(*(x[:, :, :20] for x in mine), mask=masks.causal(), form=form)
         (first,) = torch.autograd.grad(out.square().sum(), mine[0], create_graph=True)
         seconds.append(torch.autograd.grad(first.square().sum(), mine[1])[0])
-    assert worst(seconds[0], seconds[1].cpu().double()) < 1e-5
+    assert worst(seconds[0], seconds[1].cpu().double()) < 5 * ROUNDING

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -202,3 +203,54 @@ def test_a_frozen_model_is_thawed_for_the_pass_alone() -> None:
 def test_what_is_no_scalar_of_the_output_is_refused(loss: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         regard.attribute(gpt2(), {"input_ids": torch.arange(9)[None]}, loss=loss)
+
+
+class Foreign(torch.autograd.Function):
+    """A kernel that shows no operators: attention in NumPy, with its own backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+        q, k, v = (x.numpy() for x in (query, key, value))
+        logits = np.einsum("bhld,bhsd->bhls", q, k) * scaling
+        p = np.exp(np.where(np.tri(*logits.shape[2:], dtype=bool), logits, -np.inf))
+        p = p / p.sum(-1, keepdims=True)
+        ctx.kept = p, q, k, v, scaling
+        return torch.from_numpy(np.einsum("bhls,bhsd->blhd", p, v))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        p, q, k, v, scaling = ctx.kept
+        d_out = grads[0].numpy()
+        d_p = np.einsum("blhd,bhsd->bhls", d_out, v)
+        ds = p * (d_p - (p * d_p).sum(-1, keepdims=True)) * scaling
+        products = (("bhls,bhsd->bhld", ds, k), ("bhls,bhld->bhsd", ds, q), ("bhls,blhd->bhsd", p, d_out))
+        return (*(torch.from_numpy(np.einsum(*each)) for each in products), None)
+
+
+def foreign(module: Any, query: Any, key: Any, value: Any, mask: Any, scaling: float = 1.0, **rest: Any) -> Any:
+    return Foreign.apply(query, key, value, scaling), None
+
+
+def test_a_foreign_kernel_behind_hugging_face_s_interface_is_followed_too() -> None:
+    model, inputs = gpt2(), {"input_ids": torch.arange(11)[None], "use_cache": False}
+
+    def loss(out: Any) -> Tensor:
+        return out.logits[0, -1, 3]
+
+    expected = regard.attribute(model, inputs, loss=loss)
+    transformers.AttentionInterface.register("foreign kernel", foreign)
+    try:
+        model.set_attn_implementation("foreign kernel")
+        found = regard.attribute(model, inputs, loss=loss)
+        with torch.no_grad(), regard.watch(model, want=regard.Want(value_mass=True)) as recording:
+            model(**inputs)
+        transformers.AttentionInterface.register(
+            "foreign kernel", lambda *given, **more: (2 * foreign(*given, **more)[0], None)
+        )
+        with pytest.raises(ValueError, match="could not be followed, the first in transformer.h.0.attn: its attention"):
+            regard.attribute(model, inputs, loss=loss)
+    finally:
+        del transformers.AttentionInterface._global_mapping["foreign kernel"]
+    for ours, theirs in zip(found.layers, expected.layers, strict=True):
+        torch.testing.assert_close(ours.key_effect, theirs.key_effect, rtol=0, atol=1e-10)
+    assert [call.projection for call in recording] == [f"transformer.h.{n}.attn.c_proj" for n in range(3)]

@@ -15,6 +15,7 @@ import pytest
 
 from regard.recording import Recording
 
+AXE = Path(__file__).parents[2] / "frontend" / "node_modules" / "axe-core" / "axe.min.js"
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 
 
@@ -36,6 +37,13 @@ def browser() -> Iterator[Any]:
             pytest.skip(f"no Chromium could be started (apt-get install chromium): {str(error).splitlines()[0]}")
         yield started
         started.close()
+
+
+@pytest.fixture(scope="session")
+def axe() -> str:
+    if not AXE.is_file():
+        pytest.skip("axe-core is not installed: npm ci in frontend/ (make does it where there is npm)")
+    return AXE.read_text()
 
 
 class Opened:

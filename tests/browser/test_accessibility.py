@@ -2,19 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from tests.browser.recordings import sentence, translation
-
-AXE = Path(__file__).parents[2] / "frontend" / "node_modules" / "axe-core" / "axe.min.js"
-
-
-@pytest.fixture(scope="module")
-def axe() -> str:
-    if not AXE.is_file():
-        pytest.skip("axe-core is not installed: npm ci in frontend/ (make does it where there is npm)")
-    return AXE.read_text()
 
 
 def violations(opened, axe: str) -> list[str]:

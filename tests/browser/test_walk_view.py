@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from tests.browser.conftest import Opened
 from tests.browser.recordings import sentence
+from tests.browser.test_accessibility import violations
 from typer.testing import CliRunner
 
 from regard import reference
@@ -244,3 +245,11 @@ def test_examples_are_reached_by_keyboard_and_a_typed_sentence_is_cut_with_a_wor
     opened.page.fill("#walk-cross", "x y")
     opened.settle()
     assert matrix(opened, "attention").shape == (2, 16, 2)
+
+
+def test_axe_finds_nothing_in_the_page_of_a_walk(open_walk, axe: str) -> None:
+    opened = open_walk("E4")  # pictures and a table
+    assert violations(opened, axe) == []
+    opened.page.click('[data-tool="theme"]')
+    opened.page.click('[data-tool="language"]')
+    assert violations(opened, axe) == []

@@ -8,30 +8,35 @@ import pytest
 import torch
 
 from regard import masks
-from regard.cache import KVCache, LatentCache, _base
+from regard.cache import KVCache, LatentCache, RollingCache, _base
 
 COUNTS = [11, 3, 0]
+KINDS = {"all": lambda: KVCache(30), "rolling": lambda: RollingCache(window=6, sinks=1)}
 
 
-def decoded(tokens: int, **how: Any) -> list[torch.Tensor]:
+def decoded(tokens: int, kind: str) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(3)
 
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator, dtype=torch.float64)
 
-    cache = KVCache(30)
+    cache: Any = KINDS[kind]()
+    mask = cache.mask if kind == "rolling" else masks.causal()
     with torch.no_grad():
         cache.padded(COUNTS).update(normal(3, 2, 11, 5), normal(3, 2, 11, 7))
         cache.fill_unused(torch.nan)
         new = [(normal(3, 4, tokens, 5), normal(3, 2, tokens, 5), normal(3, 2, tokens, 7)) for _ in range(3)]
-        return [cache.attend(*each, mask=masks.causal(), **how) for each in new]
+        return [cache.attend(*each, mask=mask) for each in new]
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("tokens", [1, 4])
-def test_a_mask_hides_empty_slots_as_pieces_leave_them_out(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted = decoded(tokens)
+def test_a_mask_hides_empty_slots_as_pieces_leave_them_out(
+    tokens: int, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = decoded(tokens, kind)
     monkeypatch.setattr(_base, "_hides_for_nothing", lambda like: True)
-    found = decoded(tokens)
+    found = decoded(tokens, kind)
     for one, other in zip(found, wanted, strict=True):
         assert one.isfinite().all()
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)

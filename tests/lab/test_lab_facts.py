@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from regard import lab, masks, nn, reference
+from regard._walk._draws import Draws
 from regard._walk._inputs import Settings, from_text
 
 
@@ -106,8 +107,8 @@ def test_e9_is_the_same_every_time_and_as_fast_code_gives_it():
     assert found.redrawn > 0.1
     assert lab.from_scratch(seed=1).out != found.out
     x = np.array([[0.1, 0.2, 0.3], [0.4, 0.5, 0.6], [0.7, 0.8, 0.9], [0.5, 0.2, 0.4]])
-    draw = np.random.default_rng(0)
-    q, k, v = (x @ draw.standard_normal((3, 3)) for _ in range(3))
+    draws = Draws(0)
+    q, k, v = (x @ draws.normal(3, 3) for _ in range(3))
     scores = q @ k.T / np.sqrt(3)
     weights = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
     np.testing.assert_allclose(found.out, weights @ v, atol=1e-14)

@@ -65,6 +65,17 @@ def test_draws_are_those_of_plain_steps_beyond_what_is_drawn_ahead(monkeypatch: 
     assert static(model, PROMPTS, 9, seed=[3, 5, 8], **how) == wanted
 
 
+def test_layers_of_other_kinds_are_not_recorded() -> None:
+    model = small.gpt()
+    assert _static.can_be_recorded(model)
+
+    class Other(type(model.layers[0])):  # type: ignore[misc]
+        pass
+
+    model.layers[1].__class__ = Other
+    assert not _static.can_be_recorded(model)
+
+
 def test_a_model_that_gives_nan_is_reported_with_its_prompt() -> None:
     model = small.gpt()
     with torch.no_grad():

@@ -273,7 +273,8 @@ def test_recordings_with_all_numbers_are_saved_loaded_and_shown(tmp_path: Path) 
         )
     recording.to_html(tmp_path / "run.html")
     assert (tmp_path / "run.html").stat().st_size > 10_000
-    assert "value" in str(recording.summary())
+    assert "its value: the first key's share" in str(recording.summary())
+    assert "权重 × 值的长度" in str(recording.summary("zh"))
 
 
 def test_torch_s_fused_encoder_layer_has_the_projection_of_its_own_attention() -> None:

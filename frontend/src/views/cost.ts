@@ -9,7 +9,7 @@ const WORDS = {
   length: ["Tokens", "词元数"], batch: ["Texts at once", "批大小"], bytes: ["Bytes of a number", "每个数的字节"],
   part: ["part", "部分"], parameters: ["parameters", "参数"], forward: ["forward", "前向"], all: ["in all", "合计"],
   embeddings: ["embeddings", "词嵌入"], norms: ["norms", "归一化"], projections: ["attention projections", "注意力投影"], attention: ["attention", "注意力"], feedForward: ["feed-forward", "前馈"], head: ["head", "输出层"],
-  weights: ["Weights", "权重"], cache: ["Cache of keys and values", "键值缓存"], per_token: ["of that one token", "其中每个词元"], map: ["All attention weights, if they were stored", "若存下所有注意力权重"], kept: ["Forward, pairs that a causal mask keeps", "前向，只计因果掩码保留的对"],
+  weights: ["Weights", "权重"], cache: ["Cache of keys and values", "键值缓存"], per_token: ["of that, for one token", "其中每个词元"], map: ["All attention weights, if they were stored", "若存下所有注意力权重"], kept: ["Forward, pairs that a causal mask keeps", "前向，只计因果掩码保留的对"],
   flops: ["FLOP of one forward pass, by length", "一次前向的运算量（随长度）"], memory: ["Bytes, by length", "内存（随长度）"],
 } as const satisfies Record<string, Two>;
 const PARTS: Part[] = ["projections", "attention", "feedForward", "head"];

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 # numbers of the map that each row of a call gives before rows are put together; more rows are several calls
 NUMBERS = 1 << 26
-_MERGED = {"out", "lse", "plan", "want", "map", "weights", *statistics.OF_ROWS, *statistics.SUMS}
+_MERGED = {"out", "plan", "want", "map", "weights", "pairs", *statistics.OF_ROWS, *statistics.SUMS}
 
 
 def attention(call: Callable[..., Tensor], query: Any, key: Any, value: Any, **keywords: Any) -> Tensor:
@@ -44,6 +44,8 @@ def observe(
     call: Callable[..., Observation], query: Any, key: Any, value: Any, want: Want, **keywords: Any
 ) -> Observation:
     """`regard.observe`, here `call`: rows lie as the query does, `key_mass` as the keys do, sums are whole."""
+    if want.value_mass:
+        raise Refused("want: value_mass cannot be asked for where tokens lie on several processes; leave it out")
     spread = _spread(query, key, value, keywords)
     queries, keys, values = spread.tensors(query, key, value)
     merged = _Merged(spread, want)
@@ -220,6 +222,10 @@ class _Merged:
         self.rectangle = None if want.weights is None else _span(spread.queries, want.weights[0])
         self.parts: dict[str, list[Tensor]] = {}
         self.map: Tensor | None = None
+        self.all_pairs = None
+        if want.pairs is not None:
+            self.all_pairs = statistics.checked_pairs(want.pairs, spread.queries, spread.keys).cpu()
+        self.pairs: Tensor | None = None
 
     def asked(self, start: int, stop: int) -> Want:
         """What the call for these rows is asked: a map with one row per query, so that any cut of rows will do."""
@@ -230,12 +236,25 @@ class _Merged:
             asked = asked.but(map=(counted[1] - counted[0], self.want.map[1]) if some else None)
         if self.rectangle is not None:
             asked = asked.but(weights=(slice(*_within(self.rectangle, start, stop)), self.want.weights[1]))
+        if self.all_pairs is not None:
+            asked = asked.but(pairs=self.all_pairs[self._here(start, stop)] - torch.tensor([start, 0]))
         return asked
+
+    def _here(self, start: int, stop: int) -> Tensor:
+        """Which of the pairs have their query in these rows."""
+        assert self.all_pairs is not None
+        rows = self.all_pairs[:, 0]
+        return (rows >= start) & (rows < stop)
 
     def add(self, seen: Observation, start: int, stop: int) -> None:
         found = {name: part for name, part in vars(seen).items() if isinstance(part, Tensor) and name != "out"}
         if self.want.map is not None:
             self._add_map(found.pop("map", None), seen.lse, start, stop)
+        if self.all_pairs is not None:
+            own = found.pop("pairs")
+            if self.pairs is None:
+                self.pairs = own.new_zeros(*own.shape[:2], len(self.all_pairs))
+            self.pairs[:, :, self._here(start, stop).to(own.device)] = own
         for name, part in found.items():
             self.parts.setdefault(name, []).append(part)
 
@@ -268,6 +287,8 @@ class _Merged:
                 found[name] = spread.as_dtensor(added(torch.stack(parts).sum(0), spread.group), None)
             else:
                 found[name] = spread.back(torch.cat(parts, 2))
+        if self.pairs is not None:
+            found["pairs"] = spread.as_dtensor(added(self.pairs, spread.group), None)
         if self.map is not None:
             whole = added(self.map, spread.group)
             size = self.counted[1] - self.counted[0]

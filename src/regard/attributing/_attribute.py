@@ -202,5 +202,6 @@ def _effects(call: Collected, grad: Tensor | None, grid: tuple[int, int], top_k:
     assert seen.result is not None
     if grad is None:
         grad = torch.zeros_like(seen.result)
+    grad = grad.transpose(1, 2) if seen.by_token else grad
     work = torch.float64 if seen.query.dtype == torch.float64 else torch.float32
     return edge_effects(seen.call(), lse.to(work), grad, grid, top_k)

@@ -12,7 +12,7 @@ from regard.recording import Recording, Site
 from regard.statistics import Want
 from regard.watching._block import listening
 from regard.watching._in_memory import InMemory
-from regard.watching._seen import Seen
+from regard.watching._seen import Seen, check_same
 from regard.watching._watcher import Watcher
 
 
@@ -44,8 +44,10 @@ class Collector(Watcher):
         )
         self.take = take
 
-    def _record(self, seen: Any, stack: Any, site: Site, layer: int, *_: Any) -> Any:
+    def _record(self, seen: Any, stack: Any, site: Site, layer: int, number: int, out: Any, *_: Any) -> Any:
         ready, what = self._ready(seen, stack, site)
+        if out is not None and isinstance(ready, Seen):
+            check_same(ready, out, None)
         self.take(Collected(ready, site, layer, what[0]))
         return None
 

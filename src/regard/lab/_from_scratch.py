@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from regard import api, reference
+from regard._walk._draws import Draws
 from regard._walk._examples import E9_X
 from regard.lab._result import Matrix, Result, Table, numbers
 
@@ -87,8 +88,8 @@ def _largest_difference(one: Array, other: Array) -> float:
 
 
 def _projected(seed: int) -> list[Array]:
-    draw = np.random.default_rng(seed)
-    return [np.array(E9_X) @ draw.standard_normal((3, 3)) for _ in range(3)]
+    draws = Draws(seed)  # those of `regard walk E9`
+    return [np.array(E9_X) @ draws.normal(3, 3) for _ in range(3)]
 
 
 def _run(seed: int) -> tuple[Array, Array]:

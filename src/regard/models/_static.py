@@ -31,7 +31,15 @@ def is_worthwhile(model: Decoder, new_tokens: int) -> bool:
     """Whether graphs can hold the model's steps, and so many of them are asked for."""
     weight = model.token_embedding.weight
     usual = weight.device.type == "cuda" and weight.dtype != torch.float64 and type(weight) is nn.Parameter
-    return usual and new_tokens >= _FEWEST and not _is_watched(model)
+    return usual and new_tokens >= _FEWEST and can_be_recorded(model) and not _is_watched(model)
+
+
+def can_be_recorded(model: Decoder) -> bool:
+    """Whether a step is the same operations for every token: layers of other kinds may read from the device what they
+    do next (which experts to ask), and have caches of their own."""
+    from regard.models._decoder import Decoder, DecoderLayer
+
+    return type(model) is Decoder and all(type(layer) is DecoderLayer for layer in model.layers)
 
 
 def _is_watched(model: nn.Module) -> bool:

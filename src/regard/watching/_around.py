@@ -132,7 +132,7 @@ def _interface(get: Callable[..., Any]) -> Callable[..., Any]:
                 for watcher, _ in before:
                     watcher.see(
                         lambda: _seen.from_interface(
-                            attn_implementation, module, query, key, value, attention_mask, given
+                            attn_implementation, module, query, key, value, attention_mask, given, out
                         ),
                         out=out,
                     )

@@ -31,13 +31,21 @@ class Waiting(NamedTuple):
 
 def matrix_of(module: nn.Module) -> Tensor | None:
     """The matrix of a linear layer as torch.nn.Linear holds it; None of any other module."""
-    weight = module._parameters.get("weight")
+    weight = _own_part(module._parameters.get("weight"))
     if not isinstance(weight, Tensor) or weight.dim() != 2 or isinstance(module, nn.Embedding):
         return None
     if isinstance(module, nn.Linear):
         return weight.detach()
     # GPT-2's linear layers hold the transpose
     return weight.detach().T if type(module).__name__ == "Conv1D" else None
+
+
+def _own_part(weight: Any) -> Any:
+    """Under tensor parallelism, the columns that read this process's heads; None where it has other parts."""
+    placements = getattr(weight, "placements", None)
+    if placements is None:
+        return weight
+    return weight.to_local() if all(each.is_shard(1) or each.is_replicate() for each in placements) else None
 
 
 def known_projection(stack: list[Frame], path: str) -> Projection | None:
@@ -53,9 +61,12 @@ def version_of(tensor: Tensor | None) -> int | None:
     return None if tensor is None or tensor.is_inference() else tensor._version
 
 
-def reads(result: Tensor | None, args: tuple[Any, ...], weight: Tensor) -> bool:
-    """Whether a linear layer was handed exactly what a call gave [batch, head, query, dim], heads side by side."""
+def reads(seen: Seen | InMemory, args: tuple[Any, ...], weight: Tensor) -> bool:
+    """Whether a linear layer was handed exactly what a call gave, heads side by side."""
     given = args[0] if args and isinstance(args[0], Tensor) else None
+    result = seen.result
+    if result is not None and isinstance(seen, Seen) and seen.by_token:
+        result = result.transpose(1, 2)
     if result is None or given is None or given.numel() != result.numel() or given.is_nested:
         return False
     batch, heads, queries, dim = result.shape

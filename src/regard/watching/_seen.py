@@ -45,6 +45,7 @@ class Seen(NamedTuple):
     real: Tensor | None = None  # bool [batch, query], where the call itself says which queries are no padding
     written_out: bool = False
     result: Tensor | None = None  # what the call gave, as the model goes on with it, [batch, head, query, value dim]
+    by_token: bool = False  # whether that is [batch, query, head, value dim] instead
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -182,7 +183,14 @@ def from_call(call: Call, lse: Tensor, out: Tensor) -> Seen:
 
 
 def from_interface(
-    name: str, module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, given: dict[str, Any]
+    name: str,
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any,
+    given: dict[str, Any],
+    out: Any = None,
 ) -> Seen:
     """A call of an attention function of Hugging Face's interface; ``name`` is the implementation's."""
     q, k, v = query.detach(), key.detach(), value.detach()
@@ -194,6 +202,7 @@ def from_interface(
     if position is not None:
         bias = position.detach() if bias is None else bias + position.detach()
     sinks = given.get("s_aux")
+    result = out[0] if isinstance(out, tuple) else out
     return Seen(
         q,
         k,
@@ -203,6 +212,8 @@ def from_interface(
         given.get("scaling"),
         given.get("softcap"),
         None if sinks is None else sinks.detach().to(q.dtype),
+        result=result if isinstance(result, Tensor) and result.dim() == 4 else None,
+        by_token=True,
     )
 
 

@@ -334,7 +334,7 @@ class Watcher:
         found = None
         with self._noting(self._waiting.site):
             result = self._waiting.seen.result
-            if version_of(result) == self._version and reads(result, args, weight):
+            if version_of(result) == self._version and reads(self._waiting.seen, args, weight):
                 found = Projection(path, weight)
         self._stop_waiting(found)
 
