@@ -47,7 +47,7 @@ def attention(
     if backend == "eager" or (backend == "auto" and torch._C._are_functorch_transforms_active()):
         # plain operations: the compiler and torch.func see through them, and derivatives of any order remain
         call = call.replace(seed=torch.randint(0, 2**31 - 1, (), device=query.device) if dropout else None)
-        call, lost = _guard.unread(ALL["eager"], call)
+        call, lost = _guard.cleaned(ALL["eager"], call)
         return _guard.with_nan(ALL["eager"].run(call, named=True), lost).out
     spec = call.spec
     seed = torch.randint(0, 2**31 - 1, (), device=query.device) if dropout else None
@@ -90,7 +90,7 @@ def _rebuild(
         # eager is chosen for tiny calls only; inside an opaque node a hand-written backward pass is needed
         chosen = choose(call.spec, "blockwise").backend
     assert isinstance(chosen, FusedBackend)
-    return chosen, *_guard.unread(chosen, call)
+    return chosen, *_guard.cleaned(chosen, call)
 
 
 def plain(
@@ -103,7 +103,7 @@ def plain(
     table = TableBias(rebuild(bias_rule), bias) if bias_rule and bias is not None else bias
     place = start if offset is None else offset
     call = prepare(query, key, value, rule, table, scale, softcap, sinks, dropout, place, mode="compile")
-    call, lost = _guard.unread(ALL["eager"], call.replace(seed=seed))
+    call, lost = _guard.cleaned(ALL["eager"], call.replace(seed=seed))
     found = _guard.with_nan(ALL["eager"].run(call, named=True), lost)
     lse = query.new_zeros(query.shape[:3], dtype=accumulation(query.dtype)) if found.lse is None else found.lse
     return found.out.to(call.spec.dtype), lse

@@ -13,13 +13,14 @@ from torch import Tensor
 from regard._arguments import prepare
 from regard.backends import _guard
 from regard.backends._base import accumulation, reads_values
+from regard.backends._meter import peak_bytes, without_values
 from regard.masks import Mask
 from regard.masks._flags import Fused
 from regard.observation import Observation
 from regard.observation._gradients import with_gradients
 from regard.observation._lengths import value_lengths
 from regard.observation._pairs import weights_of_pairs
-from regard.observation._rows import observe_rows, observing_bytes
+from regard.observation._rows import observe_rows
 from regard.plan import Choice, Cost, Plan, choose, program_of, programs, recall, size_kind
 from regard.spec import Call, CallSpec, OfOtherCall, Refused
 from regard.statistics import Want
@@ -267,13 +268,14 @@ def make_plan(call: Call, choice: Choice, program: Program | None, want: Want | 
         flops = 2 * kept * (spec.head_dim + spec.value_dim)
         table = None if mask is None else mask.unlisted_bytes(spec.queries, spec.keys, offset, spec.batch)
         if table is None:
-            steps = choice.backend.program(call, named=choice.named) if program is None else program
-            peak = steps.peak_bytes(call, kept)
+            peak = choice.backend.peak_bytes(call)
         else:
-            peak = choice.backend.workspace(spec, kept) + table
+            unmasked = call.replace(spec=spec._replace(mask=None, flags=None), mask=None)
+            peak = choice.backend.peak_bytes(unmasked) + table
         if want is not None and want.asks:
             flops += 2 * kept * spec.head_dim
-            peak += _observing_bytes(call, want)
+            # the result is there, and what it was computed in no more
+            peak = max(peak, choice.backend.result_bytes(spec) + _observing_peak(call, want))
         return Cost(flops, moved, kept, peak, exact)
 
     observer = None
@@ -366,7 +368,7 @@ def _observe(call: Call, lse: Tensor, want: Want, lengths: Tensor | None = None)
     by_kernels = not _kernel_refusals(call.spec, want.usual)
     found = {}
     if by_kernels and want.usual.asks:
-        from regard._triton.launch import observe as observe_by_kernels
+        from regard._triton.observing import observe as observe_by_kernels
 
         found = observe_by_kernels(call, lse, want.usual)
     rest = want.unusual if by_kernels else want
@@ -378,12 +380,19 @@ def _observe(call: Call, lse: Tensor, want: Want, lengths: Tensor | None = None)
     return found
 
 
-def _observing_bytes(call: Call, want: Want) -> int:
-    if _kernel_refusals(call.spec, want.usual):
-        return observing_bytes(call, want)
-    from regard._triton.launch import observing_bytes as by_kernels
+def _observing_peak(call: Call, want: Want) -> int:
+    """Bytes alive at the peak of an observation, its result included."""
+    kernels, rest = 0, want
+    if not _kernel_refusals(call.spec, want.usual):
+        from regard._triton.observing import layout_of
 
-    return by_kernels(call.spec, want.usual) + (observing_bytes(call, want.unusual) if want.asks_unusual else 0)
+        kernels, rest = layout_of(call.spec, want.usual).nbytes, want.unusual
+    if not rest.but(pairs=None).asks:
+        return kernels
+    bare, spec = without_values(call), call.spec
+    lse = bare.query.new_empty(spec.batch, spec.heads, spec.queries, dtype=accumulation(spec.dtype))
+    lengths = lse.new_empty(spec.batch, spec.heads, spec.keys) if want.value_mass else None
+    return kernels + peak_bytes(lambda: observe_rows(bare, lse, rest, lengths), (*bare, lse))
 
 
 def _kernel_refusals(spec: CallSpec, want: Want) -> list[str]:
@@ -392,7 +401,7 @@ def _kernel_refusals(spec: CallSpec, want: Want) -> list[str]:
         return ["the observation kernels run on CUDA devices"]
     if not _has_triton():
         return ["triton is not installed"]
-    from regard._triton.launch import refuse
+    from regard._triton.observing import refuse
 
     return refuse(spec, want)
 

@@ -60,6 +60,11 @@ class CallSpec(NamedTuple):
         return self.batch * self.heads * self.queries * self.keys
 
     @property
+    def lines(self) -> int:
+        """Rows of all items and heads."""
+        return self.batch * self.heads * self.queries
+
+    @property
     def empty(self) -> bool:
         return self.pairs == 0 or self.value_dim == 0
 

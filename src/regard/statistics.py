@@ -284,6 +284,11 @@ def cells(size: int, count: int, device: torch.device) -> Tensor:
     return found
 
 
+def cell_sizes(size: int, count: int, device: torch.device) -> Tensor:
+    """How many of ``size`` positions lie in each cell."""
+    return (torch.arange(count + 1, device=device) * size // max(1, count)).diff()
+
+
 def bucket_of(distance: Any) -> Any:
     """The bucket of a distance ≥ 0: its number of binary digits."""
     if isinstance(distance, torch.Tensor):

@@ -11,7 +11,7 @@ from tests.core_calls import prepare
 from torch import Tensor
 
 from regard import Want, masks
-from regard._triton import launch
+from regard._triton import observing
 from regard.spec import Call
 
 # The interpreter takes CPU tensors, the compiler CUDA ones.
@@ -46,7 +46,7 @@ def call_of(query: Tensor, key: Tensor, **given: Any) -> Call:
 def found_and_wrong(query: Tensor, key: Tensor, want: Want, **given: Any) -> tuple[dict[str, Tensor], list[str]]:
     """What the kernels find, and in what it differs from the definitions."""
     call = call_of(query, key, **given)
-    assert launch.refuse(call.spec, want) == []
+    assert observing.refuse(call.spec, want) == []
     lse, exact = definitions.statistics(call, want)
-    found = launch.observe(call, lse.float(), want)
+    found = observing.observe(call, lse.float(), want)
     return found, definitions.wrong(found, exact)

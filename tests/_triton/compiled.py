@@ -7,15 +7,12 @@ when it was launched first.
 from __future__ import annotations
 
 import weakref
-from types import SimpleNamespace
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
-from regard._triton import again, inputs
-from regard._triton.run import Launched
+from regard._triton import launcher
 
 
 class Memory:
@@ -66,22 +63,34 @@ class Compiled:
         self.kernel[(x, y, z)](*found, **self.constants)
 
 
+class Kernel:
+    """What gives compiled code back when it is launched, as a kernel on a device does."""
+
+    def __init__(self, kernel: Any, memory: Memory) -> None:
+        self.kernel, self.memory = kernel, memory
+        self.arg_names = kernel.arg_names
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        def launch(*args: Any, **constants: Any) -> Compiled:
+            self.kernel[grid](*args, **constants)
+            return Compiled(self.kernel, args, constants, self.memory)
+
+        return launch
+
+
 def compile_kernels(patch: Any) -> None:
     """For as long as ``patch``, pytest's monkeypatch, lasts."""
     memory = Memory(patch)
+    make, launch = launcher.Launch.__init__, launcher.Launch.__call__
 
-    def run(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], constants: dict[str, Any]) -> Launched:
-        kernel[grid](*args, **constants)
-        memory.note(*(arg for arg in args if isinstance(arg, Tensor)))
-        rest = tuple(constants[name] for name in kernel.arg_names[len(args) :])
-        return Launched(Compiled(kernel, args, constants, memory), (*grid, 1, 1)[:3], (*args, *rest))
+    def made(self: launcher.Launch, kernel: Any, *given: Any) -> None:
+        make(self, Kernel(kernel, memory), *given)
 
-    launch_again = again.Again.__call__
+    def launched(self: launcher.Launch, given: Any) -> None:
+        memory.note(*(each for each in given if isinstance(each, Tensor)))
+        launch(self, given)
 
-    def launched(self: again.Again, given: Any) -> Any:
-        memory.note(*given)
-        return launch_again(self, given)
-
-    patch.setattr(again.Again, "__call__", launched)
-    patch.setattr(inputs, "run", run)
-    patch.setattr(triton.runtime.driver, "_active", SimpleNamespace(get_current_stream=lambda index: 7))
+    patch.setattr(launcher.Launch, "__init__", made)
+    patch.setattr(launcher.Launch, "__call__", launched)
+    patch.setattr(torch.cuda, "current_device", lambda: 0)
+    patch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 7, raising=False)

@@ -19,7 +19,7 @@ KERNELS = [
     "test_top.py",
     "test_forward.py",
     "test_backward.py",
-    "test_again.py",
+    "test_launches.py",
     "test_scan.py",
     "test_stored.py",
 ]

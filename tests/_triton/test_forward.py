@@ -13,7 +13,7 @@ from tests.core_calls import every_mask, prepare
 
 import regard
 from regard import Want, bias, masks
-from regard._triton import attend, decoding, launch
+from regard._triton import attend, decoding, observing
 from regard._triton.encode import band_of
 from regard.spec import Call
 from regard.testing import check
@@ -208,7 +208,7 @@ def test_logits_of_any_size_give_their_weights(first: float, last: float) -> Non
     assert (done.entropy + torch.special.xlogy(weights, weights).sum(-1)).abs().max() <= 1e-5
     if last == 3.0:  # where float32 holds lse to the digits that statistics need
         lse, exact = definitions.statistics(call, ALL)
-        assert definitions.wrong(launch.observe(call, lse.float(), ALL), exact) == []
+        assert definitions.wrong(observing.observe(call, lse.float(), ALL), exact) == []
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def test_logits_of_any_size_give_their_weights(first: float, last: float) -> Non
 def test_decoding_splits_the_keys_and_gives_the_same(given: dict[str, Any], L: int) -> None:
     given = {name: value.to(DEVICE) if isinstance(value, torch.Tensor) else value for name, value in given.items()}
     call = call_of(2, 4, 2, L, 700, D=16, E=16, **given)
-    assert decoding.pays(call.spec)
+    assert decoding.is_decoding(call.spec)
     done = attend.attend(call, rows=False)
     lse, weights, _ = definitions.whole(call)
     exact = weights @ call.value.double().repeat_interleave(2, 1)

@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
         "test_top.py",
         "test_forward.py",
         "test_backward.py",
-        "test_again.py",
+        "test_launches.py",
         "test_scan.py",
         "test_stored.py",
         "test_bounds.py",

@@ -14,7 +14,7 @@ from tests._triton.calls import DEVICE, call_of, found_and_wrong, tensors
 from tests.core_calls import every_mask
 
 from regard import Want, masks
-from regard._triton import launch, small, tiles
+from regard._triton import observing, small, tiles
 from regard.statistics import BUCKETS
 
 SUMS = Want(map=(5, 7), first=3, top_k=0, weights=(slice(3, 70), slice(5, 100)))
@@ -68,7 +68,7 @@ def test_large_logits_keep_their_entropy() -> None:
     call = call_of(shifted, key, scale=0.25)
     logits = (shifted @ key.transpose(-1, -2)) * 0.25
     lse = logits.logsumexp(-1)
-    found = launch.observe(call, lse, Want(top_k=0))
+    found = observing.observe(call, lse, Want(top_k=0))
     weights = (logits - lse.unsqueeze(-1)).exp()
     entropy = -torch.special.xlogy(weights, weights).sum(-1)
     assert (found["entropy"] - entropy).abs().max() < 0.01
@@ -95,9 +95,9 @@ def test_the_map_of_short_calls_comes_from_the_key_mass_of_blocks_of_rows(
     query, key = tensors(2, 2, 1, 130, 111)
     call = call_of(query, key, mask=every_mask(2, 2, 130, 111)[kind])
     # 130·1/2 is 65: no block of 64 rows may lie in two rows of the map
-    assert not launch._recipe(call.spec, Want(map=(2, 7))).by_block
+    assert not observing._recipe(call.spec, Want(map=(2, 7))).by_block
     want = Want(map=(1, 7), top_k=0)
-    assert launch._recipe(call.spec, want).by_block
+    assert observing._recipe(call.spec, want).by_block
     assert found_and_wrong(query, key, want, mask=every_mask(2, 2, 130, 111)[kind])[1] == []
 
 
@@ -106,7 +106,7 @@ def test_maps_of_several_rows_whose_blocks_are_apart(more: dict[str, bool]) -> N
     query, key = tensors(1, 2, 1, 256, 150)
     for map in ((4, 150), (2, 3), (1, 1)):
         want = Want(map=map, top_k=0).but(**more)
-        assert launch._recipe(call_of(query, key).spec, want).by_block
+        assert observing._recipe(call_of(query, key).spec, want).by_block
         assert found_and_wrong(query, key, want, mask=masks.causal())[1] == []
         assert found_and_wrong(query, key, want)[1] == []
 
@@ -138,7 +138,7 @@ def test_a_nan_query_spoils_its_row_and_the_sums_it_enters() -> None:
     query[0, 1, 2, 0] = torch.nan
     call = call_of(query, key, mask=masks.causal(), query_offset=0)
     lse = torch.where(query.isnan().any(-1), torch.nan, torch.zeros(1, 2, 7, device=DEVICE))
-    found = launch.observe(call, lse, Want(map=(7, 3), top_k=2))
+    found = observing.observe(call, lse, Want(map=(7, 3), top_k=2))
     bad = torch.zeros(1, 2, 7, dtype=torch.bool, device=DEVICE)
     bad[0, 1, 2] = True
     assert torch.equal(found["entropy"].isnan(), bad)
@@ -153,12 +153,12 @@ def test_the_same_call_twice_is_bitwise_equal() -> None:
     query, key = tensors(H=1, L=63, S=71)
     call = call_of(query, key, mask=masks.causal())
     lse = definitions.whole(call)[0].float()
-    first, second = (launch.observe(call, lse, Want(map=(3, 5))) for _ in range(2))
+    first, second = (observing.observe(call, lse, Want(map=(3, 5))) for _ in range(2))
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 def test_the_room_for_sums_is_what_the_kernels_use() -> None:
-    assert tiles.COPIES.value == launch._COPIES and tiles.BUCKETS.value == BUCKETS
+    assert tiles.COPIES.value == observing._COPIES and tiles.BUCKETS.value == BUCKETS
 
 
 @pytest.mark.parametrize("case", ["4096 tokens 16×128 full", "16384 tokens 16×128 causal", "16384 tokens 32×64 full"])
@@ -170,7 +170,7 @@ def test_the_memory_that_a_plan_tells_is_what_was_measured(case: str) -> None:
     call = call_of(query, query, mask=masks.causal() if "causal" in case else None)
     lse = 4 * heads * length
     for name, want in {"all but top": Want(top_k=0), "all": Want()}.items():
-        told = launch.observing_bytes(call.spec, want) + lse
+        told = observing.layout_of(call.spec, want).nbytes + lse
         assert told / 2**20 == pytest.approx(measured[f"{name} MiB"], rel=0.05)
 
 
@@ -183,14 +183,14 @@ def test_rows_beyond_the_end_see_no_key_that_a_bias_hides(top_k: int) -> None:
     key[:, :, 100] = torch.nan
     call = call_of(query, key, bias=bias)
     lse, exact = definitions.statistics(call_of(query, key.nan_to_num(0.0), bias=bias), Want(map=(5, 7), top_k=top_k))
-    assert definitions.wrong(launch.observe(call, lse.float(), Want(map=(5, 7), top_k=top_k)), exact) == []
+    assert definitions.wrong(observing.observe(call, lse.float(), Want(map=(5, 7), top_k=top_k)), exact) == []
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_a_nan_key_is_noted_for_rows_of_the_call_only() -> None:
     query, key = tensors(L=70, S=143)
     key[:, :, 100] = torch.nan
-    found = launch.observe(call_of(query, key), torch.full((1, 2, 70), torch.nan, device=DEVICE), Want())
+    found = observing.observe(call_of(query, key), torch.full((1, 2, 70), torch.nan, device=DEVICE), Want())
     assert found["top_weights"].isnan().any(-1).all()
 
 
@@ -203,9 +203,9 @@ def test_cells_of_more_pairs_than_32_bits_count_keep_their_mean() -> None:
 
 def test_refusals_name_what_cannot_be_done() -> None:
     query, key = tensors(L=3, S=5)
-    assert "float32" in launch.refuse(call_of(query.double(), key.double()).spec, Want())[0]
+    assert "float32" in observing.refuse(call_of(query.double(), key.double()).spec, Want())[0]
     wide = torch.zeros(1, 2, 3, 257, device=DEVICE)
-    assert "257" in launch.refuse(call_of(wide, wide).spec, Want())[0]
+    assert "257" in observing.refuse(call_of(wide, wide).spec, Want())[0]
     many = call_of(query, key).spec._replace(batch=4096, heads=8)
-    assert "32,767" in launch.refuse(many, Want())[0]
-    assert "top_k" in launch.refuse(call_of(query, key).spec, Want(top_k=257))[0]
+    assert "32,767" in observing.refuse(many, Want())[0]
+    assert "top_k" in observing.refuse(call_of(query, key).spec, Want(top_k=257))[0]

@@ -165,7 +165,7 @@ def test_so_are_keys_that_a_bias_hides_from_every_query_and_head(shape: tuple[in
     if shape[0] == 1:
         bias[:, 0, :, 80] = -torch.inf  # seen by the other heads
     call = prepare(query, key, value, None, bias, None, None, None, 0.0, None)
-    clean, lost = _guard.unread(Sdpa(), call)
+    clean, lost = _guard.cleaned(Sdpa(), call)
     hidden = torch.zeros(S, dtype=torch.bool)
     hidden[60:70] = True
     assert lost is None
@@ -206,7 +206,7 @@ def test_a_huge_hidden_value_disturbs_no_gradient(backend, dtype, huge):
 def test_a_bias_by_rule_needs_no_values_to_be_read():
     given = tensors(1, 4, 4, 9, 9, 8)
     call = prepare(*given, masks.padding([7]), regard.bias.alibi(4), None, None, None, 0.0, None)
-    cleaned, lost = _guard.unread(Sdpa(), call)
+    cleaned, lost = _guard.cleaned(Sdpa(), call)
     assert lost is None
     assert not cleaned.key[:, :, 7:].any() and torch.equal(cleaned.key[:, :, :7], call.key[:, :, :7])
 

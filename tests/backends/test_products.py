@@ -1,4 +1,4 @@
-"""Stacks by plain products: as exact as the kernel, whatever the logits, and row by row on their own."""
+"""Gathered pieces by plain products: as exact as the kernel, whatever the logits, and row by row on their own."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import regard
 from core_calls import check_against_oracle, tensors
 from memory import peak_bytes
 from regard import masks
-from regard.backends import _products, _stacks, _tiled, sdpa
+from regard.backends import _grouped, _products, _steps, sdpa
+from regard.statistics import merge
 
 H, L, D, SIZE = 2, 128, 8, 16
 
 
 @pytest.fixture(autouse=True)
-def _small_calls_go_by_stacks_too(monkeypatch):
-    monkeypatch.setattr(sdpa, "STEP_SECONDS", 0.0)
-    monkeypatch.setattr(sdpa, "STACK_PAIRS", 0.0)
+def _small_calls_go_by_steps_too(monkeypatch):
+    monkeypatch.setattr(sdpa, "MASK_NUMBERS", 0)
 
 
 def table(share=0.4):
@@ -55,7 +55,7 @@ def test_they_are_used_up_to_so_many_weights(most, monkeypatch):
 @pytest.mark.parametrize("factor", [1e-3, 1.0, 30.0, 1e4])
 @pytest.mark.parametrize("scale", [0.3, -0.3, 0.0])
 def test_logits_of_any_size_equal_the_oracle(factor, scale, monkeypatch):
-    monkeypatch.setattr(_stacks, "AT_ONCE", 3000)
+    monkeypatch.setattr(_grouped, "AT_ONCE", 3000)
     inputs = tensors(2, 2 * H, H, L, L, D, grad=True)
     with torch.no_grad():
         inputs[0][:, :, 20:40] *= factor  # some rows of some pieces
@@ -106,7 +106,7 @@ def test_a_gradient_may_be_huge():
 
 
 def test_a_place_in_a_room_is_given_back_before_there_is_a_larger_one(monkeypatch):
-    room, like = _stacks.Room(), torch.empty(1)
+    room, like = _steps.Room(), torch.empty(1)
     small = room.of("a", 2, 3, like)
     assert room.of("a", 1, 6, like).data_ptr() == small.data_ptr()
     kept = weakref.ref(room._kept["a"])
@@ -163,7 +163,7 @@ def test_the_bits_of_a_merged_row_do_not_hang_on_zeros_elsewhere():
     made = []
     for shaped in (part[0].clone(), part.T.contiguous().T[0]):  # the same numbers, strided
         total, total_lse = out.clone(), lse.clone()
-        _tiled.merge(total, total_lse, out.clone(), shaped)
+        merge(total, total_lse, out.clone(), shaped)
         made.append((total, total_lse))
     assert torch.equal(made[0][0], made[1][0]) and torch.equal(made[0][1], made[1][1])
 

@@ -8,7 +8,8 @@ import torch
 
 from core_calls import every_mask, permitted, prepare, tensors
 from regard import masks
-from regard.backends._schedule import Step, permitted_of, steps_of
+from regard.backends._schedule import permitted_of, steps_of
+from regard.backends._steps import Step
 from regard.spec import Call
 
 
@@ -89,13 +90,13 @@ def test_a_call_without_a_mask_is_one_rectangle() -> None:
 
 def test_a_square_causal_call_is_one_triangle() -> None:
     (step,) = steps_of(call_of(masks.causal(), 2, 3, 411, 411))
-    assert (step.kind, step.rows, step.width, step.again) == ("triangle", 411, 411, False)
+    assert (step.kind, step.rows, step.width, step.merges) == ("triangle", 411, 411, False)
 
 
 def test_a_causal_call_with_earlier_keys_is_a_rectangle_and_a_triangle_over_the_same_rows() -> None:
     first, second = steps_of(call_of(masks.causal(), 2, 3, 300, 411))
-    assert (first.kind, first.rows, first.width, first.again) == ("rect", 300, 111, False)
-    assert (second.kind, second.rows, second.width, second.again) == ("triangle", 300, 300, True)
+    assert (first.kind, first.rows, first.width, first.merges) == ("rect", 300, 111, False)
+    assert (second.kind, second.rows, second.width, second.merges) == ("triangle", 300, 300, True)
 
 
 def test_rows_before_the_first_key_are_in_no_step() -> None:

@@ -385,8 +385,8 @@ def test_where_kernels_observe_the_rest_is_computed_next_to_them(monkeypatch: py
         return _rows.observe_rows(call, lse, wanted)
 
     kernels: Any = types.ModuleType("kernels")
-    kernels.observe, kernels.observing_bytes = by_kernels, lambda spec, wanted: 1000
-    monkeypatch.setitem(sys.modules, "regard._triton.launch", kernels)
+    kernels.observe, kernels.layout_of = by_kernels, lambda spec, wanted: types.SimpleNamespace(nbytes=1000)
+    monkeypatch.setitem(sys.modules, "regard._triton.observing", kernels)
     monkeypatch.setattr(regard.api, "_kernel_refusals", lambda spec, wanted: ["new"] if wanted.asks_unusual else [])
     seen = regard.observe(*inputs, want=want)
     assert asked == [want.usual] and not want.usual.asks_unusual

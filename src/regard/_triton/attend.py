@@ -23,8 +23,7 @@ from regard._triton.encode import (
     tile_lists,
 )
 from regard._triton.inputs import Inputs, can_be_copied, described, rows_of_unit_stride
-from regard._triton.launcher import Launch, kept_launch
-from regard._triton.run import on
+from regard._triton.launcher import Launch, kept_launch, on
 from regard._triton.tile_sizes import tiles_of, widths
 
 if TYPE_CHECKING:
@@ -51,7 +50,7 @@ def refuse(spec: CallSpec) -> list[str]:
     return reasons
 
 
-def mask_bytes(call: Call) -> int:
+def table_bytes(call: Call) -> int:
     """Bytes of the tables of the call's mask, and of its largest piece where pairs are tested one by one."""
     if band_of(call) is not None:
         return 0
@@ -133,7 +132,7 @@ def attend(call: Call, rows: bool) -> Attended:
     spec = call.spec
     if spec.empty:
         return _nothing(call, rows)
-    decodes = decoding.takes_wide(spec) or (not rows and decoding.pays(spec))
+    decodes = decoding.takes_wide(spec) or (not rows and decoding.is_decoding(spec))
     if decodes and (band := band_of(call)) is not None:
         return Attended(*decoding.decode(call, band), None, None)
     tiles, given, draw = tiles_of(spec), Inputs(call), Draw.of(call)

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from regard._triton.inputs import Inputs, power, rows_of_unit_stride, widest
-from regard._triton.launcher import Launch, kept_launch
-from regard._triton.run import on
+from regard._triton.launcher import Launch, kept_launch, on
 from regard._triton.tile_sizes import shared_memory
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ _WHOLE = 256
 _WIDEST_KEY, _WIDEST_VALUE, _MOST_QUERIES, _MOST_WIDE_ROWS, _NEEDED_WHEN_WIDE = 640, 512, 16, 2048, 222_000
 
 
-def pays(spec: CallSpec) -> bool:
+def is_decoding(spec: CallSpec) -> bool:
     """Whether the call, whose mask is a band, is decoding, and one that these kernels take."""
     rows = spec.queries * (spec.heads // spec.kv_heads)
     few = rows <= _MOST_ROWS and spec.queries * 16 <= spec.keys

@@ -10,8 +10,7 @@ from torch import Tensor
 from regard._triton.attend import Draw, bias_of, lists_of, owners_of, tests_of
 from regard._triton.encode import band_of, intervals, pieces
 from regard._triton.inputs import Inputs, rows_of_unit_stride
-from regard._triton.launcher import Launch, kept_launch
-from regard._triton.run import on
+from regard._triton.launcher import Launch, kept_launch, on
 from regard._triton.tile_sizes import gradient_tiles, widths
 
 if TYPE_CHECKING:

@@ -10,12 +10,10 @@ import torch
 from torch import Tensor
 
 from regard._triton.encode import DENSE, Encoded, dense_piece, pieces
-from regard._triton.run import run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from regard._triton.run import Launched
     from regard.spec import Call, CallSpec
 
 _LOG2E = math.log2(math.e)
@@ -86,12 +84,11 @@ def described(tensor: Tensor, rows: int, width: int) -> Any:
 
 
 class Inputs:
-    """A call's tensors and numbers, as arguments of the kernels; and, where asked for, what was launched with them."""
+    """A call's tensors and numbers, as arguments of the kernels."""
 
-    def __init__(self, call: Call, launched: list[Launched | None] | None = None) -> None:
+    def __init__(self, call: Call) -> None:
         spec = call.spec
         self.call = call
-        self.launched = launched
         self.query, self.key = rows_of_unit_stride(call.query), rows_of_unit_stride(call.key)
         self.bias = self.query
         self.bias_strides: tuple[int, ...] = (0, 0, 0, 0)
@@ -103,11 +100,6 @@ class Inputs:
         else:
             inner = spec.scale / spec.softcap
             self.natural_scales, self.scales = (inner, spec.softcap), (inner, spec.softcap * _LOG2E)
-
-    def run(self, kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], constants: dict[str, Any]) -> None:
-        done = run(kernel, grid, args, constants)
-        if self.launched is not None:
-            self.launched.append(done)
 
     def shape(self, **more: Any) -> dict[str, Any]:
         """The compile-time arguments that every kernel takes."""

@@ -7,6 +7,7 @@ Working out a launch takes Python longer than a short kernel takes the device. W
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING, Any
@@ -80,3 +81,10 @@ def _watched() -> bool:
     from triton import knobs
 
     return bool(knobs.runtime.launch_enter_hook.calls or knobs.runtime.launch_exit_hook.calls)
+
+
+def on(device: torch.device) -> AbstractContextManager[object]:
+    """A block in which kernels run on the device of their tensors."""
+    if device.type != "cuda" or device.index == torch.cuda.current_device():
+        return nullcontext()
+    return torch.cuda.device(device)

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from regard._triton.inputs import power
-from regard._triton.launcher import Launch, kept
-from regard._triton.run import on
+from regard._triton.launcher import Launch, kept, on
 from regard._triton.tile_sizes import shared_memory
 
 MAPS = {"identity": 0, "elu": 1, "relu": 2}  # those of ``scan``

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from regard._triton.decoding import split_keys
 from regard._triton.inputs import PRECISION, power, widest
-from regard._triton.launcher import Launch, kept
-from regard._triton.run import on
+from regard._triton.launcher import Launch, kept, on
 
 # rows of a program at most, and numbers that share a scale
 _MOST_ROWS, _GROUP = 64, 32

@@ -86,7 +86,7 @@ class _Fused(torch.autograd.Function):
         call = ctx.call.replace(query=query, key=key, value=value, bias=bias, sinks=sinks)
         needs = ctx.needs_input_grad[3:]
         if torch.is_grad_enabled():
-            return (None, None, None, *again(ctx.named, call, grad_out, needs))
+            return (None, None, None, *second_derivative(ctx.named, call, grad_out, needs))
         with no_autocast(call.spec.device):
             return (None, None, None, *ctx.passes.backward(call, grad_out, out, lse, needs))
 
@@ -97,7 +97,9 @@ def held_tensors(call: Call) -> tuple[Tensor, ...]:
     return offset if call.mask is None else (*call.mask.tensors, *offset)
 
 
-def again(named: str | None, call: Call, grad_out: Tensor, needs: tuple[bool, ...]) -> tuple[Tensor | None, ...]:
+def second_derivative(
+    named: str | None, call: Call, grad_out: Tensor, needs: tuple[bool, ...]
+) -> tuple[Tensor | None, ...]:
     """Gradients for a backward pass with create_graph=True: through eager, unless a backend was named."""
     if named is not None:
         raise Refused(

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from regard.backends._meter import peak_bytes, without_values
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -25,10 +27,6 @@ class Backend(ABC):
     def refuse(self, spec: CallSpec) -> list[str]:
         """Reasons why this backend cannot run the call, as short clauses; empty when it can."""
 
-    @abstractmethod
-    def workspace(self, spec: CallSpec, kept_pairs: int) -> int:
-        """Bytes alive at the peak of a forward pass beyond the inputs: output included."""
-
     def takes_rules(self, spec: CallSpec) -> bool:
         """Whether it evaluates a bias that is a rule; a backend that does not say so is given tensors only."""
         return False
@@ -37,9 +35,14 @@ class Backend(ABC):
         """Whether its kernels read zeros in place of keys that a whole item hides, whatever lies there."""
         return False
 
-    def mask_bytes(self, call: Call) -> int:
-        """Bytes alive at the peak for what the backend makes of the call's mask; it may look at the mask's contents."""
-        return 0
+    def peak_bytes(self, call: Call) -> int:
+        """Bytes alive at the peak of a forward pass beyond the inputs, output included: counted, not foretold."""
+        bare = without_values(call)
+        return peak_bytes(lambda: self.run(bare, named=True), bare)
+
+    def result_bytes(self, spec: CallSpec) -> int:
+        """Of output and log-sum-exp."""
+        return spec.lines * (spec.value_dim * spec.dtype.itemsize + accumulation(spec.dtype).itemsize)
 
     def program(self, call: Call, *, named: bool) -> Program:
         """What runs this call, and every other of the same description. ``named``: the caller asked for this backend.
@@ -68,10 +71,6 @@ class Program:
 
     def run(self, call: Call) -> Result:
         return self.backend.run(call, named=self.named)
-
-    def peak_bytes(self, call: Call, kept_pairs: int) -> int:
-        """Bytes alive at the peak of a forward pass beyond the inputs: output included."""
-        return self.backend.workspace(call.spec, kept_pairs) + self.backend.mask_bytes(call)
 
 
 # the square of a larger number overflows in float32

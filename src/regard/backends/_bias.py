@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from regard.backends._schedule import Run, Step
+from regard.backends._steps import Run, Step
 
 if TYPE_CHECKING:
     from regard.spec import Call, CallSpec
@@ -79,11 +79,6 @@ def short_steps(steps: list[Step], spec: CallSpec) -> list[Step]:
             if part.runs:
                 short.append(part)
     return short
-
-
-def rule_bytes(steps: list[Step], spec: CallSpec) -> int:
-    """Bytes of the bias over the largest step: as made, with the mask put in, and where that is -inf."""
-    return max((_lines(step, spec) * step.rows * step.width * 9 for step in steps), default=0)
 
 
 def _lines(step: Step, spec: CallSpec) -> int:

@@ -9,13 +9,14 @@ lse is [B, H, L] float32, and -inf for an empty row, in both directions.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from regard.backends._autograd import again, held_tensors
+from regard.backends._autograd import held_tensors, second_derivative
 from regard.backends._base import no_autocast
+from regard.backends._kernel_call import SecondDerivative
 from regard.spec import Refused
 
 if TYPE_CHECKING:
@@ -157,44 +158,20 @@ def run(call: Call, named: bool) -> tuple[Tensor, Tensor]:
             query, key, value, None, True, spec.dropout, flags.causal, False, scale=spec.scale
         )
         assert out.grad_fn is not None
-        out.grad_fn.register_hook(_Again(call, named))
+        out.grad_fn.register_hook(SecondDerivative(call, partial(_differentiable, named)))
         return out, lse.detach().reshape(lse.shape[:3])
     with no_autocast("cuda"):
         out, lse = _Kernel.apply(call, named, *tensors, call.bias, call.sinks)  # type: ignore[no-untyped-call]
     return out, lse
 
 
-class _Again:
-    """Torch's own derivative cannot be differentiated again. Where that is to come, plain operations take its place.
-
-    Holds the inputs until the derivative has been taken, as torch does.
-    """
-
-    __slots__ = ("call", "named")
-
-    def __init__(self, call: Call, named: bool) -> None:
-        self.call: Call | None = call
-        self.named = named
-
-    def __call__(
-        self, grads: tuple[Tensor | None, ...], grad_out: tuple[Tensor | None, ...]
-    ) -> tuple[Tensor | None, ...] | None:
-        call = self.call
-        if not torch._C._autograd._get_current_graph_task_keep_graph():
-            self.call = None
-        if not torch.is_grad_enabled() or grad_out[0] is None or call is None:
-            return None
-        needs = (*(grad is not None for grad in grads[:3]), False, False)
-        return (*_again(call, self.named, grad_out[0], needs)[:3], *grads[3:])
-
-
-def _again(call: Call, named: bool, grad_out: Tensor, needs: tuple[bool, ...]) -> tuple[Tensor | None, ...]:
+def _differentiable(named: bool, call: Call, grad_out: Tensor, needs: tuple[bool, ...]) -> tuple[Tensor | None, ...]:
     if call.spec.dropout:
         raise Refused(
             "the fused CUDA kernels draw dropout themselves, and their second derivative (create_graph=True) would "
             'need the same draw: use backend="eager" or "blockwise"'
         )
-    return again("sdpa" if named else None, call, grad_out, needs)
+    return second_derivative("sdpa" if named else None, call, grad_out, needs)
 
 
 class _Kernel(torch.autograd.Function):
@@ -221,7 +198,7 @@ class _Kernel(torch.autograd.Function):
         call = ctx.call.replace(query=query, key=key, value=value, bias=bias, sinks=sinks)
         needs = ctx.needs_input_grad[2:]
         if torch.is_grad_enabled():
-            return (None, None, *_again(call, ctx.named, grad_out, needs))
+            return (None, None, *_differentiable(ctx.named, call, grad_out, needs))
         with no_autocast("cuda"):
             grads = backward(call, grad_out, out, lse, ctx.draw)
             of_sinks = sink_gradient(call, grad_out, out, lse) if needs[4] else None

@@ -36,7 +36,7 @@ class Draw:
         spec, seed = call.spec, call.seed
         self.bits: Tensor | None = None
         if _is_fast(spec, seed, like):
-            self.bits = _kept_bits(seed, spec, rows, cols, items, heads)
+            self.bits = _kept_bits(seed, spec, rows, cols, items, heads, like.device)
         else:
             kept = uniform(seed, _elements(spec, rows, cols, items, heads, like.device)) >= spec.dropout
             self.kept = kept.to(like.dtype)
@@ -61,15 +61,23 @@ def _elements(
 
 def _is_fast(spec: CallSpec, seed: Tensor, like: Tensor) -> bool:
     """Whether elements have numbers of 32 bits, and floats of 32 bits meet them on a CPU."""
-    plain = type(seed) is Tensor and like.device.type == "cpu" and like.dtype == torch.float32
+    plain = type(seed) is Tensor and spec.device == "cpu" and like.dtype == torch.float32
     return plain and spec.mode in ("plain", "compile") and spec.pairs < 2**32
 
 
-def _kept_bits(seed: Tensor, spec: CallSpec, rows: range, cols: range, items: slice, heads: slice) -> Tensor:
+def _kept_bits(
+    seed: Tensor,
+    spec: CallSpec,
+    rows: range,
+    cols: range,
+    items: slice,
+    heads: slice,
+    device: torch.device | None = None,
+) -> Tensor:
     """The draw of ``uniform(…) >= dropout`` in words of 32 bits, which wrap around: -1 where kept, 0 where dropped."""
     low, high = (np.uint32(int(key)).astype(np.int32).item() for key in keys(int(seed)))
-    first = _elements(spec, rows, range(cols.start, cols.start + 1), items, heads)
-    word = first.to(torch.int32) + torch.arange(len(cols), dtype=torch.int32)
+    first = _elements(spec, rows, range(cols.start, cols.start + 1), items, heads, device)
+    word = first.to(torch.int32) + torch.arange(len(cols), dtype=torch.int32, device=device)
     other = torch.empty_like(word)
     _mix(word.bitwise_xor_(low), other)
     _mix(word.add_(high), other)

@@ -43,7 +43,7 @@ def run(program: Program, call: Call) -> Result:
     if not program.reads:
         if program.hides_nothing:
             return program.run(call)
-        clean, lost = unread(program.backend, call)
+        clean, lost = cleaned(program.backend, call)
         # of a mask that hides no key from a whole item, or a backend that leaves those out: so it is for all calls
         program.hides_nothing = clean is call and call.bias is None
         return with_nan(program.run(clean), lost)
@@ -77,7 +77,7 @@ def _looks_clean(call: Call, result: Result) -> bool:
     return math.isfinite(_sum(result.out))
 
 
-def unread(backend: Backend, call: Call) -> tuple[Call, Tensor | None]:
+def cleaned(backend: Backend, call: Call) -> tuple[Call, Tensor | None]:
     """A clean call, made without reading a value, and the rows [B, H, L] whose output must become NaN (None: none)."""
     if (call.mask is None and call.bias is None) or call.spec.pairs == 0:
         return call, None
@@ -189,9 +189,9 @@ class _ExactRows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor, grad_lse: Tensor) -> tuple[Tensor | None, ...]:
-        again = torch.is_grad_enabled()
+        twice = torch.is_grad_enabled()
         # apart from each other and from the caller's graph: where one is made from another, gradients stay apart
-        tensors: list[Any] = [_apart(tensor, again) for tensor in ctx.saved_tensors]
+        tensors: list[Any] = [_detached(tensor, twice) for tensor in ctx.saved_tensors]
         query, key, value, bias, sinks = tensors
         call = ctx.call.replace(query=query, key=key, value=value, bias=bias, sinks=sinks)
         used = (grad_out != 0).any(-1)
@@ -205,7 +205,7 @@ class _ExactRows(torch.autograd.Function):
                 out, _ = _exact_rows(call, chunk)
                 inputs = [tensors[n] for n in wanted]
                 some = grad_out[at : at + size]
-                parts = torch.autograd.grad(out, inputs, some, create_graph=again, allow_unused=True)
+                parts = torch.autograd.grad(out, inputs, some, create_graph=twice, allow_unused=True)
             for n, part in zip(wanted, parts, strict=True):
                 if part is not None:
                     grads[n] = grads[n] + part
@@ -213,8 +213,8 @@ class _ExactRows(torch.autograd.Function):
         return (None, None, *(grads.get(n) for n in range(5)))
 
 
-def _apart(tensor: Tensor | None, again: bool) -> Tensor | None:
-    if tensor is None or again:
+def _detached(tensor: Tensor | None, twice: bool) -> Tensor | None:
+    if tensor is None or twice:
         return None if tensor is None else tensor.view_as(tensor)
     return tensor.detach().requires_grad_(tensor.requires_grad)
 

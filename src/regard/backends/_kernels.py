@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from regard.backends._meter import note_inside
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -22,20 +24,20 @@ def refuse(spec: CallSpec) -> list[str]:
     return [f"torch has no fused kernel that returns the log-sum-exp on {spec.device}"]
 
 
-def workspace(spec: CallSpec, queries: int, keys: int) -> int:
-    """Bytes a kernel allocates for itself for so many queries and keys of the call."""
-    if spec.device != "cpu":
-        return 0
-    # a tile of logits and an accumulator a thread
-    rows = 256 if queries >= 768 else 64 if queries >= 192 else 32
-    rows, keys = min(rows, queries), min(512, keys)
-    itemsize = 8 if spec.dtype == torch.float64 else 4
-    return torch.get_num_threads() * rows * (keys + 2 + spec.value_dim) * itemsize
+def _workspace(query: Tensor, keys: int) -> int:
+    """Bytes that the kernel allocates for itself: for each thread a tile of logits and an accumulator."""
+    queries, dim = query.shape[2:]
+    rows = min(256 if queries >= 768 else 64 if queries >= 192 else 32, queries)
+    return torch.get_num_threads() * rows * (min(512, keys) + 2 + dim) * query.dtype.itemsize
 
 
 def forward(
     query: Tensor, key: Tensor, value: Tensor, causal: bool, added: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor]:
+    if query.is_meta:  # only memory is counted
+        out, lse = torch.empty_like(query), query.new_empty(query.shape[:3])
+        note_inside(_workspace(query, key.shape[2]))
+        return out, lse
     return cpu_forward(query, key, value, 0.0, causal, attn_mask=added, scale=scale)
 
 

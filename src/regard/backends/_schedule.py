@@ -1,22 +1,18 @@
 """Turns a mask into the steps that compute it: rectangles of rows and keys, so that time follows the kept pairs.
 
-A step is a range of query rows with the runs of keys those rows may see. Three kinds:
-
-  rect      every row sees every key of the runs              -> no mask at all
-  triangle  as many rows as keys, row r sees keys 0..r        -> a fused kernel's causal flag
-  tile      anything else                                     -> a small mask over the step
-
-Rows that no step mentions see nothing. A row may be in two steps (``again``): their results merge by log-sum-exp.
+Rows that no step mentions see nothing. ``grouped_steps`` (see ``_grouped``) puts those of equal shape together.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from regard.backends._steps import Run, Step
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -28,43 +24,6 @@ if TYPE_CHECKING:
 SHORT = 32
 # rows of a tile step; small, since a band of width w pays for w + TILE keys a row
 TILE = 64
-
-
-class Run(NamedTuple):
-    start: int
-    stop: int
-    full: bool  # every row of the step sees all of it
-
-
-class Step(NamedTuple):
-    batch: int | None  # None: all items alike
-    start: int
-    stop: int
-    runs: tuple[Run, ...]
-    kind: str
-    lo: NDArray[np.int64] | None  # [K, rows] permitted intervals, when the mask has that form
-    hi: NDArray[np.int64] | None
-    again: bool = False
-
-    @property
-    def rows(self) -> int:
-        return self.stop - self.start
-
-    @property
-    def width(self) -> int:
-        return sum(run.stop - run.start for run in self.runs)
-
-    @property
-    def pairs(self) -> float:
-        """Query-key pairs of an item and head that are computed."""
-        return self.rows * self.width / (2 if self.kind == "triangle" else 1)
-
-    @property
-    def has_empty_rows(self) -> bool:
-        """Whether a row of the step may see nothing; True when that is not known."""
-        if self.lo is None or self.hi is None:
-            return self.kind == "tile"
-        return bool((self.lo >= self.hi).all(axis=0).any())
 
 
 def steps_of(call: Call) -> list[Step]:
@@ -226,7 +185,7 @@ def merged_steps(call: Call) -> list[Step]:
     """The steps with every row in one of them only: a triangle joins the rectangle before it."""
     merged: list[Step] = []
     for step in steps_of(call):
-        if step.again:
+        if step.merges:
             before = merged.pop()
             run = Run(before.runs[0].start, step.runs[0].stop, False)
             step = Step(step.batch, step.start, step.stop, (run,), "tile", before.lo, step.hi)

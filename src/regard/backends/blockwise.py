@@ -8,28 +8,20 @@ from typing import TYPE_CHECKING
 import torch
 
 from regard.backends._base import accumulation, reads_values
-from regard.backends._bias import add_bias_gradient, bias_over, is_rule
+from regard.backends._bias import add_bias_gradient, bias_over
 from regard.backends._dropout import Draw, kept_scale
-from regard.backends._pieces import Pieces
-from regard.backends._schedule import Run, Step, permitted_of
-from regard.backends._tiled import (
-    TiledBackend,
-    apart_bytes,
-    boolean_bytes,
-    gathered_bytes,
-    part_bytes,
-    planned,
-    result_bytes,
-    stack_bytes,
-)
+from regard.backends._grouped import Steps
+from regard.backends._meter import some
+from regard.backends._schedule import permitted_of
+from regard.backends._steps import Run, Step
+from regard.backends._tiled import TiledBackend
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from torch import Tensor
 
-    from regard.backends._stacks import Places, Stack
-    from regard.backends._tiled import PartBytes
+    from regard.backends._steps import Room
     from regard.spec import Call, CallSpec
 
 # numbers in one tile of logits: large enough to keep the matrix units busy, small enough to stay in a core's cache
@@ -58,83 +50,61 @@ class Blockwise(TiledBackend):
     def takes_rules(self, spec: CallSpec) -> bool:
         return True
 
-    def workspace(self, spec: CallSpec, kept_pairs: int) -> int:
-        if spec.empty:
-            return 0
-        itemsize = accumulation(spec.dtype).itemsize
-        lead = spec.batch * spec.heads * spec.queries
-        out = lead * (spec.value_dim + 1) * itemsize
-        rounded = lead * spec.value_dim * spec.dtype.itemsize if spec.dtype.itemsize < itemsize else 0
-        # with a mask the call is computed in parts: see mask_bytes
-        tiles = 0 if spec.mask is not None else _tile_bytes(spec, spec.batch, spec.queries, spec.keys)
-        return out + max(tiles, rounded)
-
-    def mask_bytes(self, call: Call) -> int:
-        spec, mask = call.spec, call.mask
-        if mask is None or spec.empty:
-            return 0
-        apart = apart_bytes(self, call, spec.dtype.itemsize)
-        if apart is not None:
-            return apart
-        steps, stacks = planned(self, call)
-        found = []
-        for step in steps:
-            if isinstance(step, Pieces):
-                own, one = step.local(call).spec, step.one
-                items = own.batch
-            else:
-                own, one, items = spec, step, spec.batch if step.batch is None else 1
-            rows, keys = tile_shape(own, items, one.rows, one.width)[2:]
-            booleans = min(rows, one.rows) * keys * boolean_bytes(mask, one) if one.kind == "tile" else 0
-            tiles = _tile_bytes(own, items, one.rows, one.width)
-            if isinstance(step, Pieces):  # windows of keys and values, copied
-                tiles += items * step.number * one.width * (spec.head_dim + spec.value_dim) * spec.dtype.itemsize
-            found.append(tiles + booleans + part_bytes(call, step, len(steps) == 1 and stacks is None))
-        if stacks is not None:
-            found.append(stack_bytes(stacks, call, spec.dtype.itemsize, lambda stack, at: _part_bytes(stack, at, spec)))
-        return max(found, default=0)
-
-    def plan_steps(self, call: Call) -> list[Step | Pieces]:
-        """Pieces a few at a time, as their keys are copied."""
-        spec, found = call.spec, list[Step | Pieces]()
+    def plan_steps(self, call: Call) -> Steps:
+        """Strided pieces a few at a time, as their keys are copied."""
+        spec, found = call.spec, Steps()
         for step in super().plan_steps(call):
-            if isinstance(step, Pieces):
-                items = spec.batch if step.batch is None else 1
-                numbers = items * spec.heads * step.one.rows * step.one.width
-                found += step.cut(max(1, PIECES_NUMBERS // numbers))
+            if isinstance(step, Step) and not step.is_slice:
+                at_once = max(1, PIECES_NUMBERS * step.number // max(1, step.lines(spec) * step.width))
+                found += step.cut(at_once)
             else:
                 found.append(step)
         return found
 
-    def step_forward(self, call: Call, step: Step, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    def step_forward(
+        self, call: Call, step: Step, query: Tensor, key: Tensor, value: Tensor, room: Room
+    ) -> tuple[Tensor, Tensor]:
         spec = call.spec
         work = accumulation(spec.dtype)
         batch, heads, rows, _ = query.shape
         out = query.new_empty((batch, heads, rows, spec.value_dim), dtype=work)
         lse = query.new_empty((batch, heads, rows), dtype=work)
-        for tile in _tiles(call, step, query, key, value):
+        # where nothing is permitted, -inf - -inf would be NaN
+        may_be_empty = step.kind != "rect" or call.bias is not None
+        for tile in _tiles(call, step, query, key, value, room):
             at = (tile.items, tile.heads, tile.part)
-            top, total, acc = tile.nothing()
+            shape = out[at].shape
+            top: Tensor | None = None
             for run, place in tile.runs():
                 logits, _ = self._logits(tile, run, place, derive=False)
-                peak = torch.maximum(top, logits.amax(-1, keepdim=True))
-                # where nothing is permitted yet, -inf - -inf would be NaN
-                weights = _exp(logits.sub_(peak.masked_fill(peak == -torch.inf, 0.0)))
-                shrink = torch.exp(top - peak).masked_fill_(top == -torch.inf, 0.0)
-                top, total = peak, total.mul_(shrink).add_(weights.sum(-1, keepdim=True))
+                peak = logits.amax(-1, keepdim=True)
+                peak = peak if top is None else torch.maximum(top, peak)
+                weights = _exp(logits.sub_(peak.masked_fill(peak == -torch.inf, 0.0) if may_be_empty else peak))
+                share = weights.sum(-1, keepdim=True)
                 if spec.dropout:
                     tile.draw(run, weights).put_on(weights)
-                acc.mul_(shrink).add_(torch.bmm(weights, tile.values(place)))
-            scale = kept_scale(spec) if spec.dropout else 1.0
-            shape = out[at].shape
-            out[at] = (acc.mul_(scale).div_(total.masked_fill(total == 0, 1.0))).view(shape)
+                part = torch.bmm(weights, tile.values(place))
+                if top is None:
+                    total, acc = share, part
+                else:
+                    shrink = torch.exp(top - peak).masked_fill_(top == -torch.inf, 0.0)
+                    total, acc = share.add_(total.mul_(shrink)), part.add_(acc.mul_(shrink))
+                top = peak
+            if top is None:
+                out[at], lse[at] = 0.0, -torch.inf
+                continue
+            if spec.dropout:
+                acc.mul_(kept_scale(spec))
+            whole = total.masked_fill(total == 0, 1.0) if may_be_empty else total
+            out[at] = acc.div_(whole).view(shape)
             lse[at] = top.add_(total.log_()).view(shape[:3])
         return out, lse
 
     def _logits(self, tile: Tile, run: Run, place: slice, *, derive: bool) -> tuple[Tensor, Tensor | None]:
         """Masked logits of one tile [B·Hkv, G·rows, keys]; to derive them, tanh(s/c) too where there is a softcap c."""
         call, step, spec = tile.call, tile.step, tile.call.spec
-        logits = torch.bmm(tile.scaled, tile.keys(place).transpose(1, 2))
+        keys = tile.keys(place)
+        logits = torch.bmm(tile.scaled, keys.mT, out=tile.memory("logits", keys.shape[1]))
         capped = None
         if spec.softcap is not None:
             capped = _tanh(logits, spec.softcap)
@@ -157,21 +127,21 @@ class Blockwise(TiledBackend):
         call: Call,
         step: Step,
         tensors: tuple[Tensor, Tensor, Tensor],
-        grad_out: Tensor,
-        out: Tensor,
-        lse: Tensor,
+        results: tuple[Tensor, Tensor, Tensor],
         grad_bias: Tensor | None,
+        room: Room,
     ) -> tuple[Tensor, Tensor, Tensor]:
         spec = call.spec
         work = accumulation(spec.dtype)
         query, key, value = tensors
+        grad_out, out, lse = results
         grad_query = torch.empty(query.shape, dtype=work, device=query.device)
         grad_key = torch.zeros(key.shape, dtype=work, device=key.device)
         grad_value = torch.zeros(value.shape, dtype=work, device=value.device)
         # an empty row's weights are exp(-inf - inf) = 0
         lse = lse.masked_fill(lse == -torch.inf, torch.inf)
         scale = kept_scale(spec) if spec.dropout else 1.0
-        for tile in _tiles(call, step, query, key, value, passes=2):
+        for tile in _tiles(call, step, query, key, value, room, passes=2):
             at, kv = (tile.items, tile.heads, tile.part), (tile.items, tile.kv_heads)
             d_out = tile.fold(grad_out[at].to(work))
             # what is dropped gets no gradient, what is kept is multiplied: in d_out once, not in every weight
@@ -182,7 +152,8 @@ class Blockwise(TiledBackend):
             d_keys, d_values = _flat(grad_key[kv]), _flat(grad_value[kv])
             for run, place in tile.runs():
                 logits, capped = self._logits(tile, run, place, derive=True)
-                d_weights = torch.bmm(d_out, tile.values(place).transpose(1, 2))
+                into = tile.memory("slopes", logits.shape[-1])
+                d_weights = torch.bmm(d_out, tile.values(place).mT, out=into)
                 if not reads_values(spec):
                     d_weights.masked_fill_(logits == -torch.inf, 0.0)  # a huge hidden value may have overflown
                 weights = _exp(logits.sub_(row_lse))
@@ -211,10 +182,18 @@ class Tile:
     """Some rows of some items and heads, and what they are multiplied with."""
 
     def __init__(
-        self, call: Call, step: Step, tensors: tuple[Tensor, ...], items: slice, kv_heads: slice, part: slice, size: int
+        self,
+        call: Call,
+        step: Step,
+        tensors: tuple[Tensor, ...],
+        at: tuple[slice, slice, slice],
+        size: int,
+        room: Room,
     ) -> None:
         spec = call.spec
+        items, kv_heads, part = at
         self.call, self.step, self.items, self.kv_heads, self.part, self._size = call, step, items, kv_heads, part, size
+        self._room = room
         group = spec.heads // spec.kv_heads
         self.heads = slice(kv_heads.start * group, kv_heads.stop * group)
         self.rows = range(step.start + part.start, step.start + part.stop)
@@ -236,11 +215,10 @@ class Tile:
     def values(self, place: slice) -> Tensor:
         return _flat(self._value[self.items, self.kv_heads, place].to(self._work))
 
-    def nothing(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The running maximum, sum of exponentials and weighted values of rows that have seen nothing yet."""
+    def memory(self, name: str, keys: int) -> Tensor:
+        """[items · kv heads, group · rows, keys], used again by the next tile."""
         lead = self.scaled.shape[:2]
-        top = self.scaled.new_full((*lead, 1), -torch.inf)
-        return top, torch.zeros_like(top), self.scaled.new_zeros(*lead, self.call.spec.value_dim)
+        return self._room.of(name, lead.numel(), keys, self.scaled).view(*lead, keys)
 
     def runs(self) -> Iterator[tuple[Run, slice]]:
         return _tile_runs(self.step, self.rows, self._size)
@@ -255,16 +233,18 @@ class Tile:
         return Draw(self.call, self.rows, range(run.start, run.stop), self.batch_items, self.heads, like)
 
 
-def _tiles(call: Call, step: Step, query: Tensor, key: Tensor, value: Tensor, passes: int = 1) -> Iterator[Tile]:
+def _tiles(
+    call: Call, step: Step, query: Tensor, key: Tensor, value: Tensor, room: Room, passes: int = 1
+) -> Iterator[Tile]:
     spec = call.spec
     batch, _, rows, _ = query.shape
     items, kv_heads, height, size = tile_shape(spec, batch, rows, step.width, passes)
-    for item in range(0, batch, items):
-        for head in range(0, spec.kv_heads, kv_heads):
+    for item in some(range(0, batch, items)):
+        for head in some(range(0, spec.kv_heads, kv_heads)):
             of = slice(item, min(item + items, batch)), slice(head, min(head + kv_heads, spec.kv_heads))
-            for start in range(0, rows, height):
+            for start in some(range(0, rows, height)):
                 part = slice(start, min(start + height, rows))
-                yield Tile(call, step, (query, key, value), *of, part, size)
+                yield Tile(call, step, (query, key, value), (*of, part), size, room)
 
 
 def _exp(x: Tensor) -> Tensor:
@@ -302,36 +282,12 @@ def tile_shape(spec: CallSpec, batch: int, rows: int, width: int, passes: int = 
     return 1, lead, height, keys
 
 
-def _part_bytes(stack: Stack, at: Places, spec: CallSpec) -> PartBytes:
-    apart = spec._replace(heads=spec.heads // spec.kv_heads, kv_heads=1)  # see by_keys
-    rows, keys = (blocks.shape[1] * stack.block for blocks in (stack.rows, stack.cols))
-    key, value = (gathered_bytes(stack, at, dim, spec.dtype.itemsize) for dim in (spec.head_dim, spec.value_dim))
-    return key, value, 0, result_bytes(stack, at, spec) + _tile_bytes(apart, len(at.item), rows, keys)
-
-
-def _tile_bytes(spec: CallSpec, batch: int, queries: int, width: int) -> int:
-    """Bytes alive while the tiles of so many items, queries and keys are computed."""
-    itemsize = accumulation(spec.dtype).itemsize
-    items, kv_heads, rows, keys = tile_shape(spec, batch, queries, width)
-    rows, lead = min(rows, queries), items * kv_heads * (spec.heads // spec.kv_heads)
-    tile = lead * rows * keys * itemsize
-    # the tile before is still there when the next is made
-    before = min(tile, batch * spec.heads * queries * width * itemsize - tile)
-    # a softcap makes a copy, a draw two words an element, and some of 64 bits where it is not fast
-    fast = spec.device == "cpu" and spec.dtype != torch.float64
-    copies = (spec.softcap is not None) + (2 if fast else 8) * (spec.dropout > 0) + is_rule(spec)
-    inputs = lead * rows * (spec.head_dim + 2 * spec.value_dim)
-    if spec.dtype.itemsize < itemsize:
-        inputs += items * kv_heads * keys * max(spec.head_dim, spec.value_dim)
-    return tile * (1 + copies) + before + inputs * itemsize
-
-
 def _tile_runs(step: Step, rows: range, size: int) -> Iterator[tuple[Run, slice]]:
     """The step's runs cut to tiles, each with its place among the gathered keys; without what these rows cannot see."""
     at = 0
     for run in step.runs:
         lo, hi = _visible(step, rows, run)
-        for start in range(lo, hi, size):
+        for start in some(range(lo, hi, size)):
             stop = min(start + size, hi)
             yield Run(start, stop, run.full), slice(at + start - run.start, at + stop - run.start)
         at += run.stop - run.start

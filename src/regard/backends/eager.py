@@ -35,17 +35,6 @@ class Eager(Backend):
     def takes_rules(self, spec: CallSpec) -> bool:
         return True
 
-    def workspace(self, spec: CallSpec, kept_pairs: int) -> int:
-        itemsize = 8 if spec.dtype == torch.float64 else 4
-        # logits, their exponentials, the weights before and after the last zeros, and one boolean
-        changes = (spec.mask is not None) + (spec.bias is not None) + (spec.softcap is not None) + _bias.is_rule(spec)
-        copies = 4 + changes + 4 * (spec.dropout > 0)
-        inputs = 0
-        if spec.dtype.itemsize == 2:
-            inputs = 4 * spec.batch * spec.kv_heads * spec.keys * max(spec.head_dim, spec.value_dim)
-        out = spec.batch * spec.heads * spec.queries * max(spec.head_dim, spec.value_dim) * itemsize
-        return spec.pairs * (itemsize * copies + 1) + out + inputs
-
     def run(self, call: Call, *, named: bool) -> Result:
         whole = attend(call)
         return Result(whole.out, whole.lse)

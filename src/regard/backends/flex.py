@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from regard.backends._autograd import again, held_tensors
+from regard.backends._autograd import held_tensors, second_derivative
 from regard.backends._base import Backend
 from regard.backends._flex_rules import BLOCK, blocks_of, score_of
 from regard.masks._flex import Frame
@@ -67,10 +67,9 @@ class Flex(Backend):
             reasons.append("the last dim of query, key or value is strided: call .contiguous()")
         return reasons
 
-    def workspace(self, spec: CallSpec, kept_pairs: int) -> int:
-        rows = spec.batch * spec.heads * spec.queries
-        out = rows * spec.value_dim * spec.dtype.itemsize
-        return (3 * out if spec.sinks else out) + 8 * rows
+    def peak_bytes(self, call: Call) -> int:
+        # compiled when it first runs: what it will allocate is results, and with sinks those before and after
+        return self.result_bytes(call.spec) * (3 if call.spec.sinks else 1)
 
     def run(self, call: Call, *, named: bool) -> Result:
         if not call.spec.grad:
@@ -107,7 +106,7 @@ class _Flex(torch.autograd.Function):
             return (None,) * 7
         if torch.is_grad_enabled():
             call = ctx.call.replace(query=query, key=key, value=value, bias=bias, sinks=sinks)
-            return (None, None, *again("flex" if ctx.named else None, call, grad_out, needs))
+            return (None, None, *second_derivative("flex" if ctx.named else None, call, grad_out, needs))
         out, leaves = ctx.graph
         # the inner graph lives as long as the outer one: freed with it, unless the caller retains it
         keep = torch._C._autograd._get_current_graph_task_keep_graph()

@@ -36,9 +36,9 @@ class Reference(Backend):
     def takes_rules(self, spec: CallSpec) -> bool:
         return True
 
-    def workspace(self, spec: CallSpec, kept_pairs: int) -> int:
-        out = spec.batch * spec.heads * spec.queries * spec.value_dim
-        return spec.pairs * 8 * 4 + out * (8 + spec.dtype.itemsize)
+    def peak_bytes(self, call: Call) -> int:
+        # four matrices of NumPy's, and the output twice
+        return call.spec.pairs * 8 * 4 + call.spec.lines * call.spec.value_dim * 8 + self.result_bytes(call.spec)
 
     def run(self, call: Call, *, named: bool) -> Result:
         spec = call.spec

@@ -12,43 +12,26 @@ from typing import TYPE_CHECKING
 import torch
 
 from regard.backends import _cuda, _kernels, _products
-from regard.backends._base import accumulation, reads_values
-from regard.backends._bias import is_rule, may_hide, rule_bytes, short_steps
-from regard.backends._one_call import OneKernelCall, show_nan
-from regard.backends._pieces import Pieces, pieces_of
-from regard.backends._schedule import Run, Step, permitted_of, steps_of
-from regard.backends._stacks import Places, Stack, Stacks, Work, by_heads, stacks_of
-from regard.backends._tiled import (
-    Grads,
-    TiledBackend,
-    add_sinks,
-    apart_bytes,
-    bias_tile,
-    boolean_bytes,
-    gathered_bytes,
-    is_whole,
-    part_bytes,
-    planned,
-    result_bytes,
-    sink_gradient,
-    stack_bytes,
-)
+from regard.backends._base import reads_values
+from regard.backends._bias import bias_over, is_rule, items_of, may_hide, short_steps
+from regard.backends._grouped import Steps, grouped_steps
+from regard.backends._kernel_call import KernelCall, show_nan
+from regard.backends._schedule import permitted_of, steps_of
+from regard.backends._steps import Gathered, Run, Step
+from regard.backends._tiled import TiledBackend, add_sinks, by_heads, sink_gradient
 from regard.spec import Result
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from regard.backends._base import Program
-    from regard.backends._tiled import PartBytes
-    from regard.masks import Mask
+    from regard.backends._steps import Room
+    from regard.backends._tiled import Grads
     from regard.spec import Call, CallSpec
 
-# seconds to launch a step, and seconds a query-key pair takes at head dim 64, on an ordinary CPU; their ratio matters
-STEP_SECONDS = 3e-5
-PAIR_SECONDS = 1.6e-9
-# what a pair of a stack costs, against one of a whole call: keys are to be gathered
-STACK_PAIRS = 1.4
-
+# pairs of a head of 64 that each step has to save against one masked call of all pairs (benchmarks/cpu.py --only
+# crossover)
+STEP_PAIRS = 16_000
 # the largest mask that is built whole; a larger one is built a step at a time, whatever that costs
 MASK_NUMBERS = 1 << 22
 # the largest that is kept with its mask for the next call
@@ -84,15 +67,8 @@ class Sdpa(TiledBackend):
     def takes_rules(self, spec: CallSpec) -> bool:
         return spec.device == "cpu"
 
-    def workspace(self, spec: CallSpec, kept_pairs: int) -> int:
-        rows = spec.batch * spec.heads * spec.queries
-        # with a mask the kernel may be called for parts of the call: see mask_bytes
-        own = _kernels.workspace(spec, spec.queries, spec.keys) if spec.mask is None else 0
-        if spec.device == "cpu" and spec.dtype.itemsize == 2:
-            # all of it in float32: inputs, output, log-sum-exp
-            keys = spec.batch * spec.kv_heads * spec.keys
-            return 4 * (rows + keys) * (spec.head_dim + spec.value_dim) + 4 * rows + own
-        return rows * (spec.value_dim * spec.dtype.itemsize + (8 if spec.dtype == torch.float64 else 4)) + own
+    def peak_bytes(self, call: Call) -> int:
+        return super().peak_bytes(call) if call.spec.device == "cpu" else self.result_bytes(call.spec)
 
     def run(self, call: Call, *, named: bool) -> Result:
         if call.spec.device == "cuda" and call.spec.grad and not call.spec.empty:
@@ -100,23 +76,20 @@ class Sdpa(TiledBackend):
         return super().run(call, named=named)
 
     def program(self, call: Call, *, named: bool) -> Program:
-        spec, mask = call.spec, call.mask
+        spec = call.spec
         usual = spec.dtype.itemsize > 2 and call.bias is None and not spec.sinks and spec.scale > 0
         if spec.device != "cpu" or not usual or spec.empty or spec.mode != "plain":
             return super().program(call, named=named)
-        if mask is None:
-            return OneKernelCall(self, spec, named=named, causal=False, masked=False)
-        if isinstance(call.offset, torch.Tensor) or by_heads(call) is not None or self.plan_stacks(call) is not None:
+        if isinstance(call.offset, torch.Tensor) or by_heads(call) is not call:
             return super().program(call, named=named)
         steps = self.plan_steps(call)
         alone = steps[0] if len(steps) == 1 else None
-        if not isinstance(alone, Step) or not is_whole(alone, spec):
+        if not isinstance(alone, Step) or not alone.is_whole(spec):
             return super().program(call, named=named)
-        if alone.kind != "tile":
-            return OneKernelCall(self, spec, named=named, causal=alone.kind == "triangle", masked=False)
-        if alone.lo is not None or not _is_small(call):
+        masked = alone.kind == "tile"
+        if masked and (alone.lo is not None or not _is_small(call)):
             return super().program(call, named=named)
-        return OneKernelCall(self, spec, named=named, causal=False, masked=True)
+        return KernelCall(self, spec, named=named, causal=alone.kind == "triangle", masked=masked)
 
     def whole_mask(self, call: Call) -> tuple[Tensor, Tensor | None]:
         return _whole_mask(call)
@@ -138,53 +111,21 @@ class Sdpa(TiledBackend):
         sinks = sink_gradient(call, grad_out, out, lse) if needs[4] else None
         return (*(grad if need else None for grad, need in zip(grads, needs, strict=False)), None, sinks)
 
-    def mask_bytes(self, call: Call) -> int:
-        spec, mask = call.spec, call.mask
-        if spec.empty or (spec.device != "cpu" and not is_rule(spec)):
-            return 0
-        if is_rule(spec):
-            short = short_steps(steps_of(call), spec)
-            return rule_bytes(short, spec) + (0 if mask is None else _kernels.workspace(spec, spec.queries, spec.keys))
-        if mask is None:
-            return 0
-        itemsize = accumulation(spec.dtype).itemsize
-        apart = apart_bytes(self, call, itemsize)
-        if apart is not None:
-            return apart
-        steps, stacks = planned(self, call)
-        found = [_step_bytes(call, mask, step, len(steps) == 1 and stacks is None) for step in steps]
-        if stacks is not None:
-            found.append(stack_bytes(stacks, call, itemsize, lambda stack, at: _part_bytes(stack, at, spec)))
-        return max(found, default=0)
-
-    def plan_steps(self, call: Call) -> list[Step | Pieces]:
+    def plan_steps(self, call: Call) -> Steps:
         """Steps where they save work; one masked call where launching them would cost more than the pairs they skip."""
         spec, mask = call.spec, call.mask
         if is_rule(spec):
-            return list(short_steps(steps_of(call), spec))
+            return Steps(short_steps(steps_of(call), spec))
         if mask is None:
-            return list(steps_of(call))
-        sizes = (spec.queries, spec.keys, call.offset, spec.batch, spec.heads, spec.kv_heads, spec.head_dim)
-        key = ("sdpa steps", *sizes, spec.bias is None)
-        return mask.remember(key, call.offset, lambda: _worthwhile(pieces_of(call), spec))
-
-    def plan_stacks(self, call: Call) -> Stacks | None:
-        spec = call.spec
-        stacks = stacks_of(call)
-        if stacks is None or spec.device != "cpu":
-            return None
-        items = spec.batch if all(stack.item is None for stack in stacks.stacks) else 1
-        area = items * (
-            sum(stack.rows.size * stack.cols.shape[1] * stack.block**2 for stack in stacks.stacks)
-            + sum(step.rows * step.width for step in stacks.rest)
-        )
-        launches = len(stacks.stacks) + len(stacks.rest)
-        return None if _better_whole(launches, STACK_PAIRS * area, spec) else stacks
+            return Steps(steps_of(call))
+        return mask.remember(("sdpa steps", spec), call.offset, lambda: _worthwhile(grouped_steps(call), spec))
 
     def part_dtype(self, spec: CallSpec) -> torch.dtype:
         return spec.dtype
 
-    def step_forward(self, call: Call, step: Step, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    def step_forward(
+        self, call: Call, step: Step, query: Tensor, key: Tensor, value: Tensor, room: Room
+    ) -> tuple[Tensor, Tensor]:
         query, scale = _positive_scale(query, call.spec.scale)
         causal, added, empty = self._mask(call, step)
         out, lse = _kernels.forward(query, key, value, causal, added, scale)
@@ -195,26 +136,18 @@ class Sdpa(TiledBackend):
             lse = lse.masked_fill(empty.expand(lse.shape), -torch.inf)
         return out, lse
 
-    def stack_forward(self, work: Work, results: tuple[Tensor, Tensor]) -> None:
-        products = _products.pay(work.stack, work.call.spec)
-        (_products.forward if products else super().stack_forward)(work, results)
-
-    def stack_backward(self, work: Work, results: tuple[Tensor, Tensor, Tensor], totals: list[Tensor]) -> None:
-        products = _products.pay(work.stack, work.call.spec)
-        (_products.backward if products else super().stack_backward)(work, results, totals)
-
     def step_backward(
         self,
         call: Call,
         step: Step,
         tensors: tuple[Tensor, Tensor, Tensor],
-        grad_out: Tensor,
-        out: Tensor,
-        lse: Tensor,
+        results: tuple[Tensor, Tensor, Tensor],
         grad_bias: Tensor | None,
+        room: Room,
     ) -> tuple[Tensor, Tensor, Tensor]:
         query, scale = _positive_scale(tensors[0], call.spec.scale)
         causal, added, empty = self._mask(call, step)
+        grad_out, out, lse = results
         if empty is not None:
             lse = lse.masked_fill(lse == -torch.inf, 0.0)
         grads = _kernels.backward(grad_out, query, tensors[1], tensors[2], out, lse, causal, added, scale)
@@ -222,12 +155,32 @@ class Sdpa(TiledBackend):
             grads = (grads[0] * math.copysign(1.0 if call.spec.scale else 0.0, call.spec.scale), grads[1], grads[2])
         return grads
 
+    def forward_step(self, call: Call, step: Step | Gathered, results: tuple[Tensor, Tensor], room: Room) -> None:
+        if isinstance(step, Gathered) and _products.are_faster(step):
+            _products.forward(call, step, results, room)
+        else:
+            super().forward_step(call, step, results, room)
+
+    def backward_step(
+        self,
+        call: Call,
+        step: Step | Gathered,
+        results: tuple[Tensor, Tensor, Tensor],
+        totals: list[Tensor],
+        grad_bias: Tensor | None,
+        room: Room,
+    ) -> None:
+        if isinstance(step, Gathered) and _products.are_faster(step):
+            _products.backward(call, step, results, totals, room)
+        else:
+            super().backward_step(call, step, results, totals, grad_bias, room)
+
     def _mask(self, call: Call, step: Step) -> tuple[bool, Tensor | None, Tensor | None]:
         """The causal flag; what is added to the logits, [B or 1, H or 1, rows, width]; which rows see nothing."""
         if call.bias is None:
             if step.kind != "tile":
                 return step.kind == "triangle", None, None
-            if step.lo is None and is_whole(step, call.spec):
+            if step.lo is None and step.is_whole(call.spec):
                 return False, *_whole_mask(call)
         rows = range(step.start, step.stop)
         parts = [self._added(call, step, rows, run) for run in step.runs]
@@ -237,7 +190,7 @@ class Sdpa(TiledBackend):
 
     def _added(self, call: Call, step: Step, rows: range, run: Run) -> Tensor:
         dtype, device = call.spec.dtype, call.query.device
-        bias = bias_tile(call, step, rows, run)
+        bias = bias_over(call, rows, range(run.start, run.stop), items_of(step))
         permitted = permitted_of(step, call, rows, run)
         if bias is not None:
             added = bias.to(dtype)
@@ -250,41 +203,14 @@ class Sdpa(TiledBackend):
         return added.expand(*added.shape[:2], len(rows), run.stop - run.start)
 
 
-def _part_bytes(stack: Stack, at: Places, spec: CallSpec) -> PartBytes:
-    itemsize = accumulation(spec.dtype).itemsize
-    key, value = (gathered_bytes(stack, at, dim, itemsize) for dim in (spec.head_dim, spec.value_dim))
-    if _products.pay(stack, spec):
-        beside = 0 if at.first is not None and spec.queries % stack.block == 0 else result_bytes(stack, at, spec)
-        return key, 0, _products.weights_bytes(stack, at, spec), beside + _products.sums_bytes(stack, spec)
-    rows, keys = (blocks.shape[1] * stack.block for blocks in (stack.rows, stack.cols))
-    return key, value, 0, result_bytes(stack, at, spec) + _kernels.workspace(spec, rows, keys)
-
-
-def _step_bytes(call: Call, mask: Mask, step: Step | Pieces, alone: bool) -> int:
-    """Bytes alive for one step beside output and log-sum-exp of the call."""
-    one = step.one if isinstance(step, Pieces) else step
-    found = _kernels.workspace(call.spec, one.rows, one.width) + part_bytes(call, step, alone)
-    if one.kind == "tile":
-        # what is added, and the booleans it is made from
-        groups = 1 if one.lo is not None else max(mask.batch, 1) * max(mask.heads, 1)
-        found += one.rows * one.width * (groups * call.spec.dtype.itemsize + boolean_bytes(mask, one))
-    return found
-
-
-def _worthwhile(steps: list[Step | Pieces], spec: CallSpec) -> list[Step | Pieces]:
-    if not steps or (isinstance(steps[0], Step) and is_whole(steps[0], spec)):
+def _worthwhile(steps: Steps, spec: CallSpec) -> Steps:
+    whole = Step(None, 0, spec.queries, (Run(0, spec.keys, False),), "tile", None, None)
+    if not steps or (isinstance(steps[0], Step) and steps[0].is_whole(spec)):
         return steps
-    items = spec.batch if steps[0].batch is None else 1
-    if _better_whole(len(steps), items * sum(step.pairs for step in steps), spec):
-        return [Step(None, 0, spec.queries, (Run(0, spec.keys, False),), "tile", None, None)]
-    return steps
-
-
-def _better_whole(launches: int, area: float, spec: CallSpec) -> bool:
-    """Whether one masked call of all pairs is cheaper than some launches over an area of them."""
-    pair = PAIR_SECONDS * spec.heads * spec.head_dim / 64
-    whole = spec.batch * spec.queries * spec.keys
-    return whole <= MASK_NUMBERS and whole * pair <= launches * STEP_SECONDS + area * pair
+    saved = (whole.pairs(spec) - sum(step.pairs(spec) for step in steps)) * spec.head_dim / 64
+    if spec.batch * spec.queries * spec.keys > MASK_NUMBERS or saved > STEP_PAIRS * len(steps):
+        return steps
+    return Steps([whole])
 
 
 def _whole_mask(call: Call) -> tuple[Tensor, Tensor | None]:
@@ -298,9 +224,9 @@ def _whole_mask(call: Call) -> tuple[Tensor, Tensor | None]:
         )
         added = torch.zeros(tile.shape, dtype=spec.dtype, device=tile.device).masked_fill_(~tile, -torch.inf)
         empty = ~tile.any(-1)
-        return added, empty if not reads_values(spec) or bool(empty.any()) else None
+        return added, empty if tile.is_meta or not reads_values(spec) or bool(empty.any()) else None
 
-    if spec.mode == "fake" or not _is_small(call):
+    if spec.mode == "fake" or call.query.is_meta or not _is_small(call):
         return build()
     key = ("added", spec.queries, spec.keys, call.offset, spec.dtype, call.query.device)
     # it may be kept from inference mode to a call with gradients

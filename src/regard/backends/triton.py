@@ -37,10 +37,10 @@ class Triton(FusedBackend):
 
         return refuse(spec)
 
-    def workspace(self, spec: CallSpec, kept_pairs: int) -> int:
-        # where a bias is learned, the output is kept before it is rounded too
-        exact = 4 if spec.grad and spec.bias is not None and spec.bias.needs_grad and spec.dtype.itemsize < 4 else 0
-        return spec.batch * spec.heads * spec.queries * (spec.value_dim * (spec.dtype.itemsize + exact) + 4)
+    def peak_bytes(self, call: Call) -> int:
+        from regard._triton.attend import table_bytes
+
+        return self.result_bytes(call.spec) + table_bytes(call)
 
     def takes_rules(self, spec: CallSpec) -> bool:
         return True
@@ -48,11 +48,6 @@ class Triton(FusedBackend):
     def leaves_out_padding(self, spec: CallSpec) -> bool:
         # a band, whose flags say so; padding joined to anything else is tested pair by pair
         return spec.bias is None and spec.flags is not None and spec.flags[-1] is None
-
-    def mask_bytes(self, call: Call) -> int:
-        from regard._triton.attend import mask_bytes
-
-        return mask_bytes(call)
 
     def forward(self, call: Call) -> Result:
         from regard._triton.attend import attend

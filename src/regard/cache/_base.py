@@ -214,7 +214,7 @@ class TokenCache(ABC):
             for x in (key, key if value is None else value)
         )
         filled = None if view.same is not None else masks.padding(view.tensor)
-        at_once = self._one_call(fresh, key) or (fresh.one and self._decodes(key))
+        at_once = self._is_read_whole(fresh, key) or (fresh.one and self._decodes(key))
         pieces = 1 if at_once else -(-view.longest // _pieces.PIECE)
         return keys, values, first_row(fresh, start), filled, pieces
 
@@ -222,7 +222,7 @@ class TokenCache(ABC):
         """Where the first of `added` tokens will stand in each item's view."""
         return held
 
-    def _one_call(self, fresh: Fresh, like: Tensor) -> bool:
+    def _is_read_whole(self, fresh: Fresh, like: Tensor) -> bool:
         """Whether all keys are there as a view, without slots to hide where that costs, and nothing has to be made of
         them."""
         half = like.device.type == "cpu" and like.dtype.itemsize == 2  # would be copied to float32
@@ -314,7 +314,7 @@ class TokenCache(ABC):
         backend: str,
     ) -> Tensor:
         recorded = torch.is_grad_enabled() and _wants_gradients(query, key, value, bias, sinks)
-        at_once = recorded or self._one_call(fresh, key) or torch.compiler.is_compiling()
+        at_once = recorded or self._is_read_whole(fresh, key) or torch.compiler.is_compiling()
         # one call refuses what it is given, and then the tokens go again. A cache that forgets cannot go back, one in
         # pieces has to be checked as a whole, and under autocast what is stored is not what was given.
         rehearsed = self._forgets or not at_once or (not torch.compiler.is_compiling() and _autocasts())

@@ -14,7 +14,9 @@ import torch
 from regard import statistics
 from regard.backends._base import accumulation, no_autocast
 from regard.backends._bias import bias_over
-from regard.backends._schedule import Run, Step, merged_steps, permitted_of
+from regard.backends._meter import each_kind, some
+from regard.backends._schedule import merged_steps, permitted_of
+from regard.backends._steps import Run, Step
 from regard.observation._totals import Tile, Totals
 
 if TYPE_CHECKING:
@@ -47,32 +49,8 @@ def tiles(call: Call, lse: Tensor) -> Iterator[Tile]:
     steps = merged_steps(call)
     numbers = max((_buffer_size(call, step) for step in steps), default=0)
     buffers = torch.empty(2, numbers, dtype=accumulation(call.spec.dtype), device=call.query.device)
-    for step in steps:
+    for step in each_kind(steps, lambda step: step.size):
         yield from _tiles(call, step, lse, buffers)
-
-
-def observing_bytes(call: Call, want: Want) -> int:
-    """Bytes alive at the peak of ``observe_rows``: the statistics and the two buffers."""
-    spec = call.spec
-    rows, heads = spec.queries, spec.batch * spec.heads
-    itemsize = accumulation(spec.dtype).itemsize
-    numbers = rows * (2 * want.rows + bool(want.first) + 3 * want.top_k) + spec.keys * want.key_mass
-    numbers += (rows + spec.keys) * want.distance
-    if want.scores is not False:
-        numbers += rows * len(statistics.RELATIONS)
-    if want.pairs is not None:
-        numbers += len(want.pairs)
-    if want.value_mass:
-        numbers += 2 * spec.keys + rows * (1 + 3 * want.top_k) + (math.prod(want.map) if want.map else 0)
-    if want.map is not None:
-        numbers += want.map[0] * want.map[1]
-    if want.weights is not None:
-        spans = zip(want.weights, (rows, spec.keys), strict=True)
-        numbers += math.prod(len(range(size)[span]) for span, size in spans)
-    rows_at_once = _rows_at_once(call, spec.keys)
-    # a tile times lengths, and where its keys stand in a relation, are further tiles
-    buffers = 2 + want.value_mass + 2 * (want.scores is not False)
-    return itemsize * (heads * numbers + buffers * _numbers(call, rows_at_once, spec.keys, spec.batch))
 
 
 def _rows_at_once(call: Call, width: int) -> int:
@@ -109,7 +87,7 @@ def _batch(call: Call, step: Step) -> range:
 
 def _row_ranges(call: Call, step: Step) -> Iterator[range]:
     size = _rows_at_once(call, step.width)
-    for start in range(step.start, step.stop, size):
+    for start in some(range(step.start, step.stop, size)):
         yield range(start, min(start + size, step.stop))
 
 
@@ -121,12 +99,12 @@ def _tiles(call: Call, step: Step, lse: Tensor, buffers: Tensor) -> Iterator[Til
             continue
         hidden = _hidden(call, step, rows, runs)
         items_at_once, heads_at_once = _at_once(call, len(rows), sum(run.stop - run.start for run in runs), len(batch))
-        for item in range(batch.start, batch.stop, items_at_once):
+        for item in some(range(batch.start, batch.stop, items_at_once)):
             items = slice(item, min(item + items_at_once, batch.stop))
-            for head in range(0, heads, heads_at_once):
-                some = slice(head, min(head + heads_at_once, heads))
-                these = [(columns, _cut(pairs, items, some, step.batch)) for columns, pairs in hidden]
-                yield _tile(call, items, some, rows, runs, these, lse, buffers)
+            for head in some(range(0, heads, heads_at_once)):
+                part = slice(head, min(head + heads_at_once, heads))
+                these = [(columns, _cut(pairs, items, part, step.batch)) for columns, pairs in hidden]
+                yield _tile(call, items, part, rows, runs, these, lse, buffers)
 
 
 def _tile(

@@ -13,7 +13,7 @@ from regard.observation._top import top_of
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from regard.backends._schedule import Run
+    from regard.backends._steps import Run
     from regard.spec import Call
     from regard.statistics import Want
 
@@ -230,8 +230,8 @@ class Totals:
 
     def result(self) -> dict[str, Tensor]:
         if "map" in self.parts:
-            rows = torch.bincount(self.row_cells, minlength=self.grid[0])[: self.grid[0]]
-            keys = torch.bincount(self.key_cells, minlength=self.grid[1])[: self.grid[1]]
+            sizes = zip((len(self.queries), self.call.spec.keys), self.grid, strict=True)
+            rows, keys = (statistics.cell_sizes(size, count, self.call.query.device) for size, count in sizes)
             for name in {"map", "value_map"} & set(self.parts):
                 self.parts[name] /= rows[:, None] * keys
         if "distance" in self.parts:

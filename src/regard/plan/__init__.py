@@ -11,7 +11,7 @@ from regard import backends
 from regard._display import mimebundle
 from regard.backends import _cuda
 from regard.backends._flex_rules import BLOCK
-from regard.backends._one_call import VECTOR
+from regard.backends._kernel_call import VECTOR
 from regard.masks._rebuild import of_intervals
 from regard.spec import Refused
 

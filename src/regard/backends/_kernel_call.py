@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 
 from regard.backends import _kernels
-from regard.backends._autograd import again
+from regard.backends._autograd import run_fused, second_derivative
 from regard.backends._base import Program, reads_values
 from regard.masks._memo import versions
 from regard.spec import Result
@@ -31,7 +32,7 @@ _norm = torch.linalg.vector_norm
 _make: Callable[..., Result] = tuple.__new__  # without the Python function of a named tuple
 
 
-class OneKernelCall(Program):
+class KernelCall(Program):
     """No bias, no sinks, and a mask that is the causal flag or a small tensor in which every row sees something."""
 
     def __init__(self, backend: Backend, spec: CallSpec, *, named: bool, causal: bool, masked: bool) -> None:
@@ -65,10 +66,20 @@ class OneKernelCall(Program):
             self._general = self.backend.run
         self.added = added
 
+    def forward(self, call: Call) -> Result:
+        out, lse = _kernels.forward(call.query, call.key, call.value, self.causal, self.added, self.spec.scale)
+        return Result(*show_nan(call, call.query, call.key, out, lse)) if self._may_hide_nan else Result(out, lse)
+
+    def backward(
+        self, call: Call, grad_out: Tensor, out: Tensor, lse: Tensor, needs: tuple[bool, ...]
+    ) -> tuple[Tensor | None, ...]:
+        tensors = (call.query, call.key, call.value)
+        grads = _kernels.backward(grad_out, *tensors, out, lse, self.causal, self.added, self.spec.scale)
+        return (*grads, None, None)
+
     def _recorded(self, call: Call) -> Result:
         if not self._by_torch:
-            out, lse = _Recorded.apply(self, call, call.query, call.key, call.value)  # type: ignore[no-untyped-call]
-            return Result(out, lse)
+            return run_fused(self, call, named=self.backend.name if self.named else None)
         # at a few tokens, Python costs more than the kernel: its derivative is recorded by torch
         out, lse = _kernels.cpu_forward(
             call.query, call.key, call.value, 0.0, self.causal, attn_mask=self.added, scale=self.spec.scale
@@ -77,7 +88,8 @@ class OneKernelCall(Program):
         if self._may_hide_nan and _count_nonzero(lse).item() != lse.numel():
             out, lse = show_nan(call, call.query, call.key, out, lse)
         assert out.grad_fn is not None
-        out.grad_fn.register_hook(_Again(self, call))
+        named = self.backend.name if self.named else None
+        out.grad_fn.register_hook(SecondDerivative(call, partial(second_derivative, named)))
         finite = None
         if self.guarded:
             # a bad key that is hidden shows only in gradients
@@ -86,67 +98,40 @@ class OneKernelCall(Program):
         return _make(Result, (out, lse, None, finite))
 
 
-class _Again:
-    """Torch's own derivative cannot be differentiated again. Where that is to come, plain operations take its place."""
+class SecondDerivative:
+    """A hook on torch's own derivative, which cannot be differentiated again: where that is to come, ``derive(call,
+    grad_out, needs)`` takes its place. Holds the inputs until the derivative has been taken, as torch does."""
 
-    __slots__ = ("call", "named", "versions")
+    __slots__ = ("_call", "_derive", "_versions")
 
-    def __init__(self, program: OneKernelCall, call: Call) -> None:
-        self.call, self.named = call, program.backend.name if program.named else None
-        self.versions = None if call.mask is None or not call.mask.tensors else versions(call.mask.tensors)
+    def __init__(
+        self, call: Call, derive: Callable[[Call, Tensor, tuple[bool, ...]], tuple[Tensor | None, ...]]
+    ) -> None:
+        self._call: Call | None = call
+        self._derive = derive
+        self._versions = None if call.mask is None or not call.mask.tensors else versions(call.mask.tensors)
 
     def __call__(
         self, grads: tuple[Tensor | None, ...], grad_out: tuple[Tensor | None, ...]
     ) -> tuple[Tensor | None, ...] | None:
+        call = self._call
+        if not torch._C._autograd._get_current_graph_task_keep_graph():
+            self._call = None
         # no gradient at all may come, which stands for zeros
-        if not torch.is_grad_enabled() or grad_out[0] is None:
+        if not torch.is_grad_enabled() or grad_out[0] is None or call is None:
             return None
-        call = self.call
-        if call.mask is not None and call.mask.tensors and versions(call.mask.tensors) != self.versions:
+        if call.mask is not None and call.mask.tensors and versions(call.mask.tensors) != self._versions:
             raise RuntimeError(
                 f"a tensor of {call.mask!r} was changed in place between the forward and the backward pass"
             )
-        # None: nobody asked for that one
-        needs = (*(grad is not None for grad in grads), False, False)
-        return again(self.named, call, grad_out[0], needs)[: len(grads)]
-
-
-class _Recorded(torch.autograd.Function):
-    """The same for large calls."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, program: OneKernelCall, call: Call, query: Tensor, key: Tensor, value: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        out, lse = _kernels.forward(query, key, value, program.causal, program.added, call.spec.scale)
-        if program._may_hide_nan:
-            out, lse = show_nan(call, query, key, out, lse)
-        ctx.program, ctx.call = program, call.without_tensors()
-        # the mask's too: torch then refuses a second derivative after one was changed in place
-        ctx.save_for_backward(query, key, value, out, lse, *(() if call.mask is None else call.mask.tensors))
-        ctx.mark_non_differentiable(lse)
-        ctx.set_materialize_grads(False)
-        return out, lse
-
-    @staticmethod
-    def backward(ctx: Any, grad_out: Tensor | None, grad_lse: None) -> tuple[Tensor | None, ...]:
-        query, key, value, out, lse = ctx.saved_tensors[:5]
-        program = ctx.program
-        if grad_out is None:
-            return (None,) * 5
-        if torch.is_grad_enabled():
-            call = ctx.call.replace(query=query, key=key, value=value)
-            needs = (*ctx.needs_input_grad[2:], False, False)
-            return (None, None, *again(program.backend.name if program.named else None, call, grad_out, needs)[:3])
-        scale = ctx.call.spec.scale
-        grads = _kernels.backward(grad_out, query, key, value, out, lse, program.causal, program.added, scale)
-        return None, None, *grads
+        needs = (*(grad is not None for grad in grads[:3]), False, False)  # None: nobody asked for that one
+        return (*self._derive(call, grad_out[0], needs)[:3], *grads[3:])
 
 
 def show_nan(call: Call, query: Tensor, key: Tensor, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
     """NaN for rows whose logits are all NaN. Without a mask to add, the CPU kernel takes those for empty rows: output
     0, and a lse of exactly 0. Every row sees the first key, so that its logit tells."""
-    if reads_values(call.spec) and torch.count_nonzero(lse).item() == lse.numel():
+    if lse.is_meta or (reads_values(call.spec) and torch.count_nonzero(lse).item() == lse.numel()):
         return out, lse
     first = key[:, :, :1].repeat_interleave(query.shape[1] // key.shape[1], 1)
     lost = (lse == 0) & (query * first).sum(-1).isnan()

@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from regard._triton import inputs
-from regard._triton.again import Again, Layout, likeness, remembered
-from regard._triton.encode import DENSE, Tiling, encode
+from regard._triton.encode import Tiling, encode
 from regard._triton.inputs import Inputs, Piece, described, pieces_of, power
-from regard._triton.run import Launched, on
+from regard._triton.launcher import Launch, kept_launch, on
 from regard.statistics import BUCKETS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from regard.spec import Call, CallSpec
     from regard.statistics import Want
 
@@ -51,9 +52,31 @@ def refuse(spec: CallSpec, want: Want) -> list[str]:
     return reasons
 
 
-def observing_bytes(spec: CallSpec, want: Want) -> int:
-    """Bytes of the statistics and of what the kernels leave to each other."""
-    return _recipe(spec, want).layout.nbytes
+def layout_of(spec: CallSpec, want: Want) -> Layout:
+    """The statistics, and what the kernels leave to each other."""
+    return _recipe(spec, want).layout
+
+
+class Layout(NamedTuple):
+    """The memory that kernels write: results by name, what starts at 0, and what one kernel leaves to another."""
+
+    results: Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+    zeros: Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+    between: Mapping[str, tuple[int, torch.dtype]]
+
+    @property
+    def nbytes(self) -> int:
+        shaped = (*self.results.values(), *self.zeros.values())
+        held = [(math.prod(shape), dtype) for shape, dtype in shaped]
+        return sum(count * dtype.itemsize for count, dtype in (*held, *self.between.values()))
+
+    def allocate(self, device: torch.device) -> dict[str, Tensor]:
+        found = {name: torch.empty(shape, dtype=dtype, device=device) for name, (shape, dtype) in self.results.items()}
+        for name, (count, dtype) in self.between.items():
+            found[name] = torch.empty(count, dtype=dtype, device=device)
+        for name, (shape, dtype) in self.zeros.items():
+            found[name] = torch.zeros(shape, dtype=dtype, device=device)
+        return found
 
 
 class Recipe(NamedTuple):
@@ -206,51 +229,41 @@ def _choice(spec: CallSpec, direct: bool) -> dict[str, int]:
     return _CHOICE if spec.head_dim > 128 else {**_CHOICE, "maxnreg": 64 if spec.head_dim <= 64 else 80}
 
 
+@torch.no_grad()
 def observe(call: Call, lse: Tensor, want: Want) -> dict[str, Tensor]:
     """Every wanted statistic of a call that ``refuse`` has no reason against, [B, H, ...]."""
     with on(call.query.device):
         lse = lse.to(torch.float32).contiguous()
-        rows, others = (call.query, call.key), (lse,) if call.bias is None else (lse, call.bias)
-        key = likeness(call, ("observe", want.key), rows, others)
-        if key is None:
-            return _observe(call, lse, want)[0]
-        first: list[dict[str, Tensor]] = []
-
-        def launch() -> Again | None:
-            found, again = _observe(call, lse, want, keep=True)
-            first.append(found)
-            return again
-
-        again = remembered(call, key, launch)
-        if first:
-            return first[0]
-        found = None if again is None else again((*rows, *others))
-        return _observe(call, lse, want)[0] if found is None else found
+        recipe = _recipe(call.spec, want)
+        encoded = encode(call, recipe.tiling)
+        given = Inputs(call)
+        layout = recipe.layout
+        if recipe.by_block and encode(call, _plain_tiling(recipe)).runs.extents is None:
+            layout = _zeroed(layout)
+        memory = layout.allocate(call.query.device)
+        found = {**memory, "lse": lse}
+        if want.top_k and not recipe.flags["TOP"]:
+            found["count"].fill_(recipe.room + 1)
+        for piece in pieces_of(call, encoded, recipe.tiles["BM"]):
+            _observe_piece(given, piece, want, recipe, found)
+        _finish(given, want, recipe, found)
+        return {name: memory[name] for name in recipe.layout.results}
 
 
-@torch.no_grad()
-def _observe(call: Call, lse: Tensor, want: Want, keep: bool = False) -> tuple[dict[str, Tensor], Again | None]:
-    """``keep``: with what was launched, where it can be launched again."""
-    recipe = _recipe(call.spec, want)
-    encoded = encode(call, recipe.tiling)
-    launched: list[Launched | None] = []
-    # a DENSE test is made for each call, and large
-    keep = keep and encoded.test != DENSE
-    given = Inputs(call, launched if keep else None)
-    layout = recipe.layout
-    if recipe.by_block and encode(call, _plain_tiling(recipe)).runs.extents is None:
-        layout = _zeroed(layout)
-    memory = layout.allocate(call.query.device)
-    found = {**memory, "lse": lse}
-    if want.top_k and not recipe.flags["TOP"]:
-        found["count"].fill_(recipe.room + 1)
-        keep = False
-    for piece in pieces_of(call, encoded, recipe.tiles["BM"]):
-        _observe_piece(given, piece, want, recipe, found)
-    _finish(given, want, recipe, found)
-    own = (given.query, given.key, lse) if call.bias is None else (given.query, given.key, lse, given.bias)
-    again = Again.of(launched, own, layout, memory) if keep else None
-    return {name: memory[name] for name in recipe.layout.results}, again
+Work = tuple[tuple[int, ...], tuple[float, ...], dict[str, Any]]
+
+
+def _launch(
+    given: Inputs, want: Want, kernel: Any, kind: tuple[Any, ...], memory: tuple[Any, ...], make: Callable[[], Work]
+) -> None:
+    """Run a kernel on some memory. ``make`` works out its grid, its numbers and its compile-time arguments, once for
+    all calls of one description and ``kind``: what of the mask's contents decides."""
+    launch = kept_launch(given.call, (id(kernel), want.key, *kind), lambda: Launch(kernel, *make()))
+    launch(memory)
+
+
+def _kind_of(piece: Piece) -> tuple[Any, ...]:
+    return (piece.rows, piece.strides, *piece.test.values())
 
 
 def _observe_piece(given: Inputs, piece: Piece, want: Want, recipe: Recipe, found: dict[str, Tensor]) -> None:
@@ -283,33 +296,38 @@ def _observation_pass(given: Inputs, piece: Piece, want: Want, recipe: Recipe, f
     each = isinstance(offset, Tensor)
     summed = {name: flags[name] for name in ("MAP", "DISTANCE")}
     edges = encode(call, recipe.tiling) if any(summed.values()) else None
-    sources, strides = _sources(given, piece, lse, tiles), _strides(given, piece)
     runs = encode(call, _plain_tiling(recipe)).runs
     tables = runs.table, runs.counts, *((runs.table, runs.counts) if edges is None else edges.runs[:2])
     rows = tuple(found.get(name, lse) for name in ("sums", "entropy", "max_weight", "first_mass", "maxima", "masses"))
-    sizes = (
-        spec.queries, spec.keys, piece.rows.start, 0 if each else offset, recipe.limit.start, recipe.limit.stop,
-        *recipe.grid, want.first, runs.blocks,
-    )  # fmt: skip
-    divisors = *divisor(spec.keys), *divisor(max(1, recipe.grid[1]))
-    map_at, cells = (0, 0) if recipe.by_block else (spec.keys * want.key_mass, math.prod(recipe.grid))
-    args = (
-        *sources, *tables, offset if each else lse, *rows, *strides, int(runs.groups > 1), *sizes, *divisors,
-        recipe.sums, map_at, map_at + cells, *given.scales, recipe.magic,
-    )  # fmt: skip
     plain = summed if edges is None or (edges.split and not flags["LIMIT"]) else dict.fromkeys(summed, False)
-    shape = given.shape(**tiles, **piece.test, WARPS=tiles["num_warps"], COPIED=given.copied, WIDE=recipe.wide)
-    constants = {
-        **flags,
-        **plain,
-        **shape,
-        "EACH": each,
-        "BY_BLOCK": recipe.by_block,
-        "DIRECT": spec.device == "cuda",
-        **{f"EDGE_{name}": used for name, used in summed.items()},
-    }
-    programs = spec.batch * spec.heads * (1 if edges is None else 2)
-    given.run(kernel, (-(-len(piece.rows) // tiles["BM"]), programs), args, constants)
+
+    def make() -> Work:
+        sizes = (
+            spec.queries, spec.keys, piece.rows.start, 0 if isinstance(offset, Tensor) else offset,
+            recipe.limit.start, recipe.limit.stop, *recipe.grid, want.first, runs.blocks,
+        )  # fmt: skip
+        divisors = *divisor(spec.keys), *divisor(max(1, recipe.grid[1]))
+        map_at, cells = (0, 0) if recipe.by_block else (spec.keys * want.key_mass, math.prod(recipe.grid))
+        numbers = (
+            *_strides(given, piece), int(runs.groups > 1), *sizes, *divisors,
+            recipe.sums, map_at, map_at + cells, *given.scales, recipe.magic,
+        )  # fmt: skip
+        shape = given.shape(**tiles, **piece.test, WARPS=tiles["num_warps"], COPIED=given.copied, WIDE=recipe.wide)
+        constants = {
+            **flags,
+            **plain,
+            **shape,
+            "EACH": each,
+            "BY_BLOCK": recipe.by_block,
+            "DIRECT": spec.device == "cuda",
+            **{f"EDGE_{name}": used for name, used in summed.items()},
+        }
+        programs = spec.batch * spec.heads * (1 if edges is None else 2)
+        return (-(-len(piece.rows) // tiles["BM"]), programs), numbers, constants
+
+    memory = (*_sources(given, piece, lse, tiles), *tables, offset if each else lse, *rows)
+    kind = (*_kind_of(piece), runs.groups, runs.blocks, given.copied, *plain.values())
+    _launch(given, want, kernel, kind, memory, make)
 
 
 def _plain_tiling(recipe: Recipe) -> Tiling:
@@ -334,30 +352,43 @@ def _top(given: Inputs, piece: Piece, want: Want, recipe: Recipe, found: dict[st
     # here nothing is straddled: longer runs
     runs = encode(given.call, Tiling(tiles["BM"], tiles["BN"])).runs
     heads, rows = spec.batch * spec.heads, len(piece.rows)
-    plain, strides = _sources(given, piece, lse), _strides(given, piece)
-    sizes = (int(runs.groups > 1), spec.queries, spec.keys, piece.rows.start, runs.blocks, *given.scales)
-    chosen = found["top_weights"], found["top_keys"]
+    plain, chosen = _sources(given, piece, lse), (found["top_weights"], found["top_keys"])
     direct = spec.device == "cuda"
-    lengths = {"ROOM": room, "TOP": want.top_k, "KEPT": power(want.top_k), "DIRECT": direct}
-    if recipe.flags["TOP"]:
-        block = _BOUND["BM"]
-        args = found["maxima"], lse, found["threshold"], spec.queries, piece.rows.start
+    kind = (*_kind_of(piece), runs.groups, runs.blocks, given.copied)
+
+    def numbers() -> tuple[float, ...]:
+        sizes = (int(runs.groups > 1), spec.queries, spec.keys, piece.rows.start, runs.blocks)
+        return (*_strides(given, piece), *sizes, *given.scales)
+
+    def bound() -> Work:
         shape = {**_BOUND, "TOP": want.top_k, "GROUPS": recipe.flags["GROUPS"]}
-        given.run(top.bound, (-(-rows // block), heads), args, shape)
-        noted = tuple(found[name] for name in ("count", "noted"))
-        sources = _sources(given, piece, lse, tiles)
-        args = (*sources, runs.table, runs.counts, found["threshold"], *noted, *strides, *sizes)
+        return (-(-rows // _BOUND["BM"]), heads), (spec.queries, piece.rows.start), shape
+
+    def find() -> Work:
         shape = given.shape(**tiles, **piece.test, RAW=given.rises(), COPIED=given.copied, ROOM=room, DIRECT=direct)
-        given.run(top.find, (-(-rows // tiles["BM"]), heads), args, shape)
+        return (-(-rows // tiles["BM"]), heads), numbers(), shape
+
+    def choose() -> Work:
+        choice = _choice(spec, direct)
+        shape = given.shape(**choice, ROOM=room, TOP=want.top_k, KEPT=max(16, power(want.top_k)), DIRECT=direct)
+        del shape["PRECISION"]
+        own = (*_strides(given, piece)[:10], spec.queries, *given.scales)
+        return (-(-spec.queries // choice["BM"]), heads), own, shape
+
+    def search() -> Work:
+        lengths = {"ROOM": room, "TOP": want.top_k, "KEPT": power(want.top_k), "DIRECT": direct}
+        shape = given.shape(**_SEARCH, **lengths, **piece.test, BN=tiles["BN"], RUN_ROWS=tiles["BM"])
+        return (-(-rows // (_SEARCH["BM"] * _SEARCH["PARTS"])), heads), numbers(), shape
+
+    if recipe.flags["TOP"]:
+        noted = found["count"], found["noted"]
+        _launch(given, want, top.bound, kind, (found["maxima"], lse, found["threshold"]), bound)
+        memory = (*_sources(given, piece, lse, tiles), runs.table, runs.counts, found["threshold"], *noted)
+        _launch(given, want, top.find, kind, memory, find)
         if piece.rows.stop == spec.queries:
-            args = (*plain[:4], *noted, *chosen, *strides[:10], spec.queries, *given.scales)
-            choice = _choice(spec, direct)
-            shape = given.shape(**choice, ROOM=room, TOP=want.top_k, KEPT=max(16, power(want.top_k)), DIRECT=direct)
-            del shape["PRECISION"]
-            given.run(top.choose, (-(-spec.queries // choice["BM"]), heads), args, shape)
-    args = (*plain, runs.table, runs.counts, found["count"], *chosen, *strides, *sizes)
-    shape = given.shape(**_SEARCH, **lengths, **piece.test, BN=tiles["BN"], RUN_ROWS=tiles["BM"])
-    given.run(top.search, (-(-rows // (_SEARCH["BM"] * _SEARCH["PARTS"])), heads), args, shape)
+            _launch(given, want, top.choose, kind, (*plain[:4], *noted, *chosen), choose)
+    memory = (*plain, runs.table, runs.counts, found["count"], *chosen)
+    _launch(given, want, top.search, kind, memory, search)
 
 
 def _rectangle(given: Inputs, piece: Piece, want: Want, found: dict[str, Tensor]) -> None:
@@ -369,12 +400,17 @@ def _rectangle(given: Inputs, piece: Piece, want: Want, found: dict[str, Tensor]
     inside = range(max(rows.start, piece.rows.start), min(rows.stop, piece.rows.stop))
     if not len(inside) or not len(keys):
         return
-    grid = -(-len(keys) // block), -(-len(inside) // block), spec.batch * spec.heads
-    args = (
-        *_sources(given, piece, found["lse"]), found["weights"], *_strides(given, piece), spec.queries, spec.keys,
-        piece.rows.start, rows.start, inside.stop, keys.start, keys.stop, len(rows), *given.scales,
-    )  # fmt: skip
-    given.run(rectangle, grid, args, given.shape(**piece.test, BM=block, BN=block, num_stages=1, num_warps=4))
+
+    def make() -> Work:
+        grid = -(-len(keys) // block), -(-len(inside) // block), spec.batch * spec.heads
+        numbers = (
+            *_strides(given, piece), spec.queries, spec.keys, piece.rows.start, rows.start, inside.stop, keys.start,
+            keys.stop, len(rows), *given.scales,
+        )  # fmt: skip
+        return grid, numbers, given.shape(**piece.test, BM=block, BN=block, num_stages=1, num_warps=4)
+
+    memory = (*_sources(given, piece, found["lse"]), found["weights"])
+    _launch(given, want, rectangle, _kind_of(piece), memory, make)
 
 
 def _finish(given: Inputs, want: Want, recipe: Recipe, found: dict[str, Tensor]) -> None:
@@ -387,24 +423,31 @@ def _finish(given: Inputs, want: Want, recipe: Recipe, found: dict[str, Tensor])
     if not recipe.sums:
         return
     spec, sums, size = given.call.spec, found["sums"], 512
-    mass, cells = spec.keys * want.key_mass, recipe.grid[0] * recipe.grid[1]
-    args = (
-        sums, *(found.get(name, sums) for name in ("key_mass", "map", "distance")), recipe.sums,
-        max(1, recipe.grid[0]), max(1, recipe.grid[1]), len(recipe.limit), spec.keys, mass, cells, recipe.sums,
-    )  # fmt: skip
-    given.run(
-        finish_sums, (-(-recipe.sums // size), spec.batch * spec.heads), args, {"SIZE": size, "WIDE": recipe.wide}
-    )
+
+    def make() -> Work:
+        mass, cells = spec.keys * want.key_mass, recipe.grid[0] * recipe.grid[1]
+        numbers = (
+            recipe.sums, max(1, recipe.grid[0]), max(1, recipe.grid[1]), len(recipe.limit), spec.keys, mass, cells,
+            recipe.sums,
+        )  # fmt: skip
+        return (-(-recipe.sums // size), spec.batch * spec.heads), numbers, {"SIZE": size, "WIDE": recipe.wide}
+
+    memory = (sums, *(found.get(name, sums) for name in ("key_mass", "map", "distance")))
+    _launch(given, want, finish_sums, (), memory, make)
 
 
 def _fold_blocks(kernel: Any, given: Inputs, want: Want, recipe: Recipe, found: dict[str, Tensor]) -> None:
     spec, masses, (rows, cols) = given.call.spec, found["masses"], recipe.grid
     runs = encode(given.call, _plain_tiling(recipe)).runs
     partly = spec.mask is not None and runs.extents is not None
-    extents = runs.extents if partly else masses
     sums, *results = (found.get(name, masses) for name in ("sums", "key_mass", "map", "distance"))
-    programs = rows * -(-cols // _FOLD["CELLS"]) + 1 + (-(-spec.keys // _FOLD["KEYS"]) if want.key_mass else 0)
-    sizes = runs.blocks, int(runs.groups > 1), rows, cols, spec.queries, spec.keys, recipe.sums
-    constants = {**_FOLD, "H": spec.heads, "BM": recipe.tiles["BM"], "BN": recipe.tiles["BN"]}
-    constants.update(PARTLY=partly, MASSED=want.key_mass, DISTANCES=want.distance)
-    given.run(kernel, (programs, spec.batch * spec.heads), (masses, extents, sums, *results, *sizes), constants)
+
+    def make() -> Work:
+        programs = rows * -(-cols // _FOLD["CELLS"]) + 1 + (-(-spec.keys // _FOLD["KEYS"]) if want.key_mass else 0)
+        sizes = runs.blocks, int(runs.groups > 1), rows, cols, spec.queries, spec.keys, recipe.sums
+        constants = {**_FOLD, "H": spec.heads, "BM": recipe.tiles["BM"], "BN": recipe.tiles["BN"]}
+        constants.update(PARTLY=partly, MASSED=want.key_mass, DISTANCES=want.distance)
+        return (programs, spec.batch * spec.heads), sizes, constants
+
+    memory = (masses, runs.extents if partly else masses, sums, *results)
+    _launch(given, want, kernel, (runs.blocks, runs.groups, partly), memory, make)

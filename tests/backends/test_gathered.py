@@ -1,4 +1,4 @@
-"""Masks made of blocks run in stacks of equal pieces: exact in values and gradients, head by head too."""
+"""Masks made of blocks run in gathered pieces of equal shape: exact in values and gradients, head by head too."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ import torch
 import regard
 from core_calls import check_against_oracle, prepare, tensors
 from regard import masks
-from regard.backends import _stacks, sdpa
+from regard.backends import _grouped, sdpa
+from regard.backends._grouped import grouped_steps
+from regard.backends._steps import Gathered
+from regard.backends._tiled import by_heads
 from regard.spec import Call
 
 B, H, G, L, D, SIZE = 2, 4, 2, 211, 5, 16
@@ -46,15 +49,14 @@ MASKS = {
 
 
 @pytest.fixture(autouse=True)
-def _small_calls_go_by_stacks_too(monkeypatch):
-    monkeypatch.setattr(sdpa, "STEP_SECONDS", 0.0)
-    monkeypatch.setattr(sdpa, "STACK_PAIRS", 0.0)
+def _small_calls_go_by_steps_too(monkeypatch):
+    monkeypatch.setattr(sdpa, "MASK_NUMBERS", 0)
 
 
 @pytest.mark.parametrize("backend", ["sdpa", "blockwise"])
 @pytest.mark.parametrize("name", MASKS)
 def test_values_and_gradients_equal_the_oracle(name, backend, monkeypatch):
-    monkeypatch.setattr(_stacks, "AT_ONCE", 5000)
+    monkeypatch.setattr(_grouped, "AT_ONCE", 5000)
     check_against_oracle(backend, tensors(B, H, G, L, L, D, grad=True), mask=MASKS[name])
 
 
@@ -83,35 +85,42 @@ def call_of(mask, rows=L, **given) -> Call:
 
 
 def test_every_pair_of_a_table_is_in_one_piece():
-    stacks = _stacks.stacks_of(call_of(MASKS["equal rows"]))
-    count = torch.zeros(L, L, dtype=torch.int64)
-    for stack in stacks.stacks:
-        for rows, cols in zip(stack.rows, stack.cols, strict=True):
-            for r in rows:
-                for c in cols:
-                    count[r * SIZE : (r + 1) * SIZE, c * SIZE : (c + 1) * SIZE] += 1
-    for step in stacks.rest:
-        for run in step.runs:
-            count[step.start : step.stop, run.start : run.stop] += 1
+    steps = grouped_steps(call_of(MASKS["equal rows"]))
+    count = torch.zeros(B * H, L, L, dtype=torch.int64)
+    for step in steps:
+        if not isinstance(step, Gathered):
+            for run in step.runs:
+                count[:, step.start : step.stop, run.start : run.stop] += 1
+            continue
+        rows = step.rows.view(step.number, step.group, -1)
+        keys = step.keys.view(step.number, -1)
+        for piece in range(step.number):
+            for block in rows[piece].flatten().tolist():
+                owner, row = divmod(block, L // SIZE)
+                for other in keys[piece].tolist():
+                    of_key, col = divmod(other, L // SIZE)
+                    assert of_key == owner // (H // G)
+                    count[owner, row * SIZE : (row + 1) * SIZE, col * SIZE : (col + 1) * SIZE] += 1
     assert count.max() == 1
-    assert torch.equal(count > 0, MASKS["equal rows"].dense(L, L))
+    assert torch.equal(count > 0, MASKS["equal rows"].dense(L, L).expand(B * H, L, L))
     # eight equal rows of blocks went together
-    assert max(stack.rows.shape[1] for stack in stacks.stacks) >= 8
+    assert max(step.piece.rows for step in steps if isinstance(step, Gathered)) >= 8 * SIZE
 
 
 def test_causal_tables_are_triangles_and_whole_blocks_and_nothing_else():
-    stacks = _stacks.stacks_of(call_of(masks.causal() & masks.blocks(table()[:13, :13], SIZE)))
-    assert {stack.causal for stack in stacks.stacks} == {True, False}
-    assert stacks.rest == []
+    steps = grouped_steps(call_of(masks.causal() & masks.blocks(table()[:13, :13], SIZE)))
+    assert all(isinstance(step, Gathered) for step in steps)
+    assert {step.piece.kind for step in steps} == {"triangle", "rect"}
 
 
 @pytest.mark.parametrize("mask", [masks.causal(), masks.window(left=9), masks.blocks(table(), 3)])
-def test_masks_without_blocks_of_a_fair_size_go_on_as_before(mask):
-    assert _stacks.stacks_of(call_of(mask)) is None
-    assert _stacks.by_heads(call_of(mask)) is None
+def test_masks_without_blocks_of_a_fair_size_are_not_gathered(mask):
+    call = call_of(mask)
+    assert not any(isinstance(step, Gathered) for step in grouped_steps(call))
+    assert by_heads(call) is call
 
 
-def test_a_poisoned_key_does_not_leak_from_a_stack():
+def test_a_poisoned_key_does_not_leak_from_a_piece():
     query, key, value = tensors(B, H, G, L, L, D)
     mask = MASKS["an item and a head"]
     plain = regard.attention(query, key, value, mask=mask, backend="sdpa")
@@ -137,7 +146,7 @@ def test_random_tables_equal_the_whole_matrix(seed, monkeypatch):
     B, H, size = number(1, 2), number(1, 2) * 2, number(16, 24)
     S = number(2 * size, 7 * size)
     L = number(2 * size, S)
-    monkeypatch.setattr(_stacks, "AT_ONCE", number(1, 1 << 14))
+    monkeypatch.setattr(_grouped, "AT_ONCE", number(1, 1 << 14))
     lead = (B if number(0, 1) else 1, H if number(0, 1) else 1)
     table = torch.rand(*lead, -(-S // size), -(-S // size), generator=draw) < 0.4
     mask = masks.blocks(table, size)

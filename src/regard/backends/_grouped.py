@@ -1,0 +1,306 @@
+"""Steps of equal shape as one: a long call is a few calls of a kernel, forward and backward.
+
+Equal steps at equal distances are one step of strided views: a band is cut into rows whose windows of keys overlap,
+equal documents stand one after another, and a mask that keeps every s-th key is s small masks whose rows and keys are
+s apart. Along the grid of its own blocks a mask has full blocks, triangles on the diagonal (where it is also causal)
+and perhaps a few others: full blocks of rows that see equally many of them are gathered, likewise the triangles, and
+what is left goes step by step.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import operator
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard import masks
+from regard.backends._schedule import from_intervals, steps_of
+from regard.backends._steps import Gathered, Run, Step
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from regard.masks import Mask
+    from regard.spec import Call, CallSpec
+
+# Numbers of the keys that strided pieces of one call see, counted for each of them: their gradients are apart before
+# they are added up, and take as much memory.
+STRIDED_AT_ONCE = 1 << 22
+# every s-th key, up to this s: each of s masks is worked out by itself
+MOST_CLASSES = 1024
+# a kernel works on many rows at a time; smaller blocks are left to the steps
+LEAST, MOST = 16, 256
+# keys, and weights where they are kept, of the pieces gathered at once, for each thread: few, to stay in its core's
+# cache, but enough to be worth the launch
+AT_ONCE = 3 << 18
+# of one piece; up to here a thread is given two at least
+LARGE = 1 << 19
+
+
+class Steps(list[Step | Gathered]):
+    """Knows the bytes of what it keeps, for the memory that it is remembered in."""
+
+    @property
+    def nbytes(self) -> int:
+        return sum(step.rows.nbytes + step.keys.nbytes for step in self if isinstance(step, Gathered))
+
+
+def grouped_steps(call: Call) -> Steps:
+    """The steps of a call, those of equal shape together; what merges with the rows of others comes after them."""
+    spec, mask, offset = call.spec, call.mask, call.offset
+    if mask is None or spec.bias is not None or spec.dropout or isinstance(offset, Tensor):
+        return Steps(steps_of(call))
+    sizes = (spec.queries, spec.keys, offset, spec.batch, spec.heads, spec.kv_heads, spec.head_dim, spec.value_dim)
+    key = ("grouped", *sizes, spec.device, torch.get_num_threads())
+    return mask.remember(key, offset, lambda: _build(call, mask, offset))
+
+
+def _build(call: Call, mask: Mask, offset: int) -> Steps:
+    spec = call.spec
+    if mask.readable() and mask.heads == 1:
+        found = _from_table(mask, spec, offset) if spec.device == "cpu" else None
+        if found is None:
+            found = _periodic_steps(mask, spec, offset)
+        if found is not None:
+            return found
+    steps = steps_of(call)
+    return Steps(_grouped(steps, spec) if len(steps) > 1 else steps)
+
+
+def _periodic_steps(mask: Mask, spec: CallSpec, offset: int) -> Steps | None:
+    """The steps of a mask with a period: of its classes, and of what it is joined to by ``|``."""
+    plain: Mask | None = None
+    periodic = _periodic(mask)
+    if periodic is None:
+        joined = _union(mask)
+        if joined is None:
+            return None
+        plain, other = joined
+        periodic = _periodic(other & ~plain)
+    if periodic is None or periodic[0] > min(MOST_CLASSES, spec.queries):
+        return None
+    period, rest = periodic
+    sizes = (spec.queries, spec.keys, offset, spec.batch)
+    intervals = None if rest is None else rest.rows(*sizes)
+    if rest is not None and intervals is None:
+        return None
+    steps: list[Step] = []
+    if plain is not None:
+        first = plain.rows(*sizes)
+        if first is None:
+            return None
+        for g in range(first.lo.shape[0]):
+            item = None if first.lo.shape[0] == 1 else g
+            steps += from_intervals(item, first.lo[g], first.hi[g])
+    lo = np.zeros((1, 1, spec.queries), np.int64) if intervals is None else intervals.lo
+    hi = np.full((1, 1, spec.queries), spec.keys, np.int64) if intervals is None else intervals.hi
+    for g in range(lo.shape[0]):
+        item = None if lo.shape[0] == 1 else g
+        for row in range(period):
+            key = (row + offset) % period
+            # the keys key, key + period, …: how many of them lie below each end
+            below = [-((key - ends[g, :, row::period]) // period) for ends in (lo, hi)]
+            for step in from_intervals(item, *(np.maximum(ends, 0) for ends in below)):
+                places = step.places
+                at = (row + places[0] * period, *(key + place * period for place in places[1:]))
+                steps.append(step._replace(merges=step.merges or plain is not None, stride=period, at=at))
+    return Steps(_grouped(steps, spec))
+
+
+def _periodic(mask: Mask) -> tuple[int, Mask | None] | None:
+    """(s, rest) where a mask keeps pairs with (i - j) mod s = 0 that the rest keeps."""
+    parts = mask.conjuncts
+    for at, part in enumerate(parts):
+        if part.period is not None:
+            rest = parts[:at] + parts[at + 1 :]
+            return part.period, functools.reduce(operator.and_, rest) if rest else None
+    return None
+
+
+def _union(mask: Mask) -> tuple[Mask, Mask] | None:
+    """A mask as one without a period, and one with it."""
+    parts = mask.conjuncts
+    for at, part in enumerate(parts):
+        plain = [one for one in part.disjuncts if _periodic(one) is None]
+        periodic = [one for one in part.disjuncts if _periodic(one) is not None]
+        if plain and len(periodic) == 1:
+            rest = parts[:at] + parts[at + 1 :]
+            sides = functools.reduce(operator.or_, plain), periodic[0]
+            first, second = (functools.reduce(operator.and_, [side, *rest]) for side in sides)
+            return first, second
+    return None
+
+
+def _grouped(steps: list[Step], spec: CallSpec) -> Iterator[Step]:
+    """Equal steps at equal distances together."""
+    alike: dict[tuple[object, ...], list[Step]] = {}
+    made: list[Step] = []
+    for step in steps:
+        if step.lo is None or step.hi is None:
+            made.append(step)
+            continue
+        widths = tuple((run.stop - run.start, run.full) for run in step.runs)
+        sign = (step.merges, step.batch, step.kind, step.rows, widths, step.stride, *_side_by_side(step))
+        alike.setdefault(sign, []).append(step)
+    for found in alike.values():
+        for group in _evenly_spaced(found):
+            made += _joined(group, spec)
+    yield from sorted(made, key=lambda step: step.merges)
+
+
+def _side_by_side(step: Step) -> tuple[bytes, bytes]:
+    """The intervals of a step counted in its keys side by side."""
+    assert step.lo is not None and step.hi is not None
+    starts = np.array([run.start for run in step.runs])
+    widths = np.array([run.stop - run.start for run in step.runs])
+    moved = np.concatenate([[0], np.cumsum(widths)[:-1]]) - starts
+    used = step.lo < step.hi
+    at = moved[np.clip(np.searchsorted(starts, step.lo, side="right") - 1, 0, None)]
+    return np.where(used, step.lo + at, 0).tobytes(), np.where(used, step.hi + at, 0).tobytes()
+
+
+def _evenly_spaced(found: list[Step]) -> Iterator[list[Step]]:
+    """Runs of steps whose rows, and the keys of each of their runs, are equally far from one to the next."""
+    found.sort(key=lambda step: step.places[0])
+    group: list[Step] = []
+    moved: list[int] | None = None
+    for step in found:
+        far = [b - a for a, b in zip(group[-1].places, step.places, strict=True)] if group else None
+        if far is not None and (moved is None or far == moved) and _can_be_views(far, step.stride):
+            moved = far
+        elif group:
+            yield group
+            group, moved = [], None
+        group.append(step)
+    if group:
+        yield group
+
+
+def _can_be_views(far: list[int], stride: int) -> bool:
+    """Runs that follow the rows, in whole steps or between each other; or that stay where they are."""
+    return all(moved == 0 or (moved > 0 and (moved < stride or moved % stride == 0)) for moved in far[1:])
+
+
+def _joined(group: list[Step], spec: CallSpec) -> Iterator[Step]:
+    first = group[0]
+    if len(group) == 1 and first.stride == 1:
+        yield first
+        return
+    second = group[min(1, len(group) - 1)]
+    far = tuple(b - a for a, b in zip(first.places, second.places, strict=True))
+    items = spec.kv_heads * (spec.batch if first.batch is None else 1)
+    at_once = max(1, STRIDED_AT_ONCE // (items * first.width * max(spec.head_dim, spec.value_dim)))
+    yield from first._replace(number=len(group), far=far).cut(at_once)
+
+
+def _from_table(mask: Mask, spec: CallSpec, offset: int) -> Steps | None:
+    """The steps of a mask made of blocks of a fair size; None for others."""
+    L, S = spec.queries, spec.keys
+    block = math.gcd(mask.grain, offset) if mask.grain else 0
+    while block > MOST:
+        block = block // 2 if block % 2 == 0 else 0
+    if block < LEAST or min(L, S) < 2 * block:
+        return None
+    causal, others = _without_causal(mask)
+    table = others.blocks(L, S, offset, spec.batch, block, block)
+    groups, height = table.groups, table.query_blocks
+    counts = np.diff(table.row_ptr, axis=1).ravel()
+    row: NDArray[np.int64] = np.repeat(np.arange(groups * height), counts)
+    col = table.cols.astype(np.int64)
+    # blocks that the last rows or keys do not fill cannot be gathered
+    whole = table.full & (col < S // block) & (row % height < L // block)
+    place = row % height + offset // block if causal else np.full_like(row, S)
+    full, diagonal = whole & (col < place), whole & (col == place)
+    left = (col <= place) & ~full & ~diagonal
+    made = Steps()
+    for chosen, kind in ((full, "rect"), (diagonal, "triangle")):
+        for rows, cols in _of_equal_shape(row[chosen], col[chosen], height, 1 if kind == "triangle" else MOST // block):
+            made += _gathered(rows, cols, kind, block, groups, height, spec)
+    made += _left_over(row[left], col[left], groups, height, block, L, S)
+    return made
+
+
+def _without_causal(mask: Mask) -> tuple[bool, Mask]:
+    """Whether a mask is causal() & something, and that something."""
+    others = [part for part in mask.conjuncts if part != masks.causal()]
+    if len(others) in (0, len(mask.conjuncts)):
+        return False, mask
+    return True, functools.reduce(operator.and_, others)
+
+
+def _of_equal_shape(
+    row: NDArray[np.int64], col: NDArray[np.int64], height: int, tall: int
+) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """Rows of blocks that see equally many key blocks, together: [n, m] of them with [n, w] of those. Rows that see the
+    same ones as the row above join it, up to ``tall``."""
+    counts = np.bincount(row)
+    ends = np.cumsum(counts)
+    pieces: dict[tuple[int, int], list[tuple[NDArray[np.int64], NDArray[np.int64]]]] = {}
+    for count in np.unique(counts[counts > 0]).tolist():
+        rows = np.flatnonzero(counts == count)
+        cols = col[(ends[rows] - count)[:, None] + np.arange(count)]
+        same = np.zeros(len(rows), dtype=bool)
+        same[1:] = (np.diff(rows) == 1) & (rows[1:] % height != 0) & (cols[1:] == cols[:-1]).all(1)
+        # places in a run of equal rows; a run is cut into pieces of `tall`
+        run = np.arange(len(rows)) - np.maximum.accumulate(np.where(same, 0, np.arange(len(rows))))
+        heads = np.flatnonzero(run % max(1, tall) == 0)
+        sizes = np.diff(heads, append=len(rows))
+        for size in np.unique(sizes).tolist():
+            first = heads[sizes == size]
+            pieces.setdefault((size, count), []).append((rows[first][:, None] + np.arange(size), cols[first]))
+    for found in pieces.values():
+        rows, cols = (np.concatenate(part) for part in zip(*found, strict=True))
+        yield rows, cols
+
+
+def _gathered(
+    rows: NDArray[np.int64], cols: NDArray[np.int64], kind: str, block: int, groups: int, height: int, spec: CallSpec
+) -> Iterator[Gathered]:
+    """Some pieces at a time, so that what is gathered stays small; one key head after another, so that its keys are
+    near. Those of all items are alike, or each item has its own."""
+    alike, group = (spec.batch if groups == 1 else 1) * spec.kv_heads, spec.heads // spec.kv_heads
+    tall, wide = rows.shape[1] * block, cols.shape[1] * block
+    if kind == "rect":
+        piece = Step(None, 0, tall, (Run(0, wide, True),), kind, None, None)
+    else:
+        edges = np.zeros((1, tall), dtype=np.int64), np.arange(1, tall + 1)[None]
+        piece = Step(None, 0, tall, (Run(0, wide, False),), kind, *edges)
+    owner = (rows[:, 0] // height * spec.kv_heads * (groups > 1) + np.arange(alike)[:, None]).ravel()
+    rows, cols = (np.tile(blocks, (alike, 1)) for blocks in (rows % height, cols))
+    row_numbers = (owner[:, None] * group + np.arange(group))[:, :, None] * (spec.queries // block) + rows[:, None]
+    key_numbers = owner[:, None] * (spec.keys // block) + cols
+    numbers = wide * (max(spec.head_dim, spec.value_dim) + tall * group)
+    at_once = torch.get_num_threads() * max(2 if numbers <= LARGE else 1, AT_ONCE // numbers)
+    for start in range(0, len(owner), at_once):
+        at = slice(start, start + at_once)
+        own, keys = row_numbers[at].ravel(), key_numbers[at].ravel()
+        first = int(own[0]) if (np.diff(own) == 1).all() else None
+        yield Gathered(piece, block, len(owner[at]), group, torch.from_numpy(own), torch.from_numpy(keys), first)
+
+
+def _left_over(
+    row: NDArray[np.int64], col: NDArray[np.int64], groups: int, height: int, block: int, L: int, S: int
+) -> list[Step]:
+    """Blocks that are not gathered, row by row."""
+    steps = []
+    edges = [*np.flatnonzero(np.diff(row, prepend=-1)).tolist(), len(row)]
+    for start, stop in itertools.pairwise(edges):
+        item, at = divmod(int(row[start]), height)
+        runs: list[Run] = []
+        for place in col[start:stop].tolist():
+            end = min((place + 1) * block, S)
+            if runs and runs[-1].stop == place * block:
+                runs[-1] = Run(runs[-1].start, end, False)
+            else:
+                runs.append(Run(place * block, end, False))
+        batch = None if groups == 1 else item
+        steps.append(Step(batch, at * block, min((at + 1) * block, L), tuple(runs), "tile", None, None, merges=True))
+    return steps
