@@ -254,3 +254,23 @@ def test_a_foreign_kernel_behind_hugging_face_s_interface_is_followed_too() -> N
     for ours, theirs in zip(found.layers, expected.layers, strict=True):
         torch.testing.assert_close(ours.key_effect, theirs.key_effect, rtol=0, atol=1e-10)
     assert [call.projection for call in recording] == [f"transformer.h.{n}.attn.c_proj" for n in range(3)]
+
+
+def test_edges_cut_by_an_edit_do_what_edges_cut_by_hand_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = gpt2()
+    inputs = {
+        "input_ids": torch.randint(0, 29, (1, 24), generator=torch.Generator().manual_seed(2)),
+        "use_cache": False,
+    }
+
+    def loss(out: Any) -> Tensor:
+        return out.logits[0, -1, 7] - out.logits[0, -1, 8]
+
+    for edge in regard.attribute(model, inputs, loss=loss).top(3):
+        with torch.no_grad():
+            with cut(monkeypatch, edge):
+                expected = loss(model(**inputs)).item()
+            away = regard.edits.cut(queries=[edge.query], keys=[edge.key])
+            with regard.edit(model, away, layers=[edge.layer], heads=[edge.head]):
+                found = loss(model(**inputs)).item()
+        assert found == pytest.approx(expected, abs=1e-10)

@@ -270,6 +270,8 @@ class Editor(Watcher):
                 call = ran = self._changed_call(seen, changes, place, call)
                 program = program_of(call, "auto")
             result = run(program, call)
+            if result.out.shape[3] > seen.value.shape[3]:  # values were made wider for a steer
+                result = result._replace(out=result.out[..., : seen.value.shape[3]].contiguous())
             out = self.outputs(result.out, place)
             self._tell(_fused.detached(_fused.of_call(call)), place)
         self.wrote(place, bool(changes) or out is not None)
@@ -296,7 +298,7 @@ class Editor(Watcher):
     def attend(self, seen: Seen, dropout: float, run: Callable[[], Tensor], met: Met) -> Tensor:
         """[batch, head, query, dim] of a call, edited; ``run`` gives the output of the call as it was."""
         place = self.place(met, _fused.detached(seen), seen.key.shape[1])
-        changes = self.changes(place)
+        changes, width = self.changes(place), seen.value.shape[3]
         with self.running():
             if changes:
                 seen = self.applied(seen, changes, place)
@@ -305,6 +307,7 @@ class Editor(Watcher):
                     seen.query, seen.key, seen.value, mask=seen.mask, bias=seen.bias, scale=seen.scale,
                     softcap=seen.softcap, sinks=seen.sinks, dropout=dropout, query_offset=offset,
                 )  # fmt: skip
+                out = out if out.shape[3] == width else out[..., :width].contiguous()
             else:
                 out = run()
             new = self.outputs(out, place)

@@ -81,8 +81,11 @@ def _steered(seen: Seen, u: Tensor, b: Tensor, place: Place) -> Seen:
     wide_query[..., : len(parts)] = rows.to(query.dtype)
     wide_key = key.new_zeros(*key.shape[:3], more)
     wide_key[..., : len(parts)] = torch.stack(parts, -1)[:, None].to(key.device)
+    value = seen.value
+    if value.shape[3] == query.shape[3]:  # fused kernels want values as wide as keys; the output is cut to its width
+        value = torch.nn.functional.pad(value, (0, more))
     return seen._replace(
-        query=torch.cat((query, wide_query), 3), key=torch.cat((key, wide_key), 3), scale=scale, lse=None
+        query=torch.cat((query, wide_query), 3), key=torch.cat((key, wide_key), 3), value=value, scale=scale, lse=None
     )
 
 
