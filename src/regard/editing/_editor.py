@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from regard import api
 from regard._arguments import prepare
 from regard.editing import _fused
+from regard.editing._positions import of_cross, of_self
 from regard.editing._report import Changed, Report
 from regard.edits._edit import CannotEdit, Change, Edit, Place
 from regard.plan import program_of
@@ -197,6 +198,8 @@ class Editor(Watcher):
         with silence(), torch.no_grad():
             placed, _, dropped = self._placed(seen, kind, met.site, met.stack)
             real = real_queries(placed, met.stack, kind)
+            cross = kind == "cross"
+            at = of_cross(seen, met.stack) if cross else of_self(placed, met.stack, dropped)
         if self.tokenizer is not None and self._ids:
             self.take_tokens()
             self.tokens = self.recording.tokens
@@ -211,8 +214,10 @@ class Editor(Watcher):
             heads=self._heads(met, count),
             queries=queries,
             keys=keys,
-            offset=keys - queries if placed.offset is None else placed.offset,
-            dropped=dropped or (_forgotten(met.stack, queries, keys) if kind == "self" else 0),
+            offset=at.offset,
+            first=at.first,
+            read=at.read,
+            dropped=at.dropped,
             device=seen.device,
             tokens=self.tokens,
             real=real,
@@ -329,17 +334,6 @@ def _own_heads(stack: list[Frame], count: int) -> int:
     """Keys that a module has repeated for its groups of heads have fewer of their own."""
     groups = getattr(stack[-1].module, "num_key_value_groups", 1)
     return count // groups if isinstance(groups, int) and groups > 0 and count % groups == 0 else count
-
-
-def _forgotten(stack: list[Frame], queries: int, keys: int) -> int:
-    """How many tokens a cache of regard's own has seen and holds no longer; a call of ours does not say."""
-    for frame in reversed(stack):
-        cache = frame.given().get("cache")
-        lengths: list[int] | None = getattr(cache, "lengths", None)
-        if isinstance(lengths, list) and lengths:
-            before = queries if getattr(cache, "attends_whole", False) else 0  # it counts them after the call
-            return max(0, max(lengths) + before - keys)
-    return 0
 
 
 def _checkpointed() -> bool:

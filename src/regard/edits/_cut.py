@@ -61,6 +61,11 @@ class _ByMask(Cut):
     def edges(self, place: Place) -> Mask | None:
         if place.dropped and not self.mask.tensors:
             raise place.refuse(f"its cache has forgotten {place.dropped} keys, so the mask's positions are not tokens")
+        if place.kind == "cross" and not self.mask.tensors and not _aligned(place):
+            raise place.refuse(
+                "in cross attention with a cache it is not known which tokens its queries are, so the mask's positions "
+                "are not either: run without a cache, or cut by queries= and keys="
+            )
         return self.mask
 
     def __repr__(self) -> str:
@@ -123,6 +128,11 @@ def cut(mask: Mask | None = None, *, queries: Where | None = None, keys: Where |
     if queries is None and keys is None:
         raise ValueError("cut() names no edges: give queries=, keys= or a mask; cut(masks.everything()) cuts all")
     return _Between(_places.checked("queries", queries), _places.checked("keys", keys))
+
+
+def _aligned(place: Place) -> bool:
+    """Whether a rule finds a query of cross attention where it would without a cache."""
+    return place.first == 0 or (isinstance(place.offset, int) and place.offset == place.first)
 
 
 def _cut(other: object, sign: str) -> Cut:

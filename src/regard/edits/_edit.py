@@ -32,6 +32,8 @@ class Place:
     queries: int
     keys: int
     offset: int | Tensor  # position of the first query among the keys
+    first: int | Tensor | None  # and among all tokens; None where nothing says which token it is
+    read: int | Tensor | None  # keys that are tokens, before memory that is not filled yet; None where nothing says
     dropped: int  # keys that a rolling cache has forgotten, before the first that is here
     device: torch.device
     tokens: list[list[str]]

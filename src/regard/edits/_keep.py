@@ -33,6 +33,8 @@ class Keep(Edit):
             return None
         if place.dropped:
             raise place.refuse("its cache forgets keys by itself")
+        if isinstance(place.read, int) and place.read < place.keys:
+            raise place.refuse("a static cache cannot be followed, which hands over memory that is not filled yet")
         before: Tensor | None = place.memory.get("kept")
         if before is None or before.shape[2] + place.queries != place.keys or before.shape[0] != place.batch:
             place.memory.clear()  # another text

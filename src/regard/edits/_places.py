@@ -33,26 +33,58 @@ def checked(name: str, given: Any) -> Any:
 
 def queries(where: Where | None, place: Place) -> Tensor:
     """bool [batch or 1, query]."""
-    offsets = place.offset.tolist() if isinstance(place.offset, Tensor) else [place.offset]
-    rows = [_rows(where, item, max(0, first) + place.queries, place, "queries") for item, first in enumerate(offsets)]
-    if len(rows) == 1 or len(rows[0]) == 1:
-        parts = [row[:, max(0, first) :] for row, first in zip(rows, offsets, strict=True)]
-        return torch.cat(parts).to(place.device)
-    found = [row[item, max(0, first) :] for item, (row, first) in enumerate(zip(rows, offsets, strict=True))]
-    return torch.stack(found).to(place.device)
+    if where is None:
+        return torch.ones(1, place.queries, dtype=torch.bool, device=place.device)
+    if place.first is None:
+        raise place.refuse(
+            "which tokens its queries are is not known: its cache does not say how many came before; leave queries= "
+            "away, or run without a cache"
+        )
+    firsts = [max(0, first) for first in _numbers(place.first)]
+    rows = _each(where, [first + place.queries for first in firsts], place, "queries")
+    return torch.cat([row[:, row.shape[1] - place.queries :] for row in rows]).to(place.device)
 
 
 def keys(where: Where | None, place: Place) -> Tensor:
-    """bool [batch or 1, key]."""
-    if where is not None and place.dropped:
-        raise place.refuse(f"its cache has forgotten {place.dropped} keys, so their positions are not those of tokens")
-    return _rows(where, 0, place.keys, place, "keys").to(place.device)
-
-
-def _rows(where: Where | None, item: int, count: int, place: Place, name: str) -> Tensor:
-    """bool [items, count]: one row where all items are alike."""
+    """bool [batch or 1, key]; positions from the end count from the last key that was read."""
     if where is None:
-        return torch.ones(1, count, dtype=torch.bool)
+        return torch.ones(1, place.keys, dtype=torch.bool, device=place.device)
+    if place.dropped:
+        raise place.refuse(f"its cache has forgotten {place.dropped} keys, so their positions are not those of tokens")
+    if place.read is None and _from_the_end(where):
+        raise place.refuse(
+            f"keys={shown(where)} counts from the end, and which of its {place.keys} keys is the last that was read is "
+            "not known: give positions from the start"
+        )
+    counts = [place.keys] if place.read is None else [min(count, place.keys) for count in _numbers(place.read)]
+    rows = _each(where, counts, place, "keys")
+    return torch.cat([torch.nn.functional.pad(row, (0, place.keys - row.shape[1])) for row in rows]).to(place.device)
+
+
+def _numbers(given: int | Tensor) -> list[int]:
+    """One for all items, or one an item."""
+    found = [given] if isinstance(given, int) else given.flatten().tolist()
+    return found[:1] if len(set(found)) == 1 else found
+
+
+def _each(where: Where, counts: list[int], place: Place, name: str) -> list[Tensor]:
+    """bool [1, count] of each item, whose texts may be its own; or one [items, count] for all."""
+    rows = [_rows(where, count, place, name) for count in counts]
+    return rows if len(rows) == 1 else [row[item : item + 1] if len(row) > 1 else row for item, row in enumerate(rows)]
+
+
+def _from_the_end(where: Where) -> bool:
+    parts: Sequence[Any] = where if isinstance(where, tuple) else (where,)
+    return any(
+        bound is not None and bound < 0
+        for part in parts
+        if isinstance(part, (int, slice))
+        for bound in ((part.start, part.stop) if isinstance(part, slice) else (part,))
+    )
+
+
+def _rows(where: Where, count: int, place: Place, name: str) -> Tensor:
+    """bool [items, count]: one row where all items are alike."""
     parts: Sequence[Any] = where if isinstance(where, tuple) else (where,)
     numbers = [part for part in parts if not isinstance(part, str)]
     texts = [part for part in parts if isinstance(part, str)]

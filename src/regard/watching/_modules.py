@@ -39,13 +39,17 @@ class Frame:
         return {**dict(zip(self.names, self.args, strict=False)), **self.kwargs}
 
 
+def attending(stack: Sequence[Frame]) -> Frame:
+    """The module that attends: the innermost one with weights of its own, which a softmax, or a function dressed as a
+    module, has not."""
+    return next((frame for frame in reversed(stack) if _has_weights(frame.module)), stack[-1])
+
+
 def is_cross(stack: Sequence[Frame], queries: int, keys: int) -> bool:
     """Whether the module that attends was handed another sequence to look at.
 
-    That module is the innermost one with weights of its own: one without any (a softmax, a function dressed as a
-    module) was handed queries and keys, and cannot tell."""
-    frame = next((frame for frame in reversed(stack) if _has_weights(frame.module)), stack[-1])
-    given = frame.given()
+    A module without weights (see ``attending``) was handed queries and keys, and cannot tell."""
+    given = attending(stack).given()
     own = next((given[name] for name in _OWN if isinstance(given.get(name), Tensor)), None)
     if own is None:
         own = next((value for value in given.values() if isinstance(value, Tensor)), None)

@@ -1,0 +1,107 @@
+"""Which tokens the queries of a call are, and how many of its keys are tokens: what caches say, where there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch import Tensor
+
+from regard.watching._modules import Frame, attending, has_cache
+
+if TYPE_CHECKING:
+    from regard.watching._in_memory import InMemory
+    from regard.watching._seen import Seen
+
+
+class Positions(NamedTuple):
+    offset: int | Tensor  # of the first query among the keys
+    first: int | Tensor | None  # of the first query among all tokens; None where nothing says which it is
+    read: int | Tensor | None  # keys that are tokens: memory that is not filled yet comes after them; None likewise
+    dropped: int  # tokens before the first key
+
+
+def of_cross(seen: Seen | InMemory, stack: Sequence[Frame]) -> Positions:
+    """Queries are tokens of the decoder, which keys of another sequence do not tell."""
+    first = _of_decoder(seen.queries, stack)
+    offset = first or 0
+    if seen.placed:  # the call's own mask counts from there
+        offset = seen.keys - seen.queries if seen.offset is None else seen.offset
+    return Positions(offset, first, seen.keys, 0)
+
+
+def of_self(seen: Seen | InMemory, stack: Sequence[Frame], counted: int) -> Positions:
+    """``counted``: tokens that a cache seems to have dropped, by the calls that came before."""
+    queries, keys = seen.queries, seen.keys
+    total = None if seen.placed else _held(stack, queries, keys)
+    if total is not None:
+        read = min(total, keys)
+        return Positions(read - queries, total - queries, read, total - read)
+    offset = keys - queries if seen.offset is None else seen.offset
+    read: int | Tensor | None = offset + queries
+    if seen.placed and not (isinstance(read, int) and read == keys):
+        everything = getattr(seen, "mask", None) is None and getattr(seen, "bias", None) is None
+        read = keys if everything else None
+    lengths = [] if counted else _lengths(stack, queries)
+    dropped = counted or max(0, max(lengths, default=0) - keys)
+    if not dropped:
+        return Positions(offset, offset, read, 0)
+    # calls that were counted may have been of several texts: what a cache says is sure, what was counted is not
+    return Positions(offset, lengths[0] - queries if len(set(lengths)) == 1 else None, read, dropped)
+
+
+def _held(stack: Sequence[Frame], queries: int, keys: int) -> int | None:
+    """How many tokens a cache of Hugging Face's has seen, those of this call too, which it holds by now."""
+    frame = attending(stack)
+    cache = _cache(frame)
+    if cache is None:
+        return None
+    number = _number(frame)
+    total = int(cache.get_seq_length(number)) or int(cache.get_seq_length())  # some layers use the keys of another
+    if total < queries:
+        return None
+    if keys > total:  # memory that is set aside whole is handed over whole; other keys are none of the cache's
+        layers = getattr(getattr(cache, "self_attention_cache", cache), "layers", ())
+        memory = getattr(layers[number], "keys", None) if number < len(layers) else None
+        if not isinstance(memory, Tensor) or memory.shape[-2] != keys:
+            return None
+    return total
+
+
+def _of_decoder(queries: int, stack: Sequence[Frame]) -> int | None:
+    """The position of the decoder's first token in this call. Its self attention ran before, and filled the cache."""
+    frame = attending(stack)
+    cache = _cache(frame)
+    if cache is not None and hasattr(cache, "self_attention_cache"):
+        before = int(cache.get_seq_length(_number(frame))) - queries
+        return before if before >= 0 else None
+    for frame in stack:  # a layer of regard's own
+        given = frame.given()
+        if given.get("memory_cache") is not None:
+            lengths: list[int] = list(getattr(given.get("cache"), "lengths", ()))
+            return lengths[0] - queries if len(set(lengths)) == 1 and lengths[0] >= queries else None
+    return None if has_cache(stack) else 0
+
+
+def _lengths(stack: Sequence[Frame], queries: int) -> list[int]:
+    """How many tokens of each item a cache of regard's own has seen, those of this call too."""
+    for frame in reversed(stack):
+        cache = frame.given().get("cache")
+        lengths: list[int] | None = getattr(cache, "lengths", None)
+        if isinstance(lengths, list) and lengths:
+            more = queries if getattr(cache, "attends_whole", False) else 0  # it counts them after the call
+            return [length + more for length in lengths]
+    return []
+
+
+def _cache(frame: Frame) -> Any:
+    """The Hugging Face cache that the module which attends was handed itself: one above may be of other modules."""
+    for name, value in frame.given().items():
+        if ("past" in name or "cache" in name) and hasattr(value, "get_seq_length"):
+            return value
+    return None
+
+
+def _number(frame: Frame) -> int:
+    number = getattr(frame.module, "layer_idx", None)
+    return number if isinstance(number, int) else 0
