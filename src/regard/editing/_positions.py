@@ -24,7 +24,7 @@ class Positions(NamedTuple):
 def of_cross(seen: Seen | InMemory, stack: Sequence[Frame]) -> Positions:
     """Queries are tokens of the decoder, which keys of another sequence do not tell."""
     first = _of_decoder(seen.queries, stack)
-    offset = first or 0
+    offset: int | Tensor = first or 0
     if seen.placed:  # the call's own mask counts from there
         offset = seen.keys - seen.queries if seen.offset is None else seen.offset
     return Positions(offset, first, seen.keys, 0)
@@ -33,12 +33,13 @@ def of_cross(seen: Seen | InMemory, stack: Sequence[Frame]) -> Positions:
 def of_self(seen: Seen | InMemory, stack: Sequence[Frame], counted: int) -> Positions:
     """``counted``: tokens that a cache seems to have dropped, by the calls that came before."""
     queries, keys = seen.queries, seen.keys
+    read: int | Tensor | None
     total = None if seen.placed else _held(stack, queries, keys)
     if total is not None:
         read = min(total, keys)
         return Positions(read - queries, total - queries, read, total - read)
     offset = keys - queries if seen.offset is None else seen.offset
-    read: int | Tensor | None = offset + queries
+    read = offset + queries
     if seen.placed and not (isinstance(read, int) and read == keys):
         everything = getattr(seen, "mask", None) is None and getattr(seen, "bias", None) is None
         read = keys if everything else None

@@ -132,7 +132,8 @@ def cut(mask: Mask | None = None, *, queries: Where | None = None, keys: Where |
 
 def _aligned(place: Place) -> bool:
     """Whether a rule finds a query of cross attention where it would without a cache."""
-    return place.first == 0 or (isinstance(place.offset, int) and place.offset == place.first)
+    first, offset = place.first, place.offset
+    return isinstance(first, int) and (first == 0 or (isinstance(offset, int) and offset == first))
 
 
 def _cut(other: object, sign: str) -> Cut:
