@@ -58,8 +58,10 @@ def is_cross(stack: Sequence[Frame], queries: int, keys: int) -> bool:
         if source is not None and not _same(source, own) and source.dim() >= 2 and keys >= source.shape[-2]:
             return True
     key = given.get("key")
-    if isinstance(key, Tensor) and isinstance(own, Tensor) and not _same(key, own) and keys in key.shape[:-1]:
-        return True
+    if isinstance(key, Tensor) and isinstance(own, Tensor) and not _same(key, own):
+        given_now = key.shape[:-1]
+        if keys in given_now or 0 in given_now:  # none at all where a cache holds those of the first call
+            return True
     if queries == keys or not isinstance(own, Tensor) or queries not in own.shape[:-1]:
         return False
     return any(
