@@ -143,14 +143,19 @@ def test_gpt_oss_is_followed() -> None:
     assert all(layer.key_effect.abs().max() > 0 for layer in found.layers)
 
 
-class Renormalised(ByHand):
+class ByExponentials(ByHand):
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.split(x)
-        weights = (q @ k.transpose(-1, -2)).softmax(-1)[..., 1:]
-        return (weights @ v[:, :, 1:]).transpose(1, 2).flatten(2)
+        exponentials = (q @ k.transpose(-1, -2)).exp()
+        return (exponentials / exponentials.sum(-1, keepdim=True) @ v).transpose(1, 2).flatten(2)
 
 
-def test_weights_that_cannot_be_followed_come_without_advice_that_cannot_be_taken() -> None:
-    with pytest.raises(ValueError, match="cannot be followed through|could not be followed") as raised:
-        regard.attribute(Renormalised(), X, loss=total)
-    assert "sdpa" not in str(raised.value)
+def test_a_softmax_that_cannot_be_followed_comes_with_advice_that_can_be_taken() -> None:
+    model = Stack(ByHand(), ByExponentials())
+    with pytest.raises(ValueError, match="layers.1: its code takes the softmax with other functions") as raised:
+        regard.attribute(model, X, loss=total)
+    assert "sdpa" not in str(raised.value) and "layers=[…]" in str(raised.value)
+    assert len(regard.attribute(model, X, loss=total, layers=[0]).layers) == 1
+    model._supports_sdpa = True  # type: ignore[assignment]
+    with pytest.raises(ValueError, match=r"set_attn_implementation\('sdpa'\)"):
+        regard.attribute(model, X, loss=total)

@@ -195,10 +195,13 @@ def _gradients(model: nn.Module, scalar: Tensor, kept: list[Collected]) -> list[
 
 def _why_no_gradient(model: nn.Module, live: Tensor | None) -> str:
     if live is None:
-        why = "its code changes the weights after their softmax in a way that gradients cannot be followed through"
+        why = (
+            "its code takes the softmax with other functions than torch's softmax (exp and sum, say), or lays the weights "
+            "out anew before they meet the values, so the gradient by the weights is not known"
+        )
         if getattr(model, "_supports_sdpa", False):
-            return f'{why}; model.set_attn_implementation("sdpa") runs torch\'s attention function in its place'
-        return f"{why}; leave it out with layers=[…]"
+            return f"{why}; model.set_attn_implementation('sdpa') runs torch's attention function instead"
+        return f"{why}; name the other layers with layers=[…]"
     if live.is_inference():
         return (
             "it runs in torch.inference_mode(), where there are no gradients: take that block out of the model's code"
