@@ -196,8 +196,8 @@ def _gradients(model: nn.Module, scalar: Tensor, kept: list[Collected]) -> list[
 def _why_no_gradient(model: nn.Module, live: Tensor | None) -> str:
     if live is None:
         why = (
-            "its code takes the softmax with other functions than torch's softmax (exp and sum, say), or lays the weights "
-            "out anew before they meet the values, so the gradient by the weights is not known"
+            "its code takes the softmax with other functions than torch's softmax (exp and sum, say), or lays the "
+            "weights out anew before they meet the values, so the gradient by the weights is not known"
         )
         if getattr(model, "_supports_sdpa", False):
             return f"{why}; model.set_attn_implementation('sdpa') runs torch's attention function instead"
