@@ -142,7 +142,7 @@ def test_a_file_that_cannot_be_used_is_named_in_one_line(words: str) -> None:
 
 
 def test_ctrl_c_ends_with_130_and_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object) -> None:
+    def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("regard.cli.commands.look._load", interrupted)

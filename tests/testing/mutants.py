@@ -821,8 +821,10 @@ class WatchingChangesWhatIsWatched(Plain):
         def watch(model, **given):
             with regard.watch(model, **given) as recording:
                 hook = model.register_forward_hook(lambda module, inputs, out: out * (1 + 1e-7))
-                yield recording
-                hook.remove()
+                try:
+                    yield recording
+                finally:
+                    hook.remove()
 
         return _with(super().surface(), watch=watch)
 
@@ -835,8 +837,10 @@ class WatchingReplacesTorchsFunctionForEverybody(Plain):
             plain = torch.nn.functional.scaled_dot_product_attention
             with regard.watch(model, **given) as recording:
                 torch.nn.functional.scaled_dot_product_attention = self
-                yield recording
-                torch.nn.functional.scaled_dot_product_attention = plain
+                try:
+                    yield recording
+                finally:
+                    torch.nn.functional.scaled_dot_product_attention = plain
 
         return _with(super().surface(), watch=watch)
 

@@ -341,3 +341,19 @@ def test_weights_can_be_added_by_hand() -> None:
         recording.add(2 * weights, "x")
     with pytest.raises(ValueError, match="kind must be one of self, cross"):
         recording.add(weights, "x", kind="both")
+
+
+@pytest.mark.parametrize("queries", [1, 2])
+@pytest.mark.parametrize("form", ["product", "sum"])
+def test_the_items_of_a_batch_are_not_taken_for_queries(queries: int, form: str) -> None:
+    """A decode step has one query, of which the shapes of its product keep no trace."""
+
+    def attend(module: Made, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        weights = kept(module, torch.softmax(q[:, :, -queries:] @ k.mT, -1))
+        return joined(weights @ v if form == "product" else (weights.unsqueeze(-1) * v.unsqueeze(2)).sum(3))
+
+    model = Made(attend)
+    with torch.no_grad(), regard.watch(model, want=regard.Want(weights="all")) as recording:
+        model(X)
+    assert model.weights is not None
+    torch.testing.assert_close(recording.calls[0].weights, model.weights)

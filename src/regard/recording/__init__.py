@@ -200,6 +200,8 @@ class Recording:
         copying: other places with the token that comes next in the text.
         retrieval: the share of queries whose largest weight lies on such a place (after Wu et al., 2024).
         sink: the first key that is seen at all; over all queries.
+        The last query of a call has no next token, so a decode step of one token adds nothing to copying and retrieval:
+        for those, give the whole text to the model at once.
 
         Needs ``regard.watch(model, want=regard.Want(scores=True))``; all but previous, next and sink need a model that
         is given integers [batch, token].

@@ -98,8 +98,9 @@ def _count(modules: Sequence[Any]) -> int | None:
 
 
 def _queries(rest: list[Piece], rows: Sequence[Piece], axis: int, rank: int) -> list[Piece]:
-    """Of what is neither heads nor keys, the axis of the queries: the others are batch."""
-    free = sorted({piece.axis for piece in rest if _axes.lies_in(piece, rows) or not rows})
+    """Of what is neither heads nor keys, the axis of the queries: the others are batch. A single query has no pieces,
+    and then all of it is batch."""
+    free = sorted({piece.axis for piece in rest if _axes.lies_in(piece, rows)})
     if not free:
         return []
     if len(free) > 1 and axis != rank - 1:

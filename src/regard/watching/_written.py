@@ -45,6 +45,7 @@ class Partial(NamedTuple):
 
     dims: Dims
     weights: Weights
+    rows: tuple[Piece, ...]  # axes of the weights along which the values are repeated: those of the queries
 
 
 class Product(NamedTuple):
@@ -193,7 +194,7 @@ class Tracker:
             if isinstance(other, Tensor) and id(other) in self.noise:
                 self.note(out, known)  # dropout, as torch does it on a CPU
             elif isinstance(other, Tensor) and _scales_values(known.dims, other):
-                self.note(out, Partial(_with_feature(known.dims, out.shape), known))
+                self.note(out, Partial(_with_feature(known.dims, out.shape), known, _rows(known, other)))
             elif out.shape == args[at].shape:
                 self.note(out, known._replace(changed=known.changed or "multiplied by something"))
         elif packet in _FILLS and isinstance(out, Tensor) and out.dim() == len(known.dims):
@@ -263,8 +264,7 @@ class Tracker:
         rest = [dim for n, dim in enumerate(known.dims) if n != at or keep]
         if keep:
             rest[at] = ()
-        rows = tuple(piece for dim in rest for piece in dim if piece.axis >= 0)
-        call = self.attended(known.weights, rows)
+        call = self.attended(known.weights, known.rows)
         if call is not None:
             self.note(out, Product(tuple(rest), call))
 
@@ -328,6 +328,18 @@ def _scales_values(dims: Dims, other: Tensor) -> bool:
     ours = ((),) * (other.dim() - len(dims)) + dims
     theirs = (1,) * (len(ours) - other.dim()) + tuple(other.shape)
     return sum(not mine and size > 1 for mine, size in zip(ours, theirs, strict=True)) == 1
+
+
+def _rows(known: Weights, values: Tensor) -> tuple[Piece, ...]:
+    """The axes of the queries, from values that are multiplied by weights: other queries take the same values."""
+    ours = ((),) * (values.dim() - len(known.dims)) + known.dims
+    first = len(ours) - values.dim()
+    repeated = [n < first or values.shape[n - first] == 1 or values.stride(n - first) == 0 for n in range(len(ours))]
+    keys = known.softmax.axis
+    rows = tuple(p for dim, same in zip(ours, repeated, strict=True) if same for p in dim if p.axis != keys)
+    if not rows and known.softmax.shape[keys - 1] > 1:  # values that were copied for each query: it may be any axis
+        rows = tuple(piece for dim in ours for piece in dim if piece.axis != keys)
+    return rows
 
 
 def _with_feature(dims: Dims, shape: Sequence[int]) -> Dims:
