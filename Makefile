@@ -58,6 +58,7 @@ test-gpu: $(READY)
 # Compiles every GPU kernel for every kind of device, and holds its shared memory against theirs; needs no GPU.
 test-kernels: $(READY)
 	@$(PYTEST) -m kernels tests/_triton
+	@TRITON_INTERPRET=1 $(PYTEST) -m kernels tests/_triton/test_forward.py
 
 # Models that come inside packages: a Llama of 135M parameters and Whisper tiny, with half a minute of speech; some minutes.
 test-models: $(READY)

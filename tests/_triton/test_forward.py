@@ -21,8 +21,9 @@ from regard.testing import check
 ROWS = Want.none().but(rows=True)
 ALL = Want(map=(3, 5), top_k=4)
 RULES = [5, 6, 7, 8, 9, 29, 44]
-# the interpreter takes minutes for all of them in both precisions: there, each rule in one; on a GPU, all in both
-INTERPRETED = {torch.float32: [5, 7, 9], torch.float16: [6, 8, 29, 44]}
+# the interpreter takes minutes for all of them in both precisions: there, each rule in one; on a GPU, all in both.
+# Rule 7, on gradients, takes longest: their own tests have poisoned padding, and `make test-kernels` has the rule
+INTERPRETED = {torch.float32: [5, 9], torch.float16: [6, 8, 29, 44]}
 SIZES = {"B": 2, "H": 2, "G": 1, "L": 37, "S": 111}
 
 
@@ -167,9 +168,18 @@ def test_refusals_name_what_cannot_be_done() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_rules_that_need_care_hold(dtype: torch.dtype) -> None:
     """Poisoned keys, NaN, huge logits, gradients that cancel: PROMISES 5 to 9, 29 and 44."""
-    rules = RULES if DEVICE == "cuda" else INTERPRETED[dtype]
+    assert failures(dtype, RULES if DEVICE == "cuda" else INTERPRETED[dtype]) == []
+
+
+@pytest.mark.kernels
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_the_rule_on_poisoned_gradients_holds() -> None:
+    assert failures(torch.float32, [7]) == []
+
+
+def failures(dtype: torch.dtype, rules: list[int]) -> list[Any]:
     report = check(functools.partial(regard.attention, backend="triton"), device=DEVICE, dtype=dtype, rules=rules)
-    assert [(row.rule, row.case, row.detail) for row in report.failures] == []
+    return [(row.rule, row.case, row.detail) for row in report.failures]
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
