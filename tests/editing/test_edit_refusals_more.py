@@ -124,6 +124,19 @@ def test_a_cut_of_edges_that_a_causal_model_does_not_have_changed_nothing(kind: 
     assert len(report) == (2 if kind in ("sdpa", "eager") else 1)
 
 
+@pytest.mark.parametrize("kind", ["is_causal", "written out", "own", "sdpa", "eager"])
+@torch.no_grad()
+def test_blocks_that_cut_the_same_edge_both_did(kind: str) -> None:
+    model, forward = causal(kind)
+    one = edits.cut(queries=5, keys=2)
+    with regard.edit(model, one):
+        expected = forward(model)
+    with regard.edit(model, one) as outer, regard.edit(model, one) as inner:
+        found = forward(model)
+    torch.testing.assert_close(found, expected)
+    assert len(outer) == len(inner) > 0
+
+
 @torch.no_grad()
 def test_a_cut_is_counted_where_a_zero_does_not_mean_that_the_edge_was_missing() -> None:
     torch.manual_seed(4)

@@ -235,7 +235,9 @@ class Editor(Watcher):
         return any(edit.adds_edges for edit in self.edits)
 
     def _edges_of(self, seen: Seen, place: Place) -> Callable[[range, range], Tensor] | None:
-        return None if self.adds_edges else _fused.edges_of(seen, place)
+        # a block inside this one may have cut the same edge already: then both count, as in one list
+        inside = any(one.busy for one in _around.here() if one is not self and isinstance(one, Editor))
+        return None if inside or self.adds_edges else _fused.edges_of(seen, place)
 
     def each(self, place: Place) -> Iterator[Edit]:
         """The edits, with what each remembers of the place."""

@@ -124,7 +124,7 @@ def cut(mask: Mask | None = None, *, queries: Where | None = None, keys: Where |
 
     The edges become a mask of the call, exactly: no matrix is made of a rule. A query that loses all of its keys gets
     zeros. A call that has none of the edges (its own mask hides them already) is not counted as changed, if queries and
-    keys span at most 4096 pairs; masks, cuts that are joined, and larger spans are not looked at, and count.
+    keys span at most 4096 pairs; masks, cuts that are joined, larger spans and blocks around others always count.
 
     Args:
         mask: any rule of ``regard.masks``; True at the edges that are cut.
