@@ -114,6 +114,12 @@ class _Not(Cut):
         return f"~{self.part!r}"
 
 
+def _span(chosen: Tensor) -> range:
+    """From the first to the last of those that are chosen, bool [items, count]."""
+    at = chosen.any(0).nonzero()
+    return range(int(at[0]), int(at[-1]) + 1)
+
+
 def cut(mask: Mask | None = None, *, queries: Where | None = None, keys: Where | None = None) -> Cut:
     """Attention knockout: edges from these queries to these keys do not exist; the other weights grow to make up.
 
@@ -144,12 +150,6 @@ def cut(mask: Mask | None = None, *, queries: Where | None = None, keys: Where |
     if queries is None and keys is None:
         raise ValueError("cut() names no edges: give queries=, keys= or a mask; cut(masks.everything()) cuts all")
     return _Between(_places.checked("queries", queries), _places.checked("keys", keys))
-
-
-def _span(chosen: Tensor) -> range:
-    """From the first to the last of those that are chosen, bool [items, count]."""
-    at = chosen.any(0).nonzero()
-    return range(int(at[0]), int(at[-1]) + 1)
 
 
 def _cut(other: object, sign: str) -> Cut:
