@@ -131,6 +131,11 @@ def attribute(
         raise ValueError("map must be (rows, columns), got None")
     if not callable(loss):
         raise TypeError(f"loss must be a function of the model's output that gives a scalar, got {type(loss).__name__}")
+    if torch.is_inference_mode_enabled():
+        raise ValueError(
+            "attribute takes a backward pass, and torch.inference_mode() is on: call it outside of that block "
+            "(torch.no_grad() does not matter)"
+        )
     kept: list[Collected] = []
     with _learning(model), torch.enable_grad():
         with collecting(model, layers, kept.append) as collector:
@@ -139,7 +144,7 @@ def attribute(
             collector.tracker.kept = None
         scalar = loss(output)
         _check_scalar(scalar)
-        grads = _gradients(scalar, kept)
+        grads = _gradients(model, scalar, kept)
     found = []
     for call in kept:
         parts = _effects(call, grads.pop(0), grid, top_k)
@@ -149,10 +154,14 @@ def attribute(
 
 @contextlib.contextmanager
 def _learning(model: nn.Module) -> Iterator[None]:
-    """A graph needs something to learn: parameters of a model that is frozen are thawed for the pass."""
+    """A graph needs something to learn, before every attention call: parameters that are frozen, be it all of them or
+    some (as beside adapters), are thawed for the pass."""
     frozen = [p for p in model.parameters() if p.is_floating_point() and not p.requires_grad]
-    if len(frozen) < sum(1 for _ in model.parameters()):
-        frozen = []
+    if any(p.is_inference() for p in frozen):
+        raise ValueError(
+            "the model's parameters were made in torch.inference_mode(), and can never take a gradient: make or load "
+            "the model outside of it"
+        )
     try:
         for parameter in frozen:
             parameter.requires_grad_(True)
@@ -168,26 +177,39 @@ def _check_scalar(scalar: object) -> None:
         raise TypeError(f"loss must give one real number as a tensor, such as out.logits[0, -1, 42], got {what}")
 
 
-def _gradients(scalar: Tensor, kept: list[Collected]) -> list[Tensor | None]:
+def _gradients(model: nn.Module, scalar: Tensor, kept: list[Collected]) -> list[Tensor | None]:
     """The gradient of the scalar by what each call gave; None where it does not reach."""
     outputs: list[Tensor] = []
     for call in kept:
         live = call.seen.live if isinstance(call.seen, InMemory) else call.seen.result
         if live is None or not live.requires_grad:
-            raise ValueError(
-                f"{call.site} computes its attention where no gradient reaches: without autograd (a no_grad block), or "
-                "by code whose weights cannot be followed. Run it with torch's attention function, such as "
-                'model.set_attn_implementation("sdpa")'
-            )
+            raise ValueError(f"{call.site}: {_why_no_gradient(model, live)}")
         outputs.append(live)
     if not scalar.requires_grad:
         raise ValueError("loss gives a number that does not depend on the model: it must not detach it")
-    if not outputs:
-        raise ValueError("none of the layers named by layers= made an attention call")
     found: list[Tensor | None] = list(torch.autograd.grad(scalar, outputs, allow_unused=True))
     if all(grad is None for grad in found):
         raise ValueError("loss gives a number that does not depend on any attention call")
     return found
+
+
+def _why_no_gradient(model: nn.Module, live: Tensor | None) -> str:
+    if live is None:
+        why = (
+            "its code takes the softmax with other functions than torch's softmax (exp and sum, say), or lays the "
+            "weights out anew before they meet the values, so the gradient by the weights is not known"
+        )
+        if getattr(model, "_supports_sdpa", False):
+            return f"{why}; model.set_attn_implementation('sdpa') runs torch's attention function instead"
+        return f"{why}; name the other layers with layers=[…]"
+    if live.is_inference():
+        return (
+            "it runs in torch.inference_mode(), where there are no gradients: take that block out of the model's code"
+        )
+    return (
+        "no gradient reaches its attention: it runs in a block without autograd (torch.no_grad()), on detached "
+        "tensors, or before any parameter of the model; for the last, give inputs that require a gradient"
+    )
 
 
 def _effects(call: Collected, grad: Tensor | None, grid: tuple[int, int], top_k: int) -> dict[str, Tensor]:

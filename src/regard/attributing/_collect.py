@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from regard.recording import Recording, Site
 from regard.statistics import Want
-from regard.watching._block import listening
+from regard.watching._block import check_layers_found, check_paths_found, checked_numbers, listening
 from regard.watching._in_memory import InMemory
+from regard.watching._modules import paths
 from regard.watching._seen import Seen, check_same
 from regard.watching._watcher import Watcher
 
@@ -59,6 +60,7 @@ def collecting(
     """Hand every attention call of the model to ``take``; leaving the block raises if one could not be followed."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    layers = checked_numbers("layers", layers, paths(model), empty=False)
     collector = Collector(model, layers, take)
     with listening(collector):
         yield collector
@@ -70,6 +72,8 @@ def collecting(
         )
     if not collector.met:
         raise ValueError(f"no attention call was seen in {type(model).__name__}")
+    check_layers_found(collector, layers)
+    check_paths_found(collector, layers)
 
 
 def run(model: nn.Module, inputs: Any) -> Any:

@@ -27,6 +27,7 @@ WORDS: Catalogue = {
 }
 _MOST = 5
 _ITEM = re.compile(r'"([^"]*)"|([^,]+)')
+_ARROW = re.compile(r'>(?=(?:[^"]*"[^"]*")*[^"]*$)')  # outside of quotes
 _NUMBER = re.compile(r"-?\d+")
 _RANGE = re.compile(r"(-?\d+)?:(-?\d+)?")
 
@@ -56,7 +57,10 @@ def _cut(text: str) -> Typed:
 
     place, _, edges = text.rpartition("@")
     layer, head = _place(place, "--cut") if place else (None, None)
-    queries, _, keys = edges.rpartition(">")
+    sides = _ARROW.split(edges)
+    if len(sides) > 2:
+        raise ValueError(f"--cut {text!r} has more than one '>'; expected KEYS or QUERIES>KEYS, such as 'it>cat'")
+    queries, keys = sides if len(sides) == 2 else ("", edges)
     where: dict[str, Any] = {
         name: _tokens(given, text) for name, given in (("queries", queries), ("keys", keys)) if given
     }

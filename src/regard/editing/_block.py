@@ -15,7 +15,7 @@ from regard.editing._report import Report
 from regard.edits._edit import CannotEdit, Edit
 from regard.recording._tokens import checked_tokens
 from regard.watching import _around
-from regard.watching._block import _check_numbers
+from regard.watching._block import check_layers_found, check_paths_found, checked_numbers
 from regard.watching._modules import paths
 from regard.watching._operators import Listening
 
@@ -42,13 +42,16 @@ def edit(
     acts first on a call, and last on its output) and with ``watch``, in any order: a watch records what really ran.
     The model is as it was when the block ends, however it ends.
 
-    A call that is to be edited and cannot be raises ``edits.CannotEdit``, as does a block that changed nothing.
+    A call that is to be edited and cannot be raises ``edits.CannotEdit``, as does a block that changed nothing, or in
+    which one edit of a list changed nothing.
 
     Args:
-        model: any module; only calls made while it runs are changed, and only on this thread.
+        model: any module; only calls made while it runs are changed. Other threads may run other models; one that
+            runs this model while the block is open gets ``CannotEdit`` there, since its calls would be missed.
         edits: a value of ``regard.edits``, or a list of them.
-        layers: numbers (in the order in which they attend) or module paths, as in ``watch``; all when None.
-        heads: which heads of each of them; or heads by layer, ``{1: [0], 2: [0, 5]}``, in place of ``layers`` too.
+        layers: numbers (from 0, in the order in which they attend) or module paths, as in ``watch``; all when None.
+        heads: which heads of each of them (negative ones count from the last); or heads by layer,
+            ``{1: [0], 2: [0, 5]}``, in place of ``layers`` too.
         tokens: text of the positions, one list or one an item, for edits that name tokens by their text.
         tokenizer: gives the tokens of ``input_ids`` instead.
         heads_dim: as in ``watch``, where a model writes attention out in a way that does not show its heads.
@@ -63,19 +66,25 @@ def edit(
         if layers is not None:
             raise ValueError("layers is given beside heads by layer, which say both; give one")
         layers = list(heads)
-        for one in heads.values():
-            _check_numbers("heads", one)
+        if not heads:
+            raise ValueError("heads is an empty mapping, which means no heads at all; leave it out for all of them")
+        chosen: Any = {layer: checked_numbers("heads", one, empty=False) for layer, one in heads.items()}
     else:
-        _check_numbers("heads", heads)
-    _check_numbers("layers", layers, names=names)
+        chosen = checked_numbers("heads", heads, empty=False)
+    layers = checked_numbers("layers", layers, names, empty=False)
     report = Report(", ".join(map(repr, given)))
     texts = [] if tokens is None else checked_tokens(tokens, "tokens")
-    with acting(model, given, report, layers, heads, texts, tokenizer, heads_dim) as editor:
+    with acting(model, given, report, layers, chosen, texts, tokenizer, heads_dim) as editor:
         yield report
         editor.check_ended()
-    _check_found(editor, layers, heads)
+    check_layers_found(editor, layers)
     if not report.calls:
         raise CannotEdit(_nothing(editor, given))
+    check_paths_found(editor, layers)
+    for number, one in enumerate(given):
+        if number not in editor.acted:
+            hint = f": {one.when_idle}" if one.when_idle else ""
+            raise CannotEdit(f"{one!r} changed nothing, where other edits of the list did{hint}")
 
 
 @contextlib.contextmanager
@@ -158,14 +167,6 @@ def _checked(model: object, edits: object) -> list[Edit]:
                 f"edits must be a value of regard.edits, such as edits.cut(keys=0), or a list, got {type(one).__name__}"
             )
     return given
-
-
-def _check_found(editor: Editor, layers: Sequence[int | str] | None, heads: Any) -> None:
-    """Layers that were asked for and that no call had: known only now."""
-    count = len(editor.recording.sites)
-    absent = [n for n in layers or () if isinstance(n, int) and not 0 <= n < count]
-    if absent and count:
-        raise ValueError(f"layers={absent} were asked for, and the layers that attend are 0 … {count - 1}")
 
 
 def _nothing(editor: Editor, edits: Sequence[Edit]) -> str:

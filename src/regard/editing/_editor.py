@@ -89,6 +89,7 @@ class Editor(Watcher):
         self.used: list[Used] = []  # products and uses of them that the operator under way was found to be
         self.settled: list[tuple[Used, Any]] = []
         self.trouble: CannotEdit | None = None
+        self.acted: set[int] = set()  # which of the edits, by number, have changed something
         self.check_ended: Callable[[], None] = lambda: None  # raises where an output went away unedited
         self._met_before: Counter[Site] = Counter()
         self._memories: dict[tuple[int, Site], dict[Any, Any]] = {}
@@ -234,6 +235,15 @@ class Editor(Watcher):
             raise ValueError(f"heads={wrong} were asked for, and {met.site} (layer {met.layer}) has {count} heads")
         return tuple(sorted({head % count for head in given}))
 
+    @property
+    def adds_edges(self) -> bool:
+        return any(edit.adds_edges for edit in self.edits)
+
+    def _edges_of(self, seen: Seen, place: Place) -> Callable[[range, range], Tensor] | None:
+        # a block inside this one may have cut the same edge already: then both count, as in one list
+        inside = any(one.busy for one in _around.here() if one is not self and isinstance(one, Editor))
+        return None if inside or self.adds_edges else _fused.edges_of(seen, place)
+
     def each(self, place: Place) -> Iterator[Edit]:
         """The edits, with what each remembers of the place."""
         for number, edit in enumerate(self.edits):
@@ -241,14 +251,19 @@ class Editor(Watcher):
             yield edit
 
     def changes(self, place: Place) -> list[Change]:
-        found = [change for edit in self.each(place) if (change := edit.change(place)) is not None]
+        found = []
+        for number, edit in enumerate(self.each(place)):
+            if (change := edit.change(place)) is not None:
+                found.append(change)
+                self.acted.add(number)
         return sorted(found, key=lambda change: change.pattern is None)  # a pattern stands for all that was there
 
     def outputs(self, out: Tensor, place: Place) -> Tensor | None:
         """The output with its edits; None where none has changed it."""
         new = None
-        for edit in self.each(place):
+        for number, edit in enumerate(self.each(place)):
             if edit.acts_on_output and (found := edit.output(out, place)) is not None:
+                self.acted.add(number)
                 out = new = _fused.with_heads(found, out, place)
         return new
 
@@ -268,6 +283,7 @@ class Editor(Watcher):
                 return run(program, call)
         seen = _fused.of_call(call)
         place = self.place(met, _fused.detached(seen), call.spec.kv_heads)
+        place.has_edges = self._edges_of(seen, place)
         changes = self.changes(place)
         with self.running():
             ran = None
@@ -303,6 +319,7 @@ class Editor(Watcher):
     def attend(self, seen: Seen, dropout: float, run: Callable[[], Tensor], met: Met) -> Tensor:
         """[batch, head, query, dim] of a call, edited; ``run`` gives the output of the call as it was."""
         place = self.place(met, _fused.detached(seen), seen.key.shape[1])
+        place.has_edges = self._edges_of(seen, place)
         changes, width = self.changes(place), seen.value.shape[3]
         with self.running():
             if changes:

@@ -6,6 +6,7 @@ Tensors keep their gradients.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -15,6 +16,7 @@ from regard import masks
 from regard.bias import TableBias
 from regard.edits._edit import Change, Place
 from regard.watching._seen import Seen
+from regard.watching._silence import silence
 
 if TYPE_CHECKING:
     from regard.masks import Mask
@@ -40,6 +42,23 @@ def changed(seen: Seen, change: Change, place: Place) -> Seen:
     if change.add is not None:
         seen = _steered(seen, *change.add, place)
     return seen
+
+
+def edges_of(seen: Seen, place: Place) -> Callable[[range, range], Tensor]:
+    """The edges that a call has, as ``Place.has_edges`` gives them."""
+    offset = place.offset if seen.offset is None else seen.offset
+
+    def has_edges(rows: range, columns: range) -> Tensor:
+        with silence(), torch.no_grad():
+            there = torch.ones(1, 1, len(rows), len(columns), dtype=torch.bool, device=place.device)
+            if seen.mask is not None:
+                there = seen.mask.tile(rows, columns, place.queries, place.keys, offset=offset, device=place.device)
+            if isinstance(seen.bias, Tensor):
+                bias = seen.bias.detach().expand(-1, -1, place.queries, place.keys)
+                there = there & (bias[:, :, rows.start : rows.stop, columns.start : columns.stop] > -torch.inf)
+            return there
+
+    return has_edges
 
 
 def joined(mask: Mask | None, other: Mask | None) -> Mask | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -192,7 +192,13 @@ class _Call:
         with silence(), torch.no_grad():
             weights = rearranged(use.weights.final, found.pieces(use.weights.final_dims), found.groups)
             seen = InMemory(weights, weights.new_zeros(weights.shape[:3]))
-            self.steps = [_Step(editor, editor.place(met, seen, weights.shape[1])) for editor, met in editors]
+            places = [editor.place(met, seen, weights.shape[1]) for editor, met in editors]
+            if not any(editor.adds_edges for editor, _ in editors):
+                for place in places:
+                    place.has_edges = _edges_of(weights)
+            self.steps = [_Step(editor, place) for (editor, _), place in zip(editors, places, strict=True)]
+            for place in places:
+                place.has_edges = None  # it holds the weights
 
     def weights(self, node: Node) -> Tensor:
         """The softmax again, of other logits."""
@@ -259,6 +265,18 @@ class _Step:
                         seen = seen.masked_fill(~place.real[:, None, :, None], 0.0)
                     edit.after(seen[:, :, edit.mass_of(place) or slice(None)].sum(2), place)
                 edit.saw(Pattern(None, weights, weights.shape[3] - place.keys), place)
+
+
+def _edges_of(weights: Tensor) -> Callable[[range, range], Tensor]:
+    """The edges that a call has, as ``Place.has_edges`` gives them. Where a row does not sum to 1, the model took
+    weights away after the softmax: a 0 there does not say that the softmax had no such edge."""
+
+    def has_edges(rows: range, columns: range) -> Tensor:
+        found = weights[:, :, rows.start : rows.stop]
+        whole = found.sum(-1, keepdim=True, dtype=torch.float32) > 0.999
+        return (found[..., columns.start : columns.stop] > 0) | ~whole
+
+    return has_edges
 
 
 @contextlib.contextmanager

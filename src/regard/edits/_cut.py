@@ -13,11 +13,13 @@ from regard.edits._edit import Change, Edit, Place
 from regard.edits._places import Where
 from regard.masks import Mask
 
+_FEW = 4096  # pairs that may be looked at, to see whether the call has an edge among them
+
 
 class Cut(Edit):
     """Edges that are taken away; ``a & b``, ``a | b`` and ``~a`` are cuts too."""
 
-    when_idle = "no call had these queries and keys"
+    when_idle = "no call had these queries and keys, with an edge between them"
 
     def edges(self, place: Place) -> Mask | None:
         """True at the edges that go; None where the call has none of them."""
@@ -42,6 +44,24 @@ class _Between(Cut):
     queries: Any
     keys: Any
 
+    def change(self, place: Place) -> Change | None:
+        edges = self.edges(place)
+        return None if edges is None or not self._cuts_any(place) else Change(hide=edges)
+
+    def _cuts_any(self, place: Place) -> bool:
+        """Whether the call has one of the edges, where a look at a few tells: a causal mask may hide them already."""
+        if place.has_edges is None:
+            return True
+        rows, columns = _places.queries(self.queries, place), _places.keys(self.keys, place)
+        down, across = _span(rows), _span(columns)
+        if len(down) * len(across) > _FEW:
+            return True
+        there = place.has_edges(down, across)
+        if there.shape[1] > 1:
+            there = there[:, list(place.heads)]
+        chosen = rows[:, None, down.start : down.stop, None] & columns[:, None, None, across.start : across.stop]
+        return bool((there & chosen).any())
+
     def edges(self, place: Place) -> Mask | None:
         rows, columns = _places.queries(self.queries, place), _places.keys(self.keys, place)
         if not bool(rows.any()) or not bool(columns.any()):
@@ -60,7 +80,7 @@ class _ByMask(Cut):
 
     def edges(self, place: Place) -> Mask | None:
         if place.dropped and not self.mask.tensors:
-            raise place.refuse(f"its cache has forgotten {place.dropped} keys, so the mask's positions are not tokens")
+            raise place.refuse(f"its cache has forgotten {place.forgotten}, so the mask's positions are not tokens")
         if place.kind == "cross" and not self.mask.tensors and not _aligned(place):
             raise place.refuse(
                 "in cross attention with a cache it is not known which tokens its queries are, so the mask's positions "
@@ -99,6 +119,12 @@ class _Not(Cut):
         return f"~{self.part!r}"
 
 
+def _span(chosen: Tensor) -> range:
+    """From the first to the last of those that are chosen, bool [items, count]."""
+    at = chosen.any(0).nonzero()
+    return range(int(at[0]), int(at[-1]) + 1)
+
+
 def cut(mask: Mask | None = None, *, queries: Where | None = None, keys: Where | None = None) -> Cut:
     """Attention knockout: edges from these queries to these keys do not exist; the other weights grow to make up.
 
@@ -108,7 +134,8 @@ def cut(mask: Mask | None = None, *, queries: Where | None = None, keys: Where |
         ~cut(keys=[0, 7])                         # nobody looks at anything else
 
     The edges become a mask of the call, exactly: no matrix is made of a rule. A query that loses all of its keys gets
-    zeros.
+    zeros. A call that has none of the edges (its own mask hides them already) is not counted as changed, if queries and
+    keys span at most 4096 pairs; masks, cuts that are joined, larger spans and blocks around others always count.
 
     Args:
         mask: any rule of ``regard.masks``; True at the edges that are cut.

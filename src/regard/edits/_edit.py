@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -38,7 +39,13 @@ class Place:
     device: torch.device
     tokens: list[list[str]]
     real: Tensor | None = None  # bool [batch, query]: False where a query is padding
+    # bool [batch or 1, head or 1, row, column], the edges that the call has in a rectangle; None where it is not known
+    has_edges: Callable[[range, range], Tensor] | None = None
     memory: dict[Any, Any] = field(default_factory=dict)  # what an edit remembers of this site, until the block ends
+
+    @property
+    def forgotten(self) -> str:
+        return f"{self.dropped} key{'s' * (self.dropped > 1)}"
 
     def refuse(self, why: str) -> CannotEdit:
         return CannotEdit(f"{self.site} (layer {self.layer}): {why}")
@@ -57,6 +64,7 @@ class Edit:
 
     when_idle = ""  # what to say where it changed nothing
     acts_on_output = False
+    adds_edges = False  # whether weights that were 0 may be others after it
     wants_mass = False  # whether ``after`` is to be called with the weight that each key received
 
     def change(self, place: Place) -> Change | None:

@@ -114,6 +114,8 @@ def keep(policy: str, budget: int, *, first: int = 0, recent: int | None = None)
             raise ValueError(f"{name} must be at least {least}, got {given}")
     if policy == "recent" and recent is not None:
         raise ValueError('recent is given beside the policy "recent", which fills its budget with the newest')
+    if first > budget:
+        raise ValueError(f"first={first} is more than budget={budget}, which includes them")
     newest = budget - first if policy == "recent" else (budget // 4 if recent is None else recent)
     if policy == "window" and newest < 1:
         raise ValueError('recent must be at least 1 for the policy "window": those queries are its window')

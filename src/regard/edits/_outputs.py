@@ -74,6 +74,8 @@ def ablate(how: str, reference: Recording | None = None, *, queries: Where | Non
     """
     if how not in _HOW:
         raise ValueError(f"ablate takes one of {', '.join(map(repr, _HOW))}, got {how!r}")
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise TypeError(f"seed must be an int, got {seed!r}")
     if reference is not None:
         _check_recording(reference, "reference", "output")
         if how == "zero":
@@ -90,6 +92,10 @@ class Patch(Edit):
     @property
     def acts_on_output(self) -> bool:  # type: ignore[override]
         return self.what == "output"
+
+    @property
+    def adds_edges(self) -> bool:  # type: ignore[override]
+        return self.what == "pattern"
 
     def change(self, place: Place) -> Change | None:
         return Change(pattern=self._of_turn(place).pattern) if self.what == "pattern" else None

@@ -16,6 +16,7 @@ class Steer(Edit):
     keys: Any
     amount: float
     queries: Any
+    adds_edges = True  # a weight that was too small for its precision
     when_idle = "no call had these queries and keys"
 
     def change(self, place: Place) -> Change | None:

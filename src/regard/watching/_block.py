@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import difflib
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from regard.recording import Recorded, Recording
 from regard.statistics import Want
@@ -72,8 +72,8 @@ def watch(
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     if want is not None and not isinstance(want, Want):
         raise TypeError(f"want must be a regard.Want, such as Want(top_k=4), got {type(want).__name__}")
-    _check_numbers("layers", layers, names=paths(model))
-    _check_numbers("heads", heads)
+    layers = checked_numbers("layers", layers, paths(model))
+    heads = checked_numbers("heads", heads)
     layout = _together.layout_of(model) if gather else None
     by_heads = layout is not None and layout.heads is not None
     recording = Recording(_title(model))
@@ -132,14 +132,36 @@ def _keeping(model: nn.Module, recording: Recording, keep: Sequence[str], layers
     return keeping(model, recording, tuple(keep), layers, heads_dim)
 
 
-def _check_numbers(name: str, given: Sequence[int | str] | None, names: Mapping[str, object] | None = None) -> None:
+def checked_numbers(
+    name: str, given: Any, names: Mapping[str, object] | None = None, *, empty: bool = True
+) -> list[Any] | None:
+    """Numbers of layers (or paths of modules, which are among ``names``) or heads, as a list; None where none were
+    given. ``empty``: whether a list without any will do."""
     if given is None:
-        return
-    if isinstance(given, (str, int)) or not all(isinstance(n, (int, str) if names else int) for n in given):
-        kinds = "layer numbers or module paths" if names else "head numbers"
+        return None
+    kinds = "layer numbers or module paths" if names is not None else "head numbers"
+    found = given.tolist() if isinstance(given, Tensor) and not given.is_floating_point() else given
+    if isinstance(found, (str, int)) or not isinstance(found, Iterable):
         raise TypeError(f"{name} must be a list of {kinds}, got {given!r}")
+    found = list(found)
+    if any(isinstance(n, bool) or not isinstance(n, int if names is None else (int, str)) for n in found):
+        raise TypeError(f"{name} must be a list of {kinds}, got {given!r}")
+    if not found and not empty:
+        raise ValueError(f"{name} is an empty list, which means no {name} at all; leave it out for all of them")
+    if names is not None:
+        _check_layers(found, names)
+    return found
+
+
+def _check_layers(given: list[int | str], names: Mapping[str, object]) -> None:
+    below = [n for n in given if isinstance(n, int) and n < 0]
+    if below:
+        raise ValueError(
+            f"layers={below}: layers are numbered 0, 1, 2 … in the order in which they attend, and do not count from "
+            "the end: how many there are is known only when the model has run"
+        )
     for path in given:
-        if isinstance(path, str) and names is not None and path.partition(" #")[0].replace("(root)", "") not in names:
+        if isinstance(path, str) and path.partition(" #")[0].replace("(root)", "") not in names:
             near = difflib.get_close_matches(path, names, 3, 0.4)
             raise ValueError(
                 f"layers names {path!r}, and the model has no module of that path"
@@ -147,12 +169,27 @@ def _check_numbers(name: str, given: Sequence[int | str] | None, names: Mapping[
             )
 
 
-def _check_found(watcher: Watcher, layers: Sequence[int | str] | None, heads: Sequence[int] | None) -> None:
-    """Numbers that were asked for and that no call had: known only now."""
+def check_layers_found(watcher: Watcher, layers: Sequence[int | str] | None) -> None:
+    """Layers that were asked for and that no call had: known only now."""
     count = len(watcher.recording.sites)
     absent = [n for n in layers or () if isinstance(n, int) and not 0 <= n < count]
     if absent and count:
         raise ValueError(f"layers={absent} were asked for, and the layers that attend are 0 … {count - 1}")
+
+
+def check_paths_found(watcher: Watcher, layers: Sequence[int | str] | None) -> None:
+    """Likewise paths of modules."""
+    attended = {name for site in watcher.recording.sites for name in (site.path, str(site))}
+    absent = [path for path in layers or () if isinstance(path, str) and path not in attended]
+    if absent and attended:
+        raise ValueError(
+            f"layers={absent} were asked for, and made no attention call; those that attend are "
+            + ", ".join(str(site) for site in watcher.recording.sites)
+        )
+
+
+def _check_found(watcher: Watcher, layers: Sequence[int | str] | None, heads: Sequence[int] | None) -> None:
+    check_layers_found(watcher, layers)
     most = watcher.most_heads
     absent = [n for n in heads or () if not -most <= n < most]
     if absent and most:

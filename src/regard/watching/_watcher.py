@@ -255,10 +255,10 @@ class Watcher:
                 more = (pending.rows, heads, self._given_dim(pending.site.path), modules)
                 return laid_out(known._replace(final=tensor), *more)
 
-            made = arranged(known.final)
+            made, keys = arranged(known.final), known.final.shape[-1]
             live = None if self.tracker.kept is None else self.tracker.kept.get(id(known.softmax.lse))
-            if live is not None and live.shape == known.final.shape:
-                made = made._replace(live=live, arrange=lambda tensor: arranged(tensor).weights)
+            if live is not None and (live.shape == known.final.shape or _begins_with(live, known.final)):
+                made = made._replace(live=live, arrange=lambda tensor: arranged(tensor[..., :keys]).weights)
             return made if pending.product is None else with_values(made, known.final, *pending.product)
 
         self._observe(make, pending.stack, pending.site, pending.number, None)
@@ -491,3 +491,10 @@ def _short(error: Exception) -> str:
 
 def _in_backward() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)
+
+
+def _begins_with(whole: Tensor, part: Tensor) -> bool:
+    """Whether a softmax's output is the weights, and after them what has no key: a sink, say, that was cut off."""
+    if whole.shape[:-1] != part.shape[:-1] or whole.shape[-1] <= part.shape[-1]:
+        return False
+    return torch.equal(whole.detach()[..., : part.shape[-1]].to(part.dtype), part.detach())
