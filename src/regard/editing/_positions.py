@@ -58,7 +58,7 @@ def _held(stack: Sequence[Frame], queries: int, keys: int) -> int | None:
     if cache is None:
         return None
     number = _number(frame)
-    total = int(cache.get_seq_length(number)) or int(cache.get_seq_length())  # some layers use the keys of another
+    total = _seen(cache, number) or _seen(cache, 0)  # some layers use the keys of another
     if total < queries:
         return None
     if keys > total:  # memory that is set aside whole is handed over whole; other keys are none of the cache's
@@ -74,7 +74,7 @@ def _of_decoder(queries: int, stack: Sequence[Frame]) -> int | None:
     frame = attending(stack)
     cache = _cache(frame)
     if cache is not None and hasattr(cache, "self_attention_cache"):
-        before = int(cache.get_seq_length(_number(frame))) - queries
+        before = _seen(cache, _number(frame)) - queries
         return before if before >= 0 else None
     for frame in stack:  # a layer of regard's own
         given = frame.given()
@@ -101,6 +101,14 @@ def _cache(frame: Frame) -> Any:
         if ("past" in name or "cache" in name) and hasattr(value, "get_seq_length"):
             return value
     return None
+
+
+def _seen(cache: Any, number: int) -> int:
+    """Tokens that a layer of the cache has seen; 0 where it does not count them."""
+    try:
+        return int(cache.get_seq_length(number))
+    except (TypeError, ValueError):  # Reformer's gives None, layers without attention raise
+        return 0
 
 
 def _number(frame: Frame) -> int:

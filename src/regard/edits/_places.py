@@ -50,7 +50,7 @@ def keys(where: Where | None, place: Place) -> Tensor:
     if where is None:
         return torch.ones(1, place.keys, dtype=torch.bool, device=place.device)
     if place.dropped:
-        raise place.refuse(f"its cache has forgotten {place.dropped} keys, so their positions are not those of tokens")
+        raise place.refuse(f"its cache has forgotten {place.forgotten}, so their positions are not those of tokens")
     if place.read is None and _from_the_end(where):
         raise place.refuse(
             f"keys={shown(where)} counts from the end, and which of its {place.keys} keys is the last that was read is "
