@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -12,7 +10,7 @@ from torch import Tensor
 
 from regard._arguments import prepare
 from regard.backends import _guard
-from regard.backends._base import accumulation, reads_values
+from regard.backends._base import accumulation, has_triton, reads_values
 from regard.backends._meter import peak_bytes, without_values
 from regard.masks import Mask
 from regard.masks._flags import Fused
@@ -399,16 +397,11 @@ def _kernel_refusals(spec: CallSpec, want: Want) -> list[str]:
     """Why the statistics are not folded by the observation kernels, but by torch operations, tile by tile."""
     if spec.device != "cuda":
         return ["the observation kernels run on CUDA devices"]
-    if not _has_triton():
+    if not has_triton():
         return ["triton is not installed"]
     from regard._triton.observing import refuse
 
     return refuse(spec, want)
-
-
-@lru_cache(1)
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
 
 
 def _plain(call: Call) -> Call:

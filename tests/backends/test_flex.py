@@ -353,7 +353,7 @@ def _spec(**changes: Any) -> Any:
 
 @pytest.fixture
 def triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flex, "_has_triton", lambda: True)
+    monkeypatch.setattr(flex, "has_triton", lambda: True)
 
 
 @pytest.mark.usefixtures("triton")
@@ -388,7 +388,7 @@ def test_what_it_cannot_do_is_refused_by_name(changes: dict[str, Any], reason: s
 
 
 def test_without_triton_it_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flex, "_has_triton", lambda: False)
+    monkeypatch.setattr(flex, "has_triton", lambda: False)
     assert BACKEND.refuse(_spec()) == ["triton is not installed"]
 
 

@@ -34,7 +34,7 @@ def test_on_a_cpu_it_refuses_by_name() -> None:
 
 
 def test_without_triton_it_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton, "_has_triton", lambda: False)
+    monkeypatch.setattr(triton, "has_triton", lambda: False)
     assert triton.Triton().refuse(spec_of()) == ["triton is not installed"]
 
 
@@ -56,8 +56,8 @@ def test_without_triton_it_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_auto_takes_it_where_it_was_measured_to_win(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, given: dict[str, Any], chosen: str
 ) -> None:
-    monkeypatch.setattr("regard.backends.flex._has_triton", lambda: True)
-    monkeypatch.setattr(triton, "_has_triton", lambda: True)
+    monkeypatch.setattr("regard.backends.flex.has_triton", lambda: True)
+    monkeypatch.setattr(triton, "has_triton", lambda: True)
     assert _choose(spec_of(dtype, **given), "auto").backend.name == chosen
 
 
@@ -77,16 +77,16 @@ def test_the_rules_agree_with_the_stored_measurement(
     """Where a rule puts it before FlexAttention, it was faster in the run that is stored; where after, slower."""
     stored = Path(__file__).parents[2] / "benchmarks" / "results" / "backends_gpu.json"
     figures = json.loads(stored.read_text())["figures"][case]
-    monkeypatch.setattr("regard.backends.flex._has_triton", lambda: True)
-    monkeypatch.setattr(triton, "_has_triton", lambda: True)
+    monkeypatch.setattr("regard.backends.flex.has_triton", lambda: True)
+    monkeypatch.setattr(triton, "has_triton", lambda: True)
     faster = "triton" if figures["triton ms"] < figures["flex ms"] else "flex"
     assert _choose(spec_of(**given), "auto").backend.name == faster
 
 
 @pytest.mark.parametrize("mask", [masks.window(left=1023), masks.documents(lengths=[512] * 8) & masks.causal()])
 def test_windows_and_documents_are_its_own_on_hopper(monkeypatch: pytest.MonkeyPatch, mask: masks.Mask) -> None:
-    monkeypatch.setattr("regard.backends.flex._has_triton", lambda: True)
-    monkeypatch.setattr(triton, "_has_triton", lambda: True)
+    monkeypatch.setattr("regard.backends.flex.has_triton", lambda: True)
+    monkeypatch.setattr(triton, "has_triton", lambda: True)
     chosen = {}
     for length in (4096, 65_536):
         flags = _flags(mask, length, length, 0)
@@ -106,7 +106,7 @@ def test_with_windows_and_documents_it_was_faster_in_the_run_that_is_stored() ->
 
 
 def test_calls_that_need_gradients_may_be_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regard.backends.flex._has_triton", lambda: True)
-    monkeypatch.setattr(triton, "_has_triton", lambda: True)
+    monkeypatch.setattr("regard.backends.flex.has_triton", lambda: True)
+    monkeypatch.setattr(triton, "has_triton", lambda: True)
     spec = spec_of(mask=masks.causal(), softcap=20.0)
     assert _choose(spec._replace(grad=True), "auto").backend.name == "triton"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -106,3 +108,8 @@ def accumulation(dtype: torch.dtype) -> torch.dtype:
 def reads_values(spec: CallSpec) -> bool:
     """Whether a masked call's numbers are looked at, and cleaned, before a backend sees them (see ``_guard``)."""
     return spec.mode == "plain" and spec.device == "cpu"
+
+
+@lru_cache(1)
+def has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None

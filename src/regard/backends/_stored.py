@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
-from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from regard.backends._base import no_autocast
+from regard.backends._base import has_triton, no_autocast
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,7 +29,7 @@ class Stored(NamedTuple):
 
 def can_decode(query: Tensor, stored: Stored) -> bool:
     """Whether the kernels take it, and nobody wants to see the calls that would do it instead (``regard.watch``)."""
-    if not (query.is_cuda or os.environ.get("TRITON_INTERPRET") == "1") or not _has_triton() or _dispatch_modes():
+    if not (query.is_cuda or os.environ.get("TRITON_INTERPRET") == "1") or not has_triton() or _dispatch_modes():
         return False
     from regard._triton import stored_decoding as kernels
 
@@ -45,8 +43,3 @@ def decode(query: Tensor, stored: Stored, scale: float | None, softcap: float | 
     with no_autocast(query.device.type):
         scale = query.shape[3] ** -0.5 if scale is None else float(scale)
         return kernels.decode(query, kernels.Stored(*stored), scale, softcap, sinks)
-
-
-@lru_cache(1)
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None

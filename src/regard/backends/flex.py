@@ -7,20 +7,18 @@ compiles once more, for all others.
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import threading
 import zlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from functools import lru_cache
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from regard.backends._autograd import held_tensors, second_derivative
-from regard.backends._base import Backend
+from regard.backends._base import Backend, has_triton
 from regard.backends._flex_rules import BLOCK, blocks_of, score_of
 from regard.masks._flex import Frame
 from regard.spec import Result
@@ -50,7 +48,7 @@ class Flex(Backend):
         if spec.mode == "compile":
             return ["it compiles its own kernels, which cannot happen inside torch.compile"]
         reasons = []
-        if not _has_triton():
+        if not has_triton():
             reasons.append("triton is not installed")
         if spec.dtype == torch.float64:
             reasons.append("FlexAttention does not take float64")
@@ -182,8 +180,3 @@ def _compiled(kind: tuple[Any, ...]) -> Callable[..., Any]:
             while len(_kinds) > _MOST_KINDS:
                 del _kinds[next(iter(_kinds))]
     return found
-
-
-@lru_cache(1)
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None

@@ -5,12 +5,11 @@ Compiled once for each kind of call (dtype, head sizes, which modifiers), in a s
 
 from __future__ import annotations
 
-import importlib.util
 import os
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from regard.backends._autograd import FusedBackend
+from regard.backends._base import has_triton
 from regard.backends._tiled import sink_gradient
 from regard.backends.blockwise import Blockwise
 from regard.spec import Result
@@ -29,7 +28,7 @@ class Triton(FusedBackend):
     about = "our Triton kernel: any mask by its tiles, no compilation for each mask"
 
     def refuse(self, spec: CallSpec) -> list[str]:
-        if not _has_triton():
+        if not has_triton():
             return ["triton is not installed"]
         if spec.device != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
             return [f"the Triton kernels run on CUDA devices, the call is on {spec.device}"]
@@ -66,8 +65,3 @@ class Triton(FusedBackend):
             return _gradients.backward(call, grad_out, out, lse, needs)
         found = gradients(call, grad_out, out, lse, needs)
         return (*found, sink_gradient(call, grad_out, out, lse) if needs[4] else None)
-
-
-@lru_cache(1)
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from regard.backends._base import no_autocast
+from regard.backends._base import has_triton, no_autocast
 from regard.linear._chunks import Part, Sums, attend
 from regard.linear._features import NAMED
 
@@ -29,7 +27,7 @@ def refuse(request: Request) -> list[str]:
     spec = request.spec
     if spec.mode != "plain":
         return [f"the Triton kernels cannot be traced ({spec.mode} mode)"]
-    if not _has_triton():
+    if not has_triton():
         return ["triton is not installed"]
     if spec.device != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         return [f"the Triton kernels run on CUDA devices, the call is on {spec.device}"]
@@ -161,8 +159,3 @@ def _plain(given: Given) -> Tensor:
     if given.normalize:
         out = out / weight.masked_fill(weight == 0, 1.0).unsqueeze(-1)
     return out.to(given.dtype)
-
-
-@lru_cache(1)
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
