@@ -88,8 +88,8 @@ def test_torchs_causal_bias_means_under_a_watch_what_it_means_without(make: Any)
         check_statistics(recording.calls[0], dense(q, keys, permitted))
 
 
-def test_compiled_models_that_nobody_watches_stay_compiled_on_every_thread() -> None:
-    runs = []
+def _counting(runs: list[int]) -> Any:
+    """A compiler that changes nothing, and notes the thread of every run of what it compiled."""
 
     def backend(graph: Any, inputs: Any) -> Any:
         def compiled(*args: Any) -> Any:
@@ -98,7 +98,12 @@ def test_compiled_models_that_nobody_watches_stay_compiled_on_every_thread() -> 
 
         return compiled
 
-    other = torch.compile(nn.Linear(24, 24), backend=backend)
+    return backend
+
+
+def test_compiled_models_that_nobody_watches_stay_compiled_on_every_thread() -> None:
+    runs: list[int] = []
+    other = torch.compile(nn.Linear(24, 24), backend=_counting(runs))
     with torch.no_grad():
         other(X)
         runs.clear()
@@ -109,6 +114,42 @@ def test_compiled_models_that_nobody_watches_stay_compiled_on_every_thread() -> 
             thread.start()
             thread.join()
     assert len(set(runs)) == 2
+
+
+def test_a_model_that_nobody_watches_is_compiled_for_the_first_time_inside_the_block() -> None:
+    runs: list[int] = []
+    other, watched = torch.compile(nn.Linear(24, 24), backend=_counting(runs)), ByHand(24, 4)
+    with torch.no_grad(), regard.watch(watched) as recording:
+        other(X)
+        other(X[:, :3])
+        watched(X)
+    assert len(runs) == 2 and len(recording) == 1
+
+
+def test_the_compiler_leaves_the_watch_alone_where_it_gives_up_on_a_model() -> None:
+    runs: list[int] = []
+    other, watched = torch.compile(nn.Linear(24, 24), backend=_counting(runs)), ByHand(24, 4)
+    with torch.no_grad(), torch._dynamo.config.patch(recompile_limit=1):
+        other(X)
+        with regard.watch(watched):
+            # another dtype asks for a second compilation: the model runs as it is written, its calls still looked at
+            other.to(torch.float64)(X.double())
+    assert len(runs) == 1
+
+
+def test_a_part_of_a_watched_model_that_compiles_itself_is_seen() -> None:
+    class Compiles(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = ByHand(24, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.compile(self.inner, backend="eager")(x)
+
+    model = Compiles()
+    with regard.watch(model) as recording:
+        model(X)
+    assert len(recording) == 1 and recording.missed == []
 
 
 def test_a_model_compiled_in_place_is_seen_and_compiled_again_afterwards() -> None:

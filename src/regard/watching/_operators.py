@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,9 +23,19 @@ from regard.watching._silence import silence, silent
 if TYPE_CHECKING:
     from regard.watching._watcher import Watcher
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
 aten = torch.ops.aten
 _IN_PLACE = frozenset((aten.mul_, aten.div_, aten.masked_fill_, aten.add_, aten.sub_, aten.copy_))
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+
+
+def _never_compiled(function: _Function) -> _Function:
+    """torch's compiler takes apart every function that runs below a compiled one; not this one, nor what it calls."""
+    frames: Any = torch._C._dynamo.eval_frame  # what torch._dynamo.disable sets, there without loading the compiler
+    skip = frames._FrameAction.SKIP
+    frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
+    return function
 
 
 class Listening(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -39,7 +49,11 @@ class Listening(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # to skip it, torch would load all of its compiler
+        return False  # to skip it, torch would load all of its compiler: see _never_compiled
+
+    # torch asks the mode that is entered. Models that are not watched may be compiled, for the first time too.
+    def ignore_compile_internals(self) -> bool:  # type: ignore[override]
+        return not self.watcher.inside()
 
     # Pushed without the flags that torch sets for all threads at once: elsewhere models compile as ever.
     def __enter__(self) -> Listening:
@@ -49,6 +63,7 @@ class Listening(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __exit__(self, *_: object) -> None:
         _python_dispatch._pop_mode()
 
+    @_never_compiled
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
