@@ -175,6 +175,16 @@ def test_the_alignment_is_the_cross_attention_and_its_rows_sum_to_one(folder: Pa
     assert f"wrote {page}" in shown.stdout and "<html" in page.read_text()[:500]
 
 
+def test_what_is_drawn_is_what_was_asked_for_and_each_sentence_has_its_page(folder: Path, tmp_path: Path) -> None:
+    words = f"translate --model {folder / 'run'} --temperature 2 --seed 4 {shlex.quote(LINES[0])} {shlex.quote(LINES[1])}"
+    said = run(words).stdout.splitlines()
+    shown = run(f"{words} --show --page {tmp_path / 'page.html'}").stdout.splitlines()
+    for line, text in zip(LINES, said, strict=False):
+        assert shown[shown.index(line) + 1] == text and shown.count(text) == 1
+    titles = [(tmp_path / name).read_text() for name in ("page.html", "page-2.html")]
+    assert LINES[0] in titles[0] and LINES[1] in titles[1]
+
+
 def test_an_evaluation_has_signatures_and_compares_systems(folder: Path, tmp_path: Path) -> None:
     test = f"--test {folder / 'test.en'} {folder / 'test.de'}"
     mine = tmp_path / "mine"
@@ -188,6 +198,10 @@ def test_an_evaluation_has_signatures_and_compares_systems(folder: Path, tmp_pat
     assert "BLEU, lower-cased  100.00" in perfect.stdout
     compared = [line for line in perfect.stdout.splitlines() if "p = 0.0" in line]
     assert [line.split("  ")[0] for line in compared] == ["BLEU, lower-cased", "BLEU, cased", "chrF2"]
+    same = run(f"evaluate --system {mine} {test} --against {mine} --samples 50 --json")
+    assert same.exit_code == 0, same.output
+    for each in json.loads(same.stdout)["compared"]:
+        assert each["ours"] == each["theirs"] and each["p_value"] == 1.0 and len(each["interval"]) == 2
     short = tmp_path / "short"
     short.write_text("one line\n")
     wrong = run(f"evaluate --system {short} {test}")
