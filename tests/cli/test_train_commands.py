@@ -176,7 +176,9 @@ def test_the_alignment_is_the_cross_attention_and_its_rows_sum_to_one(folder: Pa
 
 
 def test_what_is_drawn_is_what_was_asked_for_and_each_sentence_has_its_page(folder: Path, tmp_path: Path) -> None:
-    words = f"translate --model {folder / 'run'} --temperature 2 --seed 4 {shlex.quote(LINES[0])} {shlex.quote(LINES[1])}"
+    words = (
+        f"translate --model {folder / 'run'} --temperature 2 --seed 4 {shlex.quote(LINES[0])} {shlex.quote(LINES[1])}"
+    )
     said = run(words).stdout.splitlines()
     shown = run(f"{words} --show --page {tmp_path / 'page.html'}").stdout.splitlines()
     for line, text in zip(LINES, said, strict=False):

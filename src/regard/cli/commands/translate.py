@@ -38,7 +38,9 @@ def translate(
     ] = None,
     scores: Annotated[bool, typer.Option("--scores", help="Print the score before each translation.")] = False,
     show: Annotated[bool, typer.Option("--show", help="Show the alignment of each sentence and write a page.")] = False,
-    page: Annotated[Path, typer.Option(help="With --show: file name of the page; further sentences get NAME-2.html, …")] = Path("alignment.html"),
+    page: Annotated[
+        Path, typer.Option(help="With --show: file name of the page; further sentences get NAME-2.html, …")
+    ] = Path("alignment.html"),
     batch_tokens: Annotated[int, typer.Option(help="Batch size: source tokens × beams.")] = 6_000,
     device: Annotated[
         str, typer.Option(help="Device that runs the model.", autocompletion=complete.one_of(complete.DEVICES))
@@ -139,7 +141,7 @@ def _written(lines: list[str], found: list[list[Translation]], scores: bool, as_
 def show_alignment(
     translator: Translator, line: str, page: Path | None, translation: Translation | None = None
 ) -> None:
-    """A translation (the best when not given), and which source pieces each of its pieces attends to: darker means more weight."""
+    """A translation (the best when not given), and which source pieces its pieces attend to: darker is more weight."""
     from regard import train as engine
 
     aligned = engine.align(translator, line, translation=translation)
