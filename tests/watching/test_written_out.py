@@ -370,6 +370,34 @@ def test_calling_forward_itself_runs_no_hooks_and_is_seen_all_the_same() -> None
     assert [(call.path, call.number, call.queries) for call in recording] == [("layers.0", 0, 7), ("layers.0", 1, 5)]
 
 
+def test_a_method_that_does_not_call_its_module_self_is_seen_too() -> None:
+    class Named(nn.Module):
+        def forward(module, x: Tensor) -> Tensor:  # noqa: N805
+            return (x @ x.mT).softmax(-1) @ x
+
+    class Other(nn.Module):
+        def forward(self, x: Tensor, model: nn.Module) -> Tensor:
+            return helper(model, x)
+
+    def helper(model: nn.Module, x: Tensor) -> Tensor:  # no method: what it computes is not the model's
+        return (x @ x.mT).softmax(-1) @ x
+
+    model = Named()
+    with regard.watch(model) as recording:
+        model.forward(X)
+        helper(model, X)
+        Other()(X, model)
+    assert [(call.path, call.queries) for call in recording] == [("(root)", 7)]
+
+
+def test_a_softmax_into_memory_that_is_given_is_seen() -> None:
+    model = Made(four(lambda s: torch.softmax(s, -1, out=torch.empty_like(s))))
+    with torch.no_grad(), regard.watch(model) as recording:
+        model(X)
+    assert model.weights is not None
+    check_statistics(recording.calls[0], model.weights)
+
+
 def test_what_a_transform_hides_is_listed_and_warns() -> None:
     model = Made(FORMS["method"])
     x = torch.randn(3, 2, 7, 30)
