@@ -142,7 +142,7 @@ def _limit(loaded: Loaded, length: int) -> int | None:
 
 
 def outputs(model: Any, given: dict[str, Any]) -> Any:
-    """What the model gives. Whatever goes wrong in there, it is about this input: one line, with what may be missing."""
+    """What the model gives. Whatever goes wrong in there is about this input: one line, with what may be missing."""
     try:
         return model(**given)
     except Exception as error:
