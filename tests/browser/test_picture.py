@@ -29,7 +29,7 @@ def drawn() -> np.ndarray:
 def test_a_patch_that_is_clicked_shows_what_it_looks_at(open_page) -> None:
     recording = seen()
     opened = open_page(recording, picture=drawn(), layer=0, head=1)
-    opened.page.wait_for_function("document.querySelector('.picture canvas').width > 200")
+    opened.wait_until("document.querySelector('.picture canvas').width > 200")
     box = opened.page.locator(".picture canvas").bounding_box()
     row, column = 2, 3
     opened.page.mouse.click(
