@@ -59,9 +59,11 @@ def test_heads_are_sorted_and_filtered_by_what_was_measured(open_page) -> None:
 
 
 @pytest.mark.parametrize("lang", ["en", "zh"])
-def test_no_name_of_a_head_is_cut(open_page, lang: str) -> None:
+def test_twelve_heads_stand_in_one_line_and_no_name_is_cut(open_page, lang: str) -> None:
     opened = open_page(sentence(layers=1, heads=12), lang=lang)
     opened.view("overview")
+    tops = opened.page.eval_on_selector_all(".cell", "all => all.map(one => one.getBoundingClientRect().top)")
+    assert len(set(tops)) == 1  # the heads of a layer stand in one line
     opened.page.click("summary")
     cut = opened.page.evaluate(
         """() => [...document.querySelectorAll('.rules b')].map(one => one.textContent).filter(name => {

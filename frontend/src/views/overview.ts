@@ -62,7 +62,9 @@ export class Overview {
     if (state.sort === "layer") {
       const rows = store.scene.layers.map((layer, at) => {
         const cells = layer.heads.map((_, head) => (fits(layer.header.rows[head]!) ? this.cell(layer, at, head) : null)).filter((cell) => cell !== null);
-        return cells.length ? el("div", { class: "layer-row" }, el("h2", { title: layer.header.path }, store.say("layer_n", { n: layer.index })), el("div", { class: "cells" }, ...cells)) : null;
+        const row = el("div", { class: "cells" }, ...cells);
+        row.style.setProperty("--columns", String(Math.ceil(layer.heads.length / Math.ceil(layer.heads.length / 12)))); // lines of equal length
+        return cells.length ? el("div", { class: "layer-row" }, el("h2", { title: layer.header.path }, store.say("layer_n", { n: layer.index })), row) : null;
       });
       return el("div", { class: "grid" }, ...rows);
     }
