@@ -141,20 +141,20 @@ class KeptCache:
         """Attention from the new tokens over what is held and themselves; then the budget is kept."""
         self.check(query, key, value, mask=mask, bias=bias)
         assert value is not None
-        if self._places is not None and key.shape[:2] != self._places.shape[:2]:
-            raise ValueError(f"key is {list(key.shape)}, and the cache holds {list(self._places.shape)} tokens of heads")
+        if self._places is not None and key.shape[:2] != (held := self._places.shape)[:2]:
+            raise ValueError(f"key is {list(key.shape)}, and the cache holds [batch, head, token] {list(held)}")
         self._check_room(key)
-        held, (keys, values) = self.held, (key, value)
-        if held:
-            before = self._whole if self._paged is None else self._paged._read(0, held)
+        keys, values = key, value
+        if self.held:
+            before = self._whole if self._paged is None else self._paged._read(0, self.held)
             assert before is not None
             keys, values = torch.cat((before[0], key), 2), torch.cat((before[1], value), 2)
         want = Want.none()
         if self.budget.policy != "recent":
             want = Want(rows=False, map=None, top_k=0, distance=False, queries=self.budget.counted())
         seen = api.observe(
-            query, keys, values, want=want, mask=mask, scale=scale, softcap=softcap, sinks=sinks, query_offset=held,
-            backend=backend,
+            query, keys, values, want=want, mask=mask, scale=scale, softcap=softcap, sinks=sinks,
+            query_offset=self.held, backend=backend,
         )  # fmt: skip
         mass = keys.new_zeros(keys.shape[:3], dtype=torch.float32)
         if self.budget.policy != "recent":
@@ -189,7 +189,7 @@ class KeptCache:
         if needed > there:
             raise CacheFull(
                 f"the pool is full: {needed} blocks of {pool.block_size} tokens are needed for a budget of "
-                f"{self.budget.keys}, and {there} of {pool.blocks} are free or this cache's own; free() one that is done"
+                f"{self.budget.keys}, and {there} of {pool.blocks} are free or its own; free() one that is done"
             )
 
     def reorder(self, index: Any) -> None:

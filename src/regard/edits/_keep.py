@@ -77,8 +77,8 @@ class Keep(Edit):
 
         ``model.generate(prompts, caches=keep("key_mass", budget=64).caches(model), max_new_tokens=100)``
 
-        With ``pools``, one ``regard.cache.BlockPool`` for each layer, keys and values lie in blocks that are shared with
-        other sequences' caches, and what is dropped goes back to them.
+        With ``pools``, one ``regard.cache.BlockPool`` for each layer, keys and values lie in their blocks, and what is
+        dropped goes back to them, for other caches to use.
         """
         layers: Any = getattr(model, "layers", None)
         if layers is None or not hasattr(model, "caches"):

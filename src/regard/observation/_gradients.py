@@ -178,7 +178,8 @@ class _Backward:
             d_query[rows] = made.view(*ds.shape[:3], -1)
         if self.needs[1]:
             query = self.query[rows].reshape(len(flat), -1, self.query.shape[-1])
-            into, start = d_key[tile.items, kv].view(len(flat), *d_key.shape[2:]), 0  # a tile has all heads, or one item
+            # a view, because a tile has all heads or one item
+            into, start = d_key[tile.items, kv].view(len(flat), *d_key.shape[2:]), 0
             for run in tile.runs:
                 part = flat[..., start : start + run.stop - run.start]
                 into[:, run.start : run.stop].baddbmm_(part.transpose(1, 2), query)
