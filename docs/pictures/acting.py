@@ -109,7 +109,6 @@ def curves_of_layers(model: Any, tokenizer: Any) -> Figure:
     for keys, name, color in (((1, 2), '"capital of"', "C0"), ((3,), "the country", "C3")):
         kept = [knocked_out(model, tokenizer, keys, range(middle - 2, middle + 3)) for middle in middles]
         axes.plot(middles, kept, label=f"no look at {name}", color=color)
-        print(name, [round(one, 2) for one in kept])
     axes.axhline(1.0, color="0.7", linewidth=0.8)
     axes.set_xlabel("middle of five layers in which the last token may not look")
     axes.set_ylabel("probability kept")
@@ -149,7 +148,6 @@ def main() -> None:
     for budget in BUDGETS:
         for name, policy in policies(budget).items():
             found[name].append(read(ours, ids, policy.caches(ours)))
-        print(budget, {name: round(values[-1], 1) for name, values in found.items()}, "plain", round(plain, 1))
     curves_of_budgets(found, plain).savefig(HERE / "acting-budgets.png", dpi=110)
 
 
