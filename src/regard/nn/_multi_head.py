@@ -361,6 +361,7 @@ class MultiHeadAttention(nn.Module):
             "out_dropout": (self.out_dropout, 0.0),
             "scale": (self.scale, None),
             "softcap": (self.softcap, None),
+            "sinks": (self.sinks is not None, False),
             "backend": (self.backend, "auto"),
         }
         shown |= {name: given for name, (given, usual) in others.items() if given != usual}

@@ -45,7 +45,7 @@ def _bleu(lowercase: bool) -> Any:
     try:
         from sacrebleu.metrics.bleu import BLEU
     except ImportError:
-        raise ImportError("BLEU is computed by sacrebleu: pip install 'regard[train]'") from None
+        raise ImportError("BLEU is computed by sacrebleu: pip install sacrebleu") from None
     return BLEU(lowercase=lowercase, force=True)  # its advice about detokenising goes to stderr
 
 
