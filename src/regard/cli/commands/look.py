@@ -153,14 +153,14 @@ def _run(loaded: Loaded, read: Read, lang: str, edits: list[acting.Typed]) -> tu
     before = None
     if edits:
         with torch.inference_mode():
-            before = acting.answer(model(**given), ids)
+            before = acting.answer(loading.outputs(model, given), ids)
     with (
         torch.inference_mode(),
         _progress(layers, tokens, lang) as advance,
         acting.edited(model, edits, texts) as reports,
         regard.watch(model, tokenizer=tokenizer, on_call=advance, want=want) as recording,
     ):
-        out = model(**given)
+        out = loading.outputs(model, given)
     if not recording.calls:
         raise ValueError("the model made no attention call that can be seen")
     if "decoder_input_ids" in given and tokenizer is not None:
