@@ -215,7 +215,7 @@ def _warn_of_gaps(watcher: Watcher) -> None:
         )
     elif not watcher.passes and not recording.calls:
         warnings.warn(
-            f"regard.watch did not see {recording.title} run in the block: call the model there; if a compiled function "
-            "(torch.compile) calls it, call that function uncompiled",
+            f"regard.watch did not see {recording.title} run in the block: call the model there; if a function "
+            "compiled by torch.compile calls it, call that function uncompiled",
             stacklevel=4,
         )
