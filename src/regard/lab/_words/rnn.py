@@ -9,13 +9,13 @@ WORDS = {
     "look": (
         "In an RNN the gradient passes through every step between two tokens and shrinks in each: at distance 64 "
         "nothing is left. Gates (LSTM) slow this down. A stack of convolutions sees a fixed distance and not a "
-        "token further. Attention has a path of one step to every token, and the gradient at distance 128 is as "
-        "large as at distance 1. An RNN takes n steps one after another; attention takes one, for n²·d operations "
+        "token further. Attention has a path of one step to every token: the gradient at distance 128 is about as "
+        "large as at distance 2. An RNN takes n steps one after another; attention takes one, for n²·d operations "
         "instead of n·d². All of them use the same weights for every token. The times are of this machine, when "
         "you ran it.",
         "RNN 的梯度要穿过两个词元之间的每一步，每一步都会变小：距离 64 时已经什么都不剩。门控（LSTM）让它变慢一些。"
-        "一叠卷积只能看到固定的距离，再远一个词元也看不到。注意力到任何词元都只有一步，距离 128 处的梯度与距离 1 处"
-        "一样大。RNN 要依次走 n 步；注意力只要一步，运算量是 n²·d 而不是 n·d²。它们对每个词元都用同样的权重。时间是"
+        "一叠卷积只能看到固定的距离，再远一个词元也看不到。注意力到任何词元都只有一步，距离 128 处的梯度与距离 2 处"
+        "差不多大。RNN 要依次走 n 步；注意力只要一步，运算量是 n²·d 而不是 n·d²。它们对每个词元都用同样的权重。时间是"
         "在你这台机器上运行时测得的。",
     ),
     "reach": ("gradient of the last output, relative to distance 0", "最后一个输出的梯度，以距离 0 为 1"),

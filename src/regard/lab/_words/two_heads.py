@@ -1,7 +1,7 @@
 """Texts of E2."""
 
 WORDS = {
-    "title": ("Two heads, two views of one input", "两个头，同一输入的两种看法"),
+    "title": ("Two heads, two views of one input", "两个头，同一输入的两个视角"),
     "question": (
         "Two tokens of width 4 and two heads of width 2, with the projections written out. What are the queries?",
         "两个维度为 4 的词元，两个维度为 2 的头，投影矩阵全部给出。查询各是多少？",
