@@ -265,6 +265,7 @@ class MultiHeadAttention(nn.Module):
         keys = inputs.key
         pads = _inputs.padding(mask, keys.shape[1], keys.device) if cache is None else pads_of(cache, query)
         if pads is not None:
+            api.refuse_padding_in_block()
             inputs = _inputs.without_padding(inputs, pads, itself)
         try:
             q, k, v = self._project(inputs)
