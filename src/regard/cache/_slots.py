@@ -180,7 +180,7 @@ class LatentCache(KVCache):
     def _check_new(self, fresh: Fresh, key: Tensor, value: Tensor | None) -> None:
         if value is not None:
             raise ValueError(
-                "value was given to a LatentCache, which holds one tensor a token, for regard.nn.LatentAttention. "
+                "value was given to a LatentCache, which holds one tensor per token, for regard.nn.LatentAttention. "
                 "Other modules take a KVCache, RollingCache or PagedCache"
             )
         super()._check_new(fresh, key, value)
