@@ -1,8 +1,11 @@
-"""The manual and the help say things as a practitioner would: phrases that went must not come back."""
+"""Manual, help and code say things as a practitioner would: phrases that went must not come back."""
 
 from __future__ import annotations
 
+import ast
+import io
 import re
+import tokenize
 from pathlib import Path
 
 import pytest
@@ -11,14 +14,18 @@ import typer
 from regard.cli import app
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 INSTEAD = {
     r"\bbeside\b": "next to, with, in addition to, compared with",
-    r"\b(number|row|logit|vector|byte|line)s? a (query|head|layer|token|key|number|item|step)\b": "one … per …",
+    r"\b(number|row|logit|vector|byte|line|tensor|factor)s? a (query|head|layer|token|key|number|item|step)\b": (
+        "one … per …"
+    ),
     r"\bwith commas\b": "comma-separated",
     r"\b(is|means) much weight\b": "brighter means more weight",
-    r"\bat most so many\b|\babout so many\b": "maximum number of …, about this many",
+    r"\bso many\b": "maximum number of …, about this many",
+    r"\bsooner (had|done|reached)\b": "fast path, less overhead",
+    r"\bdoes not pay\b|\bwhen it pays\b": "is not worthwhile",
 }
 
 
@@ -32,6 +39,20 @@ def oblique(text: str) -> list[str]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_a_page_has_no_oblique_phrase(page: Path) -> None:
     assert oblique(page.read_text(encoding="utf-8")) == []
+
+
+def remarks(code: str) -> str:
+    """Docstrings and comments of a module."""
+    tree = ast.parse(code)
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    found = [ast.get_docstring(node) or "" for node in ast.walk(tree) if isinstance(node, documented)]
+    tokens = tokenize.generate_tokens(io.StringIO(code).readline)
+    return "\n".join([*found, *(token.string for token in tokens if token.type == tokenize.COMMENT)])
+
+
+def test_docstrings_and_comments_have_no_oblique_phrase() -> None:
+    for module in sorted((ROOT / "src").rglob("*.py")):
+        assert oblique(remarks(module.read_text(encoding="utf-8"))) == [], module.relative_to(ROOT)
 
 
 def test_help_is_written_in_sentences_without_oblique_phrases() -> None:
@@ -48,4 +69,8 @@ def test_an_oblique_phrase_is_found() -> None:
     assert oblique("It gives a number a query, beside the output.\n") == [
         "'beside': write next to, with, in addition to, compared with",
         "'number a query': write one … per …",
+    ]
+    assert oblique(remarks('def f():\n    """A row a layer."""\n    return "beside"  # had beside it\n')) == [
+        "'beside': write next to, with, in addition to, compared with",
+        "'row a layer': write one … per …",
     ]

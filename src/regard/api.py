@@ -287,7 +287,7 @@ def make_plan(call: Call, choice: Choice, program: Program | None, want: Want | 
 
 
 def draw_seed(query: Tensor) -> Tensor:
-    """The number a call's dropout is derived from; drawn from torch's generator, so that manual_seed governs it."""
+    """The seed of a call's dropout; drawn from torch's generator, so that manual_seed governs it."""
     return torch.randint(0, 2**31 - 1, (), device=query.device)
 
 

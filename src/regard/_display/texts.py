@@ -89,7 +89,7 @@ def width(shown: str) -> int:
 
 
 def left(shown: str, columns: int) -> str:
-    """Exactly so many columns, cut or filled on the right; what is cut ends with an ellipsis."""
+    """Exactly this many columns, cut or filled on the right; what is cut ends with an ellipsis."""
     return set_cell_size(shown, columns) if width(shown) <= columns else set_cell_size(shown, columns - 1) + "…"
 
 
@@ -106,8 +106,8 @@ def centred(shown: str, columns: int) -> str:
 def breaks(line: str, columns: int) -> list[int]:
     """Where a line is broken so that no piece is wider than `columns`: the indices at which new pieces begin.
 
-    After spaces, and beside characters that are two columns wide, which are written without spaces; but no piece begins
-    with a closing sign or ends with an opening one. A word that is too long for a line of its own is cut.
+    After spaces, and next to characters that are two columns wide, which are written without spaces; but no piece
+    begins with a closing sign or ends with an opening one. A word that is too long for a line of its own is cut.
     """
     found, start, room, chance = [], 0, columns, 0
     for at, letter in enumerate(line):
@@ -122,7 +122,7 @@ def breaks(line: str, columns: int) -> list[int]:
 
 
 def folded(line: Text, columns: int) -> list[Text]:
-    """A styled line in pieces of at most so many columns: broken by us, as rich breaks Chinese only at spaces."""
+    """A styled line in pieces of at most this many columns: broken by us, as rich breaks Chinese only at spaces."""
     pieces = list(line.divide(breaks(line.plain, columns)))
     for piece in pieces:
         piece.rstrip()

@@ -184,7 +184,7 @@ def split_tokens(tokens: int, chunk: int, items: int) -> tuple[int, int]:
 
 
 def launch_options(wide: int, dtype: torch.dtype) -> dict[str, int]:
-    """Warps and stages of the pipeline, for states of so many rows."""
+    """Warps and stages of the pipeline, for states of this many rows."""
     return {"num_warps": 8 if wide > 64 else 4, "num_stages": 2 if dtype.itemsize == 2 and wide <= 128 else 1}
 
 

@@ -151,7 +151,7 @@ def _with_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor
 
 
 def _options(call: Call) -> dict[str, int] | None:
-    # tiles of a bias, loaded some stages ahead, would not fit the shared memory beside keys and values
+    # tiles of a bias, loaded some stages ahead, would not fit into shared memory with keys and values
     return None if call.bias is None else {"num_stages": 1}
 
 

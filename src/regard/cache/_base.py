@@ -154,7 +154,7 @@ class TokenCache(ABC):
 
     @abstractmethod
     def _check_room(self, made: Made, added: Sequence[int]) -> None:
-        """Raise, with nothing changed, where there is no room for so many more tokens of such sizes."""
+        """Raise, with nothing changed, where there is no room for that many more tokens of such sizes."""
 
     @abstractmethod
     def _allocate(self, made: Made, batch: int) -> None:

@@ -142,8 +142,8 @@ def _print(call: AttentionCall, device: Device, found: dict[str, Any], times: di
     for way, one in found.items():
         backward = way == "backward"
         flops, memory = call.flops(backward=backward), call.bytes(backward=backward)
-        beside = (seconds(times[way]), f"{times[way] / one.seconds:.2f}") if times else ()
-        rows.append((way, count(flops), size(memory), seconds(one.seconds), one.bound, *beside))
+        measured = (seconds(times[way]), f"{times[way] / one.seconds:.2f}") if times else ()
+        rows.append((way, count(flops), size(memory), seconds(one.seconds), one.bound, *measured))
     for line in columns(rows):
         typer.echo(line)
     threads = "" if device.threads is None else f", {device.threads} thread{'s' if device.threads > 1 else ''}"

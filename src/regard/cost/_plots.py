@@ -112,9 +112,9 @@ def _mark(axes: Axes, cost: Cost, length: int | None, height: Callable[[Cost], f
         return
     y = height(cost.at(length))
     axes.plot([length], [y], "o", color="black", markersize=4, zorder=5)
-    beside, align = ((-4, 5), "right") if above else ((4, -11), "left")
+    place, align = ((-4, 5), "right") if above else ((4, -11), "left")
     label = f"{length:,}".replace(",", " ")
-    axes.annotate(label, (length, y), xytext=beside, textcoords="offset points", ha=align, fontsize=8)
+    axes.annotate(label, (length, y), xytext=place, textcoords="offset points", ha=align, fontsize=8)
 
 
 def _finish(axes: Axes, title: str, unit: Callable[[float], str], base: int) -> None:

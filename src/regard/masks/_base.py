@@ -88,7 +88,7 @@ class Mask(Facts):
         return None
 
     def _most_keys(self, S: int) -> int:
-        """At most so many of S keys are seen by one row."""
+        """The most of S keys that one row sees."""
         return S
 
     def _flags(self) -> Fused | None:

@@ -45,8 +45,8 @@ class LinearAttention(ProjectedHeads):
         key_dim, value_dim, qkv_bias, out_bias, qk_norm, out_dropout, positions: likewise.
         feature_map: "elu", "relu", "identity", a `regard.linear.RandomFeatures` or another module or function.
         normalize: whether the weights of a row are divided by their sum.
-        decay: None, one number in (0, 1] a head, or "retention" for 1 − 2^(−5−head).
-        gate: a factor a token and head, computed from `key` (`gate_proj`), by which earlier tokens fade.
+        decay: None, one number in (0, 1] per head, or "retention" for 1 − 2^(−5−head).
+        gate: earlier tokens fade by one factor per token and head, computed from `key` (`gate_proj`).
         out_norm: RMS-normalise each head's result (`out_norm`), as models without a normaliser do.
 
     The weights start as those of `MultiHeadAttention`.
@@ -201,7 +201,7 @@ def _rates(decay: Sequence[float] | str | None, num_heads: int, device: Any) -> 
         return None
     if isinstance(decay, str):
         if decay != "retention":
-            raise ValueError(f"decay must be 'retention' or one number in (0, 1] a head, got {decay!r}")
+            raise ValueError(f"decay must be 'retention' or one number in (0, 1] per head, got {decay!r}")
         return 1 - torch.exp2(-5.0 - torch.arange(num_heads, device=device, dtype=torch.float64))
     rates = torch.as_tensor(decay, device=device)
     if not rates.is_floating_point():

@@ -160,7 +160,7 @@ class YaRN:
         return 1.0 / (self.factor * periods) * (1 - keep) + 1.0 / periods * keep
 
     def _pair_of(self, turns: float, dim: int, base: float) -> float:
-        """The (fractional) pair that turns so many times within the original length."""
+        """The (fractional) pair that turns this many times within the original length."""
         return (dim * math.log(self.original_length / (turns * 2 * math.pi))) / (2 * math.log(base))
 
 
