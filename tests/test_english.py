@@ -21,6 +21,7 @@ INSTEAD = {
     r"\b(number|row|logit|vector|byte|line|tensor|factor)s? a (query|head|layer|token|key|number|item|step)\b": (
         "one … per …"
     ),
+    r"\b(one|bytes?|pairs) a (step|head|layer|token|thread|rule)\b": "once per …, … per …",
     r"\bwith commas\b": "comma-separated",
     r"\b(is|means) much weight\b": "brighter means more weight",
     r"\bso many\b": "maximum number of …, about this many",

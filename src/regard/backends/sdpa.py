@@ -40,7 +40,7 @@ KEPT_NUMBERS = 1 << 18
 
 class Sdpa(TiledBackend):
     name = "sdpa"
-    about = "torch's fused kernels, one call or one a step"
+    about = "torch's fused kernels, one call, or one per step"
 
     def refuse(self, spec: CallSpec) -> list[str]:
         if spec.mode == "transform":

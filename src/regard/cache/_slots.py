@@ -201,7 +201,7 @@ class RollingCache(_Slots):
     def __init__(self, window: int, *, sinks: int = 0, int8: bool = False) -> None:
         check_count("window", window, 0)
         check_count("sinks", sinks, 0)
-        # tokens are moved to the front when the memory is full: with so much room, less than one a step on average
+        # tokens are moved to the front when the memory is full: with so much room, less than once per step on average
         super().__init__(int(sinks) + int(window) + max(int(window), 64), int8)
         self.window = int(window)
         self.sinks = int(sinks)

@@ -95,7 +95,7 @@ class LinearPlan(Plan):
         lines = [
             ("call", f"linear attention {sizes} {str(spec.dtype).removeprefix('torch.')} on {spec.device}"),
             ("form", f"{self.backend}: {self.reason}"),
-            ("features", f"{self.features}, {self.num_features} a head"),
+            ("features", f"{self.features}, {self.num_features} per head"),
             ("pairs meant", pairs),
             ("state", f"{binary(self.state_bytes)}, whatever the length"),
             ("flops", f"{si(cost.flops, 'FLOP')}   bytes {binary(cost.bytes)}   peak memory {binary(cost.peak_bytes)}"),

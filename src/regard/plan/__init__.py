@@ -63,7 +63,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "flex",
         lambda spec: spec.queries * spec.keys >= COMPILED_PAIRS,
-        "a kernel compiled for the call is worth it from a million pairs a head",
+        "a kernel compiled for the call is worth it from a million pairs per head",
         "benchmarks/backends_gpu.py",
     ),
     Rule(
