@@ -171,10 +171,6 @@ def _operand(dtype: torch.dtype) -> tuple[Any, str, int]:
     return tl.float32, "tf32" if dtype == torch.float16 else "tf32x3", 32
 
 
-def chunk_of(dtype: torch.dtype) -> int:
-    return _operand(dtype)[2]
-
-
 def split_tokens(tokens: int, chunk: int, items: int) -> tuple[int, int]:
     """Segments, and chunks of each: as many as fill a device."""
     chunks = -(-tokens // chunk)

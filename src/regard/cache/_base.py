@@ -305,13 +305,13 @@ class TokenCache(ABC):
         query: Tensor,
         key: Tensor,
         value: Tensor | None,
-        mask: Mask | None,
-        bias: Any,
-        scale: float | None,
-        softcap: float | None,
-        sinks: Tensor | None,
-        value_dim: int | None,
-        backend: str,
+        mask: Mask | None = None,
+        bias: Any = None,
+        scale: float | None = None,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+        value_dim: int | None = None,
+        backend: str = "auto",
     ) -> Tensor:
         recorded = torch.is_grad_enabled() and _wants_gradients(query, key, value, bias, sinks)
         at_once = recorded or self._is_read_whole(fresh, key) or torch.compiler.is_compiling()
@@ -449,22 +449,8 @@ class Padded:
     def preview(self, key: Tensor, value: Tensor | None = None) -> Preview:
         return self.cache._preview(self._fresh, key, value)
 
-    def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor | None = None,
-        *,
-        mask: Mask | None = None,
-        bias: Any = None,
-        scale: float | None = None,
-        softcap: float | None = None,
-        sinks: Tensor | None = None,
-        value_dim: int | None = None,
-        backend: str = "auto",
-    ) -> Tensor:
-        given = (query, key, value, mask, bias, scale, softcap, sinks, value_dim, backend)
-        return self.cache._attend(self._fresh, *given)
+    def attend(self, query: Tensor, key: Tensor, value: Tensor | None = None, **how: Any) -> Tensor:
+        return self.cache._attend(self._fresh, query, key, value, **how)
 
 
 def _all_of(key: Tensor) -> Fresh:

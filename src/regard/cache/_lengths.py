@@ -130,7 +130,7 @@ def places_of(fresh: Fresh, start: Lengths, new: Tensor) -> tuple[Tensor, Tensor
     return items.flatten(), (first + steps).flatten(), steps.flatten()
 
 
-def counts_of(name: str, given: Any, least: int = 0) -> list[int]:
+def counts_of(name: str, given: Any) -> list[int]:
     """A list of ints from what a caller gave: a sequence of ints, or an integer tensor [batch]."""
     if isinstance(given, Tensor):
         if given.dim() != 1 or given.is_floating_point() or given.dtype == torch.bool:
@@ -138,10 +138,10 @@ def counts_of(name: str, given: Any, least: int = 0) -> list[int]:
         given = given.tolist()
     if isinstance(given, (str, bytes)) or not isinstance(given, Sequence):
         raise TypeError(f"{name} must be one int for each item, got {type(given).__name__}")
-    if given and set(map(type, given)) == {int} and min(given) >= least:
+    if given and set(map(type, given)) == {int} and min(given) >= 0:
         return list(given)  # thousands of rows in each step of a beam search
     for number in given:
-        check_count(f"each of {name}", number, least)
+        check_count(f"each of {name}", number, 0)
     return [int(number) for number in given]
 
 

@@ -11,11 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from regard._checks import check_count
 from regard.backends._stored import Stored
 from regard.cache import _files, _storage
 from regard.cache._base import CacheFull, TokenCache, Updated
 from regard.cache._given import Made
-from regard.cache._lengths import Fresh, Lengths, check_count, counts_of, places_of
+from regard.cache._lengths import Fresh, Lengths, counts_of, places_of
 from regard.cache._masks import check_rolling, rolling_mask
 from regard.cache._storage import Parts
 from regard.masks import Mask
@@ -304,8 +305,8 @@ class RollingCache(_Slots):
         self._shown = (self._key, self._value)  # the longer copy of a long chunk goes with the call
         return found
 
-    def _attend(self, *given: Any) -> Tensor:
-        out = super()._attend(*given)
+    def _attend(self, *given: Any, **how: Any) -> Tensor:
+        out = super()._attend(*given, **how)
         self._shown = (self._key, self._value)
         return out
 

@@ -140,7 +140,9 @@ class _Bill:
     def _cache(self) -> list[str]:
         own, say = self.cost.cache, self.say
         assert own is not None
-        rows: list[Sequence[str]] = [[say(key) for key in ("cache", "per layer", "in all", "in int8", "of the weights")]]
+        rows: list[Sequence[str]] = [
+            [say(key) for key in ("cache", "per layer", "in all", "in int8", "of the weights")]
+        ]
         for kind, (plain, small) in own.kinds.items():
             share = _percent(plain / self.cost.weight_bytes)
             rows.append((kind, size(plain // own.layers), size(plain), size(small), share))

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard.nn import _checks, _inputs
 from regard.nn._inputs import Inputs
-from regard.nn._layouts import convert_projections
 from regard.nn._protocols import Positions
+
+_NAMES = ("q_proj", "k_proj", "v_proj")
+# of the module MultiHeadAttention(heads, d_model, dropout) that many tutorials write
+_TUTORIAL = {"q_linear": "q_proj", "k_linear": "k_proj", "v_linear": "v_proj", "out": "out_proj"}
 
 
 class ProjectedHeads(nn.Module):
@@ -83,7 +87,7 @@ class ProjectedHeads(nn.Module):
                 nn.init.zeros_(projection.bias)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any, **keywords: Any) -> None:
-        convert_projections(state_dict, prefix, packed=self.packed, widths=self.projection_widths)
+        _convert(state_dict, prefix, packed=self.packed, widths=self.projection_widths)
         super()._load_from_state_dict(state_dict, prefix, *rest, **keywords)
 
 
@@ -118,3 +122,20 @@ def shown(sizes: dict[str, Any], others: dict[str, tuple[Any, Any]]) -> str:
     """The text of `extra_repr`: sizes, and of the others (given, usual) those that are not as usual."""
     parts = sizes | {name: given for name, (given, usual) in others.items() if given != usual}
     return ", ".join(f"{name}={given}" for name, given in parts.items())
+
+
+def _convert(state_dict: dict[str, Any], prefix: str, *, packed: bool, widths: tuple[int, int, int]) -> None:
+    """Rewrite the entries under `prefix` to the layout wanted, in place; leave them where they are in it already.
+
+    What does not fit (a missing part, rows that do not add up) is left for `load_state_dict` to report.
+    """
+    for kind in ("weight", "bias"):
+        for theirs, ours in _TUTORIAL.items():
+            if f"{prefix}{theirs}.{kind}" in state_dict and f"{prefix}{ours}.{kind}" not in state_dict:
+                state_dict[f"{prefix}{ours}.{kind}"] = state_dict.pop(f"{prefix}{theirs}.{kind}")
+        whole, parts = f"{prefix}qkv_proj.{kind}", [f"{prefix}{name}.{kind}" for name in _NAMES]
+        if packed and whole not in state_dict and all(name in state_dict for name in parts):
+            rows = [state_dict.pop(name) for name in parts]
+            state_dict[whole] = torch.cat(rows)
+        elif not packed and whole in state_dict and state_dict[whole].shape[0] == sum(widths):
+            state_dict.update(zip(parts, state_dict.pop(whole).split(widths), strict=True))
