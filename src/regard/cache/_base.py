@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from regard import api, masks
+from regard._checks import check_count
 from regard.backends import _stored
 from regard.backends._stored import Stored
 from regard.bias import Bias
 from regard.cache import _pieces, _storage
 from regard.cache._given import Made, autocasts, check_heads, fits
-from regard.cache._lengths import Fresh, Lengths, check_count, counts_of, first_row, places_of
+from regard.cache._lengths import Fresh, Lengths, counts_of, first_row, places_of
 from regard.cache._storage import Parts
 from regard.masks import Mask
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from numbers import Integral
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from regard._checks import check_count
 
 
 class Lengths:
@@ -143,10 +144,3 @@ def counts_of(name: str, given: Any) -> list[int]:
     for number in given:
         check_count(f"each of {name}", number, 0)
     return [int(number) for number in given]
-
-
-def check_count(name: str, given: object, least: int) -> None:
-    if isinstance(given, bool) or not isinstance(given, Integral):
-        raise TypeError(f"{name} must be an int, got {given!r} ({type(given).__name__})")
-    if given < least:
-        raise ValueError(f"{name} must be at least {least}, got {given}")

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from regard import masks
+from regard._checks import check_count
 from regard.cache._kept import POLICIES, Budget, KeptCache
 from regard.edits._edit import Change, Edit, Place
 
@@ -109,10 +110,7 @@ def keep(policy: str, budget: int, *, first: int = 0, recent: int | None = None)
     for name, given, least in (("budget", budget, 1), ("first", first, 0), ("recent", recent, 0)):
         if name == "recent" and given is None:
             continue
-        if isinstance(given, bool) or not isinstance(given, int):
-            raise TypeError(f"{name} must be an int, got {given!r}")
-        if given < least:
-            raise ValueError(f"{name} must be at least {least}, got {given}")
+        check_count(name, given, least, kind=int)
     if policy == "recent" and recent is not None:
         raise ValueError('recent is given with the policy "recent", which fills its budget with the newest')
     if first > budget:

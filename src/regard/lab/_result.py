@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from regard import api, lab
+from regard._checks import check_count
 from regard._display import texts
 from regard._walk._table import Matrix, Row, Table
 from regard.statistics import Want
@@ -72,10 +73,7 @@ def look(
 def check_counts(**given: int) -> None:
     """Arguments that count something: whole numbers from 1 on."""
     for name, value in given.items():
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(f"{name} must be an int, got {value!r}")
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")
+        check_count(name, value, kind=int)
 
 
 def rows(tensor: Tensor) -> Matrix:

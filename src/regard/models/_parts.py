@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard import masks
+from regard._checks import check_count
 from regard.masks import Mask
 from regard.masks._arguments import plain
 from regard.positions import LearnedPositions
@@ -162,13 +163,8 @@ def check_caches(caches: Any, layers: int) -> None:
 def check_sizes(config: Any, *names: str) -> None:
     """Sizes of a configuration; None is one that was left out."""
     for name in names:
-        size = getattr(config, name)
-        if size is None:
-            continue
-        if isinstance(size, bool) or not isinstance(size, int):
-            raise TypeError(f"{name} must be an int, got {size!r} ({type(size).__name__})")
-        if size < 1:
-            raise ValueError(f"{name} must be at least 1, got {size}")
+        if getattr(config, name) is not None:
+            check_count(name, getattr(config, name), kind=int)
 
 
 def check_choice(config: Any, name: str, choices: Iterable[str]) -> None:

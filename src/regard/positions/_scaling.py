@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from regard._checks import check_count
 from regard.positions import _checks
 
 
@@ -78,7 +79,7 @@ class DynamicNTK:
 
     def __post_init__(self) -> None:
         _checks.at_least_one("factor", self.factor)
-        _checks.size("original_length", self.original_length)
+        check_count("original_length", self.original_length)
 
     @property
     def magnitude(self) -> float:
@@ -121,7 +122,7 @@ class YaRN:
 
     def __post_init__(self) -> None:
         _checks.at_least_one("factor", self.factor)
-        _checks.size("original_length", self.original_length)
+        check_count("original_length", self.original_length)
         _checks.above("beta_slow", self.beta_slow)
         _checks.above("beta_fast", self.beta_fast, self.beta_slow)
         if self.attention_factor is not None:
@@ -176,7 +177,7 @@ class Llama3:
 
     def __post_init__(self) -> None:
         _checks.at_least_one("factor", self.factor)
-        _checks.size("original_length", self.original_length)
+        check_count("original_length", self.original_length)
         _checks.above("low_freq_factor", self.low_freq_factor)
         _checks.above("high_freq_factor", self.high_freq_factor, self.low_freq_factor)
 
