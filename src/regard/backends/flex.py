@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from regard.backends._autograd import held_tensors, second_derivative
-from regard.backends._base import Backend, has_triton
+from regard.backends._base import Backend, has_triton, refuse_transforms
 from regard.backends._flex_rules import BLOCK, blocks_of, score_of
 from regard.masks._flex import Frame
 from regard.spec import Result
@@ -41,13 +41,10 @@ class Flex(Backend):
     def refuse(self, spec: CallSpec) -> list[str]:
         if spec.device != "cuda":
             return [f"FlexAttention's kernels are for CUDA, the call is on {spec.device}"]
-        if spec.mode == "transform":
-            return ["torch.func transforms (vmap, grad, jvp) need operations that torch can see through: use eager"]
-        if spec.mode == "dual":
-            return ["it has no forward-mode derivative: use eager"]
+        if reasons := refuse_transforms(spec):
+            return reasons
         if spec.mode == "compile":
             return ["it compiles its own kernels, which cannot happen inside torch.compile"]
-        reasons = []
         if not has_triton():
             reasons.append("triton is not installed")
         if spec.dtype == torch.float64:
