@@ -51,16 +51,11 @@ class Linear:
 
     factor: float
 
+    magnitude = 1.0
+    by_length = False
+
     def __post_init__(self) -> None:
         _checks.at_least_one("factor", self.factor)
-
-    @property
-    def magnitude(self) -> float:
-        return 1.0
-
-    @property
-    def by_length(self) -> bool:
-        return False
 
     def frequencies(self, dim: int, base: float, length: int | Tensor | None = None) -> Tensor:
         return plain_frequencies(dim, base) / self.factor
@@ -77,17 +72,12 @@ class DynamicNTK:
     factor: float
     original_length: int
 
+    magnitude = 1.0
+    by_length = True
+
     def __post_init__(self) -> None:
         _checks.at_least_one("factor", self.factor)
         check_count("original_length", self.original_length)
-
-    @property
-    def magnitude(self) -> float:
-        return 1.0
-
-    @property
-    def by_length(self) -> bool:
-        return True
 
     def frequencies(self, dim: int, base: float, length: int | Tensor | None = None) -> Tensor:
         if dim <= 2:
@@ -120,6 +110,8 @@ class YaRN:
     mscale_all_dim: float | None = None
     truncate: bool = True
 
+    by_length = False
+
     def __post_init__(self) -> None:
         _checks.at_least_one("factor", self.factor)
         check_count("original_length", self.original_length)
@@ -143,10 +135,6 @@ class YaRN:
     def logit_factor(self) -> float:
         """What DeepSeek multiplies the attention's `scale` by, besides the magnitude of the tables."""
         return self._gain(self.mscale_all_dim) ** 2 if self.mscale_all_dim else 1.0
-
-    @property
-    def by_length(self) -> bool:
-        return False
 
     def frequencies(self, dim: int, base: float, length: int | Tensor | None = None) -> Tensor:
         low, high = self._pair_of(self.beta_fast, dim, base), self._pair_of(self.beta_slow, dim, base)
@@ -175,19 +163,14 @@ class Llama3:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
 
+    magnitude = 1.0
+    by_length = False
+
     def __post_init__(self) -> None:
         _checks.at_least_one("factor", self.factor)
         check_count("original_length", self.original_length)
         _checks.above("low_freq_factor", self.low_freq_factor)
         _checks.above("high_freq_factor", self.high_freq_factor, self.low_freq_factor)
-
-    @property
-    def magnitude(self) -> float:
-        return 1.0
-
-    @property
-    def by_length(self) -> bool:
-        return False
 
     def frequencies(self, dim: int, base: float, length: int | Tensor | None = None) -> Tensor:
         plain = plain_frequencies(dim, base)
