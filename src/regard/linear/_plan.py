@@ -16,7 +16,7 @@ FORMS = {
     "whole": "one sum over all keys, read by every query",
     "fused": "the chunks by our Triton kernels, their sums in float32",
     "chunked": "products inside chunks, sums between them: time O(L)",
-    "recurrent": "one token after another: O(1) a token",
+    "recurrent": "one token after another: O(1) per token",
     "quadratic": "all L × S weights at once: any mask",
 }
 
