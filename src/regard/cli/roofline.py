@@ -63,7 +63,8 @@ def _counts(gpus: str | None) -> list[int]:
 
 
 def _print_spread(several: list[Spread], links: tuple[float, float]) -> None:
-    from regard.cost._tables import columns, seconds, size
+    from regard._display.units import seconds, size
+    from regard.cost._tables import columns
 
     typer.echo("Its tokens in parts on several GPUs, forward; the GPU that has most:")
     rows = [("GPUs", "computing", "received", "from other machines", "receiving", "in all", "keys and values")]
@@ -129,7 +130,8 @@ def _data(call: AttentionCall, device: Device, found: dict[str, Any], times: dic
 
 
 def _print(call: AttentionCall, device: Device, found: dict[str, Any], times: dict[str, float]) -> None:
-    from regard.cost._tables import columns, count, seconds, size, whole
+    from regard._display.units import count, seconds, size, whole
+    from regard.cost._tables import columns
 
     kind = "causal" if call.causal else "every pair"
     kind += f", window {call.window}" if call.window is not None else ""

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from regard._display.units import count, size
 from regard.cost._ops import ATTENTION, FEED_FORWARD, HEAD, PROJECTIONS
-from regard.cost._tables import count, size
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

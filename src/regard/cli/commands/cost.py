@@ -203,7 +203,7 @@ def cost(
     if as_json:
         terminal.data(bill.to_dict() | ({"times": times} if times else {}))
         return
-    from regard.cost._tables import seconds
+    from regard._display.units import seconds
 
     typer.echo(bill.table(lang))
     if times:
