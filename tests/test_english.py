@@ -12,10 +12,13 @@ import pytest
 import typer
 
 from regard.cli import app
+from regard.cli.commands.look import TEXT
+from regard.lab._head_roles import ROLES
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
+SAMPLES = {TEXT, *ROLES.values()}  # for models to read
 INSTEAD = {
     r"\bbeside\b": "next to, with, in addition to, compared with",
     r"\b(number|row|logit|vector|byte|line|tensor|factor)s? a (query|head|layer|token|key|number|item|step)\b": (
@@ -42,18 +45,19 @@ def test_a_page_has_no_oblique_phrase(page: Path) -> None:
     assert oblique(page.read_text(encoding="utf-8")) == []
 
 
-def remarks(code: str) -> str:
-    """Docstrings and comments of a module."""
-    tree = ast.parse(code)
-    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    found = [ast.get_docstring(node) or "" for node in ast.walk(tree) if isinstance(node, documented)]
+def said(code: str) -> str:
+    """Comments and texts of a module: docstrings, error messages, words of tables."""
+    texts = [node.value for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Constant)]
     tokens = tokenize.generate_tokens(io.StringIO(code).readline)
-    return "\n".join([*found, *(token.string for token in tokens if token.type == tokenize.COMMENT)])
+    comments = [token.string for token in tokens if token.type == tokenize.COMMENT]
+    return "\n".join([*(text for text in texts if isinstance(text, str) and text not in SAMPLES), *comments])
 
 
-def test_docstrings_and_comments_have_no_oblique_phrase() -> None:
+def test_comments_and_texts_of_the_code_have_no_oblique_phrase() -> None:
     for module in sorted((ROOT / "src").rglob("*.py")):
-        assert oblique(remarks(module.read_text(encoding="utf-8"))) == [], module.relative_to(ROOT)
+        assert oblique(said(module.read_text(encoding="utf-8"))) == [], module.relative_to(ROOT)
+    for words in ("lab/words.json", "_walk/steps.json"):
+        assert oblique((ROOT / "src" / "regard" / words).read_text(encoding="utf-8")) == [], words
 
 
 def test_help_is_written_in_sentences_without_oblique_phrases() -> None:
@@ -61,9 +65,9 @@ def test_help_is_written_in_sentences_without_oblique_phrases() -> None:
     for name, command in group.commands.items():  # type: ignore[attr-defined]
         assert oblique(command.help or "") == [], name
         for param in command.params:
-            said = getattr(param, "help", None) or ""
-            assert oblique(said) == [], f"{name}: {param.name}"
-            assert said[:1] == said[:1].upper() and said.endswith("."), f"{name}: {param.name}: {said!r}"
+            told = getattr(param, "help", None) or ""
+            assert oblique(told) == [], f"{name}: {param.name}"
+            assert told[:1] == told[:1].upper() and told.endswith("."), f"{name}: {param.name}: {told!r}"
 
 
 def test_an_oblique_phrase_is_found() -> None:
@@ -71,7 +75,7 @@ def test_an_oblique_phrase_is_found() -> None:
         "'beside': write next to, with, in addition to, compared with",
         "'number a query': write one … per …",
     ]
-    assert oblique(remarks('def f():\n    """A row a layer."""\n    return "beside"  # had beside it\n')) == [
+    assert oblique(said('def f():\n    """A row a layer."""\n    return 1  # had beside it\n')) == [
         "'beside': write next to, with, in addition to, compared with",
         "'row a layer': write one … per …",
     ]
