@@ -35,6 +35,9 @@ test("a huge token is cut without looking at all of it", () => {
   assert.equal(shorten("👩".repeat(60)).endsWith("…"), true);
   assert.equal(label("   "), "␣␣␣");
   assert.equal(label(""), "∅");
+  assert.equal(label("▁cat"), "cat"); // the mark of a space is not a letter of the word
+  assert.equal(label("Ġcat"), "cat");
+  assert.equal(label("▁"), "▁");
 });
 
 test("the direction is that of most letters", () => {

@@ -66,6 +66,15 @@ class Opened:
         """Two frames: what was asked for is drawn."""
         self.page.evaluate("() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
+    def wait_until(self, condition: str) -> None:
+        """Until an expression is true. Playwright's own way evaluates text in the page, which the policy forbids."""
+        self.page.evaluate(
+            f"""() => new Promise(done => {{
+              const look = () => ({condition}) ? done() : requestAnimationFrame(look);
+              look();
+            }})"""
+        )
+
     def pick(self, name: str) -> None:
         self.page.click(f'[data-pick="{name}"]')
         self.settle()

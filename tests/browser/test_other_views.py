@@ -58,6 +58,23 @@ def test_heads_are_sorted_and_filtered_by_what_was_measured(open_page) -> None:
     assert opened.page.evaluate("document.querySelectorAll('.cell').length") == chips[1]
 
 
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_twelve_heads_stand_in_one_line_and_no_name_is_cut(open_page, lang: str) -> None:
+    opened = open_page(sentence(layers=1, heads=12), lang=lang)
+    opened.view("overview")
+    tops = opened.page.eval_on_selector_all(".cell", "all => all.map(one => one.getBoundingClientRect().top)")
+    assert len(set(tops)) == 1  # the heads of a layer stand in one line
+    opened.page.click("summary")
+    cut = opened.page.evaluate(
+        """() => [...document.querySelectorAll('.rules b')].map(one => one.textContent).filter(name => {
+          const tag = document.querySelector('[data-place="0,11"] .tag');
+          tag.textContent = name;
+          return tag.scrollWidth > tag.clientWidth;
+        })"""
+    )
+    assert cut == []
+
+
 def test_the_thresholds_are_printed(open_page) -> None:
     opened = open_page(sentence())
     opened.view("overview")
@@ -76,6 +93,7 @@ def test_a_head_opens_from_the_overview_and_a_cell_says_query_key_and_weight(ope
     opened.settle()
     assert opened.page.inner_text(".head-view h2") == "Layer 1, head 2"
     weights = recording[1, 2].map.numpy()
+    assert opened.page.inner_text(".scale").split()[-2:] == [f"{100 * weights.max():.1f}", "%"]  # what the colours mean
     box = opened.page.locator(".map canvas").bounding_box()
     frame = map_box(opened, len(WORDS), len(WORDS))
     for row, column in [(0, 0), (7, 1), (len(WORDS) - 1, 3)]:

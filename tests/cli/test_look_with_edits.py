@@ -28,7 +28,8 @@ def test_a_cut_edge_is_gone_in_the_recording_and_the_difference_is_printed(tmp_p
     assert "cut(queries='it', keys='cat'): changed 6 calls, layers 0 … 5, 72 heads" in printed
     assert "ablate('zero'): changed 1 call, layer 3, 1 head\n" in printed
     assert (
-        "cosine of the embedding (mean over tokens) before and after: 0." in printed and "moved most: it 0." in printed
+        "cosine of the embedding (mean over tokens) before and after: 0." in printed
+        and "moved most (cosine of each token): it 0." in printed
     )
     recording = load(tmp_path / "run.regard")
     tokens = recording.tokens[0]

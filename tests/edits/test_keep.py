@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import regard
 from regard import edits, masks
-from regard.cache import KeptCache, KVCache
+from regard.cache import BlockPool, CacheFull, KeptCache, KVCache
 from regard.models import Decoder
 
 POLICIES = [
@@ -105,6 +105,42 @@ def test_generate_with_a_cache_that_shrinks_writes_what_hidden_keys_let_it(edit:
     for cache in caches:
         assert cache.held == edit.budget.keys and cache.lengths == [14, 14]
         assert cache.bytes == 2 * 2 * 2 * edit.budget.keys * 6 * 8  # key and value, items, kv heads, tokens, dim, bytes
+
+
+@pytest.mark.parametrize("edit", POLICIES, ids=str)
+def test_in_a_pool_the_blocks_shrink_to_the_budget_and_the_text_is_the_same(edit: edits.Keep) -> None:
+    model = regard.interop.from_hf(model_of("llama")).eval()
+    prompts, pools = torch.tensor([IDS[:9], IDS[3:]]), [BlockPool(11, block_size=3) for _ in model.layers]
+    expected = model.generate(prompts, max_new_tokens=6, caches=edit.caches(model))
+    caches = edit.caches(model, pools)
+    assert model.generate(prompts, max_new_tokens=6, caches=caches) == expected
+    blocks = 2 * -(-edit.budget.keys // 3)  # of two items
+    for cache, pool in zip(caches, pools, strict=True):
+        assert cache.held == edit.budget.keys and pool.free_blocks == 11 - blocks
+        assert cache.bytes == 2 * blocks * 3 * 2 * 6 * 8  # key and value, tokens, kv heads, dim, bytes
+        cache.free()
+        assert (pool.free_blocks, cache.lengths, cache.bytes) == (11, [], 0)
+    with pytest.raises(ValueError, match="pools has 1 pools, and the model 2 layers"):
+        edit.caches(model, pools[:1])
+
+
+def test_forks_and_beams_in_a_pool_share_blocks_until_they_read_on() -> None:
+    x = torch.randn(1, 2, 12, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    whole, pool = KeptCache(POLICIES[1].budget), BlockPool(6, block_size=3)
+    paged = KeptCache(POLICIES[1].budget, pool)
+    for cache in (whole, paged):
+        cache.attend(x[:, :, :9], x[:, :, :9], x[:, :, :9], mask=masks.causal())
+        cache.reorder([0, 0])
+    assert pool.free_blocks == 4  # both items read the same two
+    other, step = paged.fork(), x[:, :, 9:10].expand(2, -1, -1, -1)
+    expected = whole.attend(step, step, step)
+    torch.testing.assert_close(paged.attend(step, step, step), expected, rtol=1e-12, atol=1e-12)
+    assert pool.free_blocks == 0 and other.held == 6
+    with pytest.raises(CacheFull, match="4 blocks of 3 tokens are needed for a budget of 6, and 2 of 6 are free"):
+        other.attend(step, step, step)
+    assert other.position == 9  # as it was
+    paged.free()
+    torch.testing.assert_close(other.attend(step, step, step), expected, rtol=1e-12, atol=1e-12)
 
 
 @torch.no_grad()

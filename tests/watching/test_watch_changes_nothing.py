@@ -195,6 +195,19 @@ def test_every_rank_and_mode_keeps_its_bits(mode: Any, rank: int) -> None:
     assert torch.equal(out, expected) and len(recording) == 1
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad, torch.inference_mode])
+def test_a_linear_layer_of_strided_tensors_keeps_its_bits(mode: Any) -> None:
+    """Which product torch runs for it depends on whether its weight wants a gradient."""
+    torch.manual_seed(0)
+    model = nn.Linear(8, 5)
+    with mode(), pytest.warns(UserWarning, match="saw no attention"):
+        given = torch.randn(3, 8, 2).transpose(1, 2)
+        expected = model(given)
+        with regard.watch(model):
+            out = model(given)
+    assert torch.equal(out, expected)
+
+
 def test_gradients_inside_the_block_are_those_outside() -> None:
     model = Stack(ByHand(24, 4, is_causal=True), nn.MultiheadAttention(24, 4, batch_first=True, dropout=0.2))
     model.layers[1].forward = lambda x, f=model.layers[1].forward: f(x, x, x)[0]  # type: ignore[misc]

@@ -6,8 +6,9 @@
     cache = keep("key_mass", budget=64).caches(model)      of `regard.edits`: those keys that received most
     cache = LatentCache(4096)                              one small tensor per token, for `regard.nn.LatentAttention`
 
-All of them take `int8=True` (of a `PagedCache`, its pool) and have `update`, `attend`, `padded`, `truncate`, `reorder`,
-`fork`, `position`, `lengths`, `bytes`, `to` and `save`, which `regard.cache.load` reads.
+All of them have `attend`, `reorder`, `fork`, `position`, `lengths` and `bytes`. All but `KeptCache`, which drops what
+it cannot bring back, take `int8=True` (of a `PagedCache`, its pool) and have `update`, `padded`, `truncate`, `to` and
+`save`, which `regard.cache.load` reads.
 `regard.nn.Cache` says what the modules ask of a cache of your own.
 """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Self
 
@@ -10,8 +11,9 @@ import torch
 from torch import Tensor
 
 from regard import api
-from regard.cache._base import Updated
+from regard.cache._base import CacheFull, Updated
 from regard.cache._lengths import counts_of
+from regard.cache._paged import BlockPool, PagedCache
 from regard.masks import Mask
 from regard.statistics import Want
 
@@ -58,15 +60,18 @@ class KeptCache:
     A call sees all that was kept before it and its own tokens. After it the budget is kept of all that the call saw:
     the memory of a layer is ``[batch, num_kv_heads, budget, dim]``, whatever the length of the text. Heads that share
     keys share the choice. Made by ``regard.edits.keep(…).caches(model)``.
+
+    With a ``pool`` they lie in its blocks, as those of a `PagedCache` do: no more than the budget needs are taken, and
+    forks share them until one of the two reads on.
     """
 
     attends_whole = True
     pads: Tensor | None = None
 
-    def __init__(self, budget: Budget) -> None:
+    def __init__(self, budget: Budget, pool: BlockPool | None = None) -> None:
         self.budget = budget
-        self._key: Tensor | None = None
-        self._value: Tensor | None = None
+        self._paged = None if pool is None else PagedCache(pool)
+        self._whole: tuple[Tensor, Tensor] | None = None  # keys and values, where they are not in blocks
         self._mass: Tensor | None = None  # [batch, kv head, slot], what each received
         self._places: Tensor | None = None  # likewise, the position of its token
         self._seen = 0
@@ -74,7 +79,7 @@ class KeptCache:
     @property
     def lengths(self) -> list[int]:
         """Tokens seen so far, item by item."""
-        return [] if self._key is None else [self._seen] * self._key.shape[0]
+        return [] if self._places is None else [self._seen] * self._places.shape[0]
 
     @property
     def position(self) -> int:
@@ -84,7 +89,7 @@ class KeptCache:
     @property
     def held(self) -> int:
         """Tokens of which keys and values are in memory."""
-        return 0 if self._key is None else self._key.shape[2]
+        return 0 if self._places is None else self._places.shape[2]
 
     @property
     def places(self) -> Tensor:
@@ -96,7 +101,9 @@ class KeptCache:
     @property
     def bytes(self) -> int:
         """Memory of keys and values."""
-        return 0 if self._key is None or self._value is None else self._key.nbytes + self._value.nbytes
+        if self._paged is not None:
+            return self._paged.bytes
+        return 0 if self._whole is None else sum(part.nbytes for part in self._whole)
 
     @property
     def filled(self) -> Mask | None:
@@ -134,17 +141,20 @@ class KeptCache:
         """Attention from the new tokens over what is held and themselves; then the budget is kept."""
         self.check(query, key, value, mask=mask, bias=bias)
         assert value is not None
-        if self._key is not None and key.shape[:2] != self._key.shape[:2]:
-            raise ValueError(f"key is {list(key.shape)}, and the cache holds {list(self._key.shape)}")
-        held = self.held
-        keys = key if self._key is None else torch.cat((self._key, key), 2)
-        values = value if self._value is None else torch.cat((self._value, value), 2)
+        if self._places is not None and key.shape[:2] != (held := self._places.shape)[:2]:
+            raise ValueError(f"key is {list(key.shape)}, and the cache holds [batch, head, token] {list(held)}")
+        self._check_room(key)
+        keys, values = key, value
+        if self.held:
+            before = self._whole if self._paged is None else self._paged._read(0, self.held)
+            assert before is not None
+            keys, values = torch.cat((before[0], key), 2), torch.cat((before[1], value), 2)
         want = Want.none()
         if self.budget.policy != "recent":
             want = Want(rows=False, map=None, top_k=0, distance=False, queries=self.budget.counted())
         seen = api.observe(
-            query, keys, values, want=want, mask=mask, scale=scale, softcap=softcap, sinks=sinks, query_offset=held,
-            backend=backend,
+            query, keys, values, want=want, mask=mask, scale=scale, softcap=softcap, sinks=sinks,
+            query_offset=self.held, backend=backend,
         )  # fmt: skip
         mass = keys.new_zeros(keys.shape[:3], dtype=torch.float32)
         if self.budget.policy != "recent":
@@ -161,27 +171,56 @@ class KeptCache:
         if at is not None:
             keys, values = (x.gather(2, at.unsqueeze(-1).expand(-1, -1, -1, x.shape[3])) for x in (keys, values))
             mass, places = mass.gather(2, at), places.gather(2, at)
-        self._key, self._value, self._mass, self._places = keys, values, mass, places
+        if self._paged is None:
+            self._whole = keys, values
+        else:
+            self._paged.free()
+            self._paged.update(keys, values)
+        self._mass, self._places = mass, places
         self._seen += new
+
+    def _check_room(self, key: Tensor) -> None:
+        """Raise, with nothing changed, where the pool has too few blocks for what will be kept."""
+        if self._paged is None:
+            return
+        pool, mine = self._paged.pool, Counter(block for blocks in self._paged.blocks for block in blocks)
+        there = pool.free_blocks + sum(pool._users[block] == count for block, count in mine.items())
+        needed = key.shape[0] * -(-min(self.budget.keys, self.held + key.shape[2]) // pool.block_size)
+        if needed > there:
+            raise CacheFull(
+                f"the pool is full: {needed} blocks of {pool.block_size} tokens are needed for a budget of "
+                f"{self.budget.keys}, and {there} of {pool.blocks} are free or its own; free() one that is done"
+            )
 
     def reorder(self, index: Any) -> None:
         """Item i becomes what item `index[i]` was."""
-        order = counts_of("index", index)
-        for name in ("_key", "_value", "_mass", "_places"):
-            part: Tensor | None = getattr(self, name)
-            if part is not None:
-                setattr(self, name, part[list(order)])
+        order = list(counts_of("index", index))
+        if self._places is None or self._mass is None:
+            return
+        if self._paged is not None:
+            self._paged.reorder(order)
+        elif self._whole is not None:
+            self._whole = self._whole[0][order], self._whole[1][order]
+        self._mass, self._places = self._mass[order], self._places[order]
 
     def truncate(self, length: int | Sequence[int]) -> None:
         """Only to nothing: what was dropped cannot come back."""
         if length != 0:
             raise ValueError(f"a KeptCache can go back to 0 tokens only, got length {length}")
-        self._key = self._value = self._mass = self._places = None
+        self.free()
+
+    def free(self) -> None:
+        """Forget everything; blocks go back to their pool."""
+        if self._paged is not None:
+            self._paged.free()
+        self._whole = self._mass = self._places = None
         self._seen = 0
 
     def fork(self) -> Self:
         """A copy that goes its own way."""
-        return copy.copy(self)  # a step makes new tensors, and changes none
+        other = copy.copy(self)  # a step makes new tensors, and changes none
+        other._paged = None if self._paged is None else self._paged.fork()
+        return other
 
     def __repr__(self) -> str:
         return f"KeptCache({self.budget}): {self.held} of {self._seen} tokens"

@@ -202,8 +202,9 @@ class PagedCache(TokenCache):
         if isinstance(device, torch.dtype):  # to(torch.bfloat16), as a tensor takes it
             device, dtype = None, device
         _files.check_dtype(dtype)
+        place = None if device is None else torch.device(device)
         if self._made is not None:  # else it takes the place and dtype of its first tokens
-            place = self._made.device if device is None else torch.device(device)
+            place = self._made.device if place is None else place
             kind = self._made.dtype if dtype is None else dtype
             if (place, kind) != (self._made.device, self._made.dtype):
                 with torch.inference_mode(False):

@@ -23,7 +23,7 @@ WORDS: Catalogue = {
         "cosine of the embedding (mean over tokens) before and after: {cosine:.4f}",
         "编辑前后嵌入（各词元平均）的余弦：{cosine:.4f}",
     ),
-    "moved": ("moved most: {tokens}", "变化最大：{tokens}"),
+    "moved": ("moved most (cosine of each token): {tokens}", "变化最大（各词元的余弦）：{tokens}"),
 }
 _MOST = 5
 _ITEM = re.compile(r'"([^"]*)"|([^,]+)')
@@ -172,5 +172,7 @@ def lines(found: dict[str, Any], lang: str) -> list[str]:
         if "perplexity" in found:
             said.append(say(WORDS, lang, "loss", **found["perplexity"]))
         return said
-    moved = ", ".join(f"{row['token']} {row['cosine']:.3f}" for row in found["moved"])
+    from regard.recording._summary import show
+
+    moved = ", ".join(f"{show(row['token'])} {row['cosine']:.3f}" for row in found["moved"])
     return [say(WORDS, lang, "cosine", cosine=found["cosine"]), say(WORDS, lang, "moved", tokens=moved)]

@@ -14,7 +14,11 @@ from regard.cache._kept import POLICIES, Budget, KeptCache
 from regard.edits._edit import Change, Edit, Place
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import nn
+
+    from regard.cache import BlockPool
 
 
 @dataclass(frozen=True, repr=False)
@@ -69,15 +73,22 @@ class Keep(Edit):
             return kept
         return torch.zeros_like(kept).scatter_(2, held.gather(2, chosen), True)
 
-    def caches(self, model: nn.Module) -> list[KeptCache]:
+    def caches(self, model: nn.Module, pools: Sequence[BlockPool] | None = None) -> list[KeptCache]:
         """One cache for each layer of a ``regard.models.Decoder``, whose memory really shrinks to the budget:
 
         ``model.generate(prompts, caches=keep("key_mass", budget=64).caches(model), max_new_tokens=100)``
+
+        With ``pools``, one ``regard.cache.BlockPool`` for each layer, keys and values lie in their blocks, and what is
+        dropped goes back to them, for other caches to use.
         """
         layers: Any = getattr(model, "layers", None)
         if layers is None or not hasattr(model, "caches"):
             raise TypeError(f"model must be a regard.models.Decoder, got {type(model).__name__}; for others use edit")
-        return [KeptCache(self.budget) for _ in layers]
+        if pools is None:
+            return [KeptCache(self.budget) for _ in layers]
+        if len(pools) != len(layers):
+            raise ValueError(f"pools has {len(pools)} pools, and the model {len(layers)} layers; each needs its own")
+        return [KeptCache(self.budget, pool) for pool in pools]
 
     def __repr__(self) -> str:
         policy, keys, first, recent = self.budget

@@ -227,6 +227,7 @@ class MultiHeadAttention(ProjectedHeads):
         keys = inputs.key
         pads = _inputs.padding(mask, keys.shape[1], keys.device) if cache is None else pads_of(cache, query)
         if pads is not None:
+            api.refuse_padding_in_block()
             inputs = _inputs.without_padding(inputs, pads, itself)
         try:
             q, k, v = self._project(inputs)
@@ -293,6 +294,7 @@ class MultiHeadAttention(ProjectedHeads):
             "out_dropout": (self.out_dropout, 0.0),
             "scale": (self.scale, None),
             "softcap": (self.softcap, None),
+            "sinks": (self.sinks is not None, False),
             "backend": (self.backend, "auto"),
         }
         return shown(sizes, others)

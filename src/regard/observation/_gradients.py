@@ -91,6 +91,8 @@ class _Backward:
             if d_bias is not None:
                 self._add_bias(tile, ds, d_bias)
             self._add_products(tile, ds if capped is None else ds.mul_(capped), d_query, d_key)
+        d_query.mul_(call.spec.scale)
+        d_key.mul_(call.spec.scale)
         d_sinks = None
         if call.sinks is not None and self.needs[3]:
             weight = torch.exp(call.sinks.to(self.work).view(1, -1, 1) - self.lse).masked_fill(self.empty, 0.0)
@@ -108,9 +110,7 @@ class _Backward:
     def _logits(self, tile: Tile, shares: Tensor) -> Tensor:
         """The gradient of the tile's logits; its z is used up."""
         at = (tile.items, tile.heads, slice(tile.rows.start, tile.rows.stop))
-        grad = tile.z.mul_(-self.entropy[at].unsqueeze(-1)) if self.entropy is not None else tile.z.zero_()
-        if self.mass is not None:
-            self._add_mass(tile, grad)
+        grad = self._with_mass(tile, None if self.entropy is None else -self.entropy[at].unsqueeze(-1))
         if self.first is not None:
             start = 0
             for run in tile.runs:
@@ -128,16 +128,19 @@ class _Backward:
         shares[at] = share.squeeze(-1)
         return product.addcmul_(tile.p, share, value=-1.0)
 
-    def _add_mass(self, tile: Tile, grad: Tensor) -> None:
-        assert self.mass is not None
+    def _with_mass(self, tile: Tile, slope: Tensor | None) -> Tensor:
+        """slope·z + dM of the tile, in one pass where all of its rows count; its z is used up."""
+        grad = tile.z
         inside = range(max(tile.rows.start, self.queries.start), min(tile.rows.stop, self.queries.stop))
-        if not len(inside):
-            return
-        some, start = grad[:, :, inside.start - tile.rows.start : inside.stop - tile.rows.start], 0
-        for run in tile.runs:
-            more = self.mass[tile.items, tile.heads, run.start : run.stop].unsqueeze(2)
-            some[..., start : start + run.stop - run.start] += more
-            start += run.stop - run.start
+        if self.mass is None or not len(inside):
+            return grad.zero_() if slope is None else grad.mul_(slope)
+        parts = [self.mass[tile.items, tile.heads, run.start : run.stop] for run in tile.runs]
+        mass = (parts[0] if len(parts) == 1 else torch.cat(parts, 2)).unsqueeze(2)
+        if inside == tile.rows:
+            return grad.copy_(mass) if slope is None else torch.addcmul(mass, grad, slope, out=grad)
+        grad = grad.zero_() if slope is None else grad.mul_(slope)
+        grad[:, :, inside.start - tile.rows.start : inside.stop - tile.rows.start] += mass
+        return grad
 
     def _slope(self, tile: Tile) -> Tensor:
         """The derivative of c·tanh(s/c), from what it gave."""
@@ -172,17 +175,14 @@ class _Backward:
             keys = [self.key[tile.items, kv, run.start : run.stop] for run in tile.runs]
             key = keys[0] if len(keys) == 1 else torch.cat(keys, 2)
             made = torch.bmm(flat, key.reshape(len(flat), *key.shape[2:]))
-            d_query[rows] = made.view(*ds.shape[:3], -1).mul_(spec.scale)
+            d_query[rows] = made.view(*ds.shape[:3], -1)
         if self.needs[1]:
             query = self.query[rows].reshape(len(flat), -1, self.query.shape[-1])
-            made = (
-                torch.bmm(flat.transpose(1, 2), query)
-                .mul_(spec.scale)
-                .view(ds.shape[0], -1, *(ds.shape[3], query.shape[-1]))
-            )
-            start = 0
+            # a view, because a tile has all heads or one item
+            into, start = d_key[tile.items, kv].view(len(flat), *d_key.shape[2:]), 0
             for run in tile.runs:
-                d_key[tile.items, kv, run.start : run.stop] += made[:, :, start : start + run.stop - run.start]
+                part = flat[..., start : start + run.stop - run.start]
+                into[:, run.start : run.stop].baddbmm_(part.transpose(1, 2), query)
                 start += run.stop - run.start
 
     def _room(self, shape: torch.Size) -> Tensor:

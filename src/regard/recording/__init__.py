@@ -315,6 +315,8 @@ class Recording:
         source = self._source_tokens and (of_keys if call.kind == "cross" else encoder)
         if call.kind == "cross" and of_keys and not self._source_tokens:
             return []
+        if call.kind == "self" and not call.of_text:
+            return []
         tokens = self._source_tokens if source else self._tokens
         return tokens[item if len(tokens) > 1 else 0] if len(tokens) in (1, call.batch) else []
 

@@ -41,7 +41,7 @@ from regard.watching._projection import (
 )
 from regard.watching._seen import Seen, Unseen, check_same
 from regard.watching._silence import silence, silent
-from regard.watching._tokens import Tokens
+from regard.watching._tokens import Tokens, reads_text
 from regard.watching._written import Tracker, Weights
 
 if TYPE_CHECKING:
@@ -403,6 +403,7 @@ class Watcher:
             check_same(seen, out, heads if kept != heads else None)
         call = self._written(seen, parts, permitted, kept, tuple(heads), site, layer, number, what)
         call.projection = None if projection is None or lengths is None else projection.path
+        call.of_text = reads_text(stack)
         return call
 
     def _check_memory(self, seen: Seen | InMemory) -> None:

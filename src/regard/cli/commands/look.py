@@ -151,17 +151,18 @@ def _run(loaded: Loaded, read: Read, lang: str, edits: list[acting.Typed]) -> tu
     tokens = 0 if read.ids is None else read.ids.shape[1]
     ids = given.get("decoder_input_ids", read.ids)
     texts = [] if ids is None or tokenizer is None else ids_to_text(tokenizer, ids)
+    want = _want(tokens, is_image="pixel_values" in given)
     before = None
     if edits:
         with torch.inference_mode():
-            before = acting.answer(model(**given), ids)
+            before = acting.answer(loading.outputs(model, given), ids)
     with (
         torch.inference_mode(),
         _progress(layers, tokens, lang) as advance,
         acting.edited(model, edits, texts) as reports,
-        regard.watch(model, tokenizer=tokenizer, on_call=advance, want=_want(tokens)) as recording,
+        regard.watch(model, tokenizer=tokenizer, on_call=advance, want=want) as recording,
     ):
-        out = model(**given)
+        out = loading.outputs(model, given)
     if not recording.calls:
         raise ValueError("the model made no attention call that can be seen")
     if "decoder_input_ids" in given and tokenizer is not None:
@@ -175,10 +176,13 @@ def _run(loaded: Loaded, read: Read, lang: str, edits: list[acting.Typed]) -> tu
     return recording, {"edits": [str(report) for report in reports], "answer": answer}
 
 
-def _want(tokens: int) -> Want:
-    """Every single weight where the text is short, so that the page has all of them; the usual thumbnail elsewhere."""
+def _want(tokens: int, *, is_image: bool = False) -> Want:
+    """Every single weight where the text is short or the patches are few, so that the page has all of them; the usual
+    thumbnail elsewhere. An image has more of its largest weights: eight patches are hardly a picture."""
     from regard import Want
 
+    if is_image:
+        return Want(map=(256, 256), top_k=32)
     return Want(map=(128, 128)) if tokens <= 128 else Want()
 
 

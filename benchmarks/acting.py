@@ -1,0 +1,174 @@
+"""A pass of a model under an edit against the plain pass, in time and memory; and gradients through statistics.
+
+    python benchmarks/acting.py [--only time --only memory --only gradients] [--quick] [--save]
+
+The model is two layers of causal attention (torch's SDPA) between linear layers. On a CPU: float32, 2 threads, 8 heads
+of 64, up to 4096 tokens in time and 8192 in memory. Where there is a CUDA device it is used instead: bfloat16, 16
+heads of 128, up to 131072 tokens. Ratios are medians of interleaved pairs, printed with their control: the peer against
+itself. Memory is the peak beyond the model and its inputs, of a plain pass and of an edited one.
+--quick takes 3 rounds and short lengths: it shows that the tool works, and nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import regard
+from _harness import RESULTS, THREADS, Row, Work, at_most, child, interleave, main
+from regard import edits, masks
+
+GPU = torch.cuda.is_available()
+PLACE = f"cuda: {torch.cuda.get_device_name()}" if GPU else "cpu"
+HEADS, DIM = (16, 128) if GPU else (8, 64)
+FACTORY = {"device": "cuda", "dtype": torch.bfloat16} if GPU else {"device": "cpu", "dtype": torch.float32}
+LAYERS = 2
+
+EDITS: dict[str, Callable[[int], edits.Edit]] = {
+    "cut by a rule, the first four keys": lambda length: edits.cut(masks.columns(4)),
+    "cut by a rule, far keys": lambda length: edits.cut(~masks.window(left=length // 2)),
+    "cut by positions": lambda length: edits.cut(queries=slice(length // 2, None), keys=[0, 5, length // 3]),
+    "ablate": lambda length: edits.ablate("zero"),
+    "steer": lambda length: edits.steer([0, 5, length // 3], 2.0),
+}  # fmt: skip
+
+
+class Sizes:
+    def __init__(self, quick: bool) -> None:
+        self.rounds = 3 if quick else 9 if GPU else 5
+        self.lengths = [512] if quick else [4096, 32768, 131072] if GPU else [1024, 4096]
+        self.trained = [256] if quick else [4096, 16384] if GPU else [1024, 2048, 4096]
+        self.memory = [1024] if quick else [4096, 32768, 131072] if GPU else [4096, 8192]
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        width = HEADS * DIM
+        self.given = nn.ModuleList(nn.Linear(width, 3 * width, **FACTORY) for _ in range(LAYERS))
+        self.taken = nn.ModuleList(nn.Linear(width, width, **FACTORY) for _ in range(LAYERS))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for given, taken in zip(self.given, self.taken, strict=True):
+            query, key, value = given(x).unflatten(-1, (3, HEADS, DIM)).permute(2, 0, 3, 1, 4)
+            out = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+            x = x + taken(out.transpose(1, 2).flatten(2))
+        return x
+
+
+def model_and_input(length: int) -> tuple[Model, Tensor]:
+    torch.manual_seed(length)
+    return Model(), torch.randn(1, length, HEADS * DIM, **FACTORY)  # type: ignore[arg-type]
+
+
+def run(model: Model, x: Tensor, edit: edits.Edit | None) -> Work:
+    """A pass, with the block of its edit opened and closed; one head of two is edited where it is not a cut."""
+    heads = range(0, HEADS, 2) if isinstance(edit, (edits.Ablate, edits.Steer)) else None
+
+    def work() -> Tensor:
+        block = nullcontext() if edit is None else regard.edit(model, edit, heads=heads)
+        with torch.no_grad(), block:
+            out: Tensor = model(x)
+        if GPU:
+            torch.cuda.synchronize()
+        return out
+
+    return work
+
+
+def time(sizes: Sizes) -> Iterator[Row]:
+    for length in sizes.lengths:
+        model, x = model_and_input(length)
+        for name, make in EDITS.items():
+            samples = interleave(run(model, x, make(length)), run(model, x, None), rounds=sizes.rounds)  # type: ignore[arg-type]
+            # positions are tensors, not a rule: no block is known to be free of the cut
+            bar = 2.0 if name == "cut by positions" else 1.1
+            yield at_most("time", f"{name}, L={length} against the plain pass", samples, bar)
+
+
+# A process of its own has none of the memory that earlier work gave back. A short pass first loads what any pass loads.
+MEMORY = """
+import json, sys, torch
+from pathlib import Path
+sys.path.insert(0, {folder!r})
+import acting
+torch.set_num_threads({threads})
+def status(name):
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
+    return int(line.split()[1]) * 1024
+def once(length, name):
+    model, x = acting.model_and_input(length)
+    work = acting.run(model, x, None if name is None else acting.EDITS[name](length))
+    if acting.GPU:
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        work()
+        return torch.cuda.max_memory_allocated() - before
+    Path("/proc/self/clear_refs").write_text("5")
+    before = status("VmRSS")
+    work()
+    return status("VmHWM") - before
+once(512, {name!r})
+print(json.dumps({{"MiB": once({length}, {name!r}) / 2**20}}))
+"""
+
+
+def memory(sizes: Sizes) -> Iterator[Row]:
+    """An edited pass may take a little more than the plain one, far from the L×L numbers of weights written out."""
+    folder = os.path.dirname(os.path.abspath(__file__))
+    for length in sizes.memory:
+        found = {
+            name: child(MEMORY.format(folder=folder, threads=THREADS, name=name, length=length))["MiB"]
+            for name in (None, *EDITS)
+        }
+        plain = found.pop(None)
+        for name, taken in found.items():
+            samples = {"edited MiB": [taken], "plain MiB": [plain]}
+            note = f"{taken:.0f} MiB, plain {plain:.0f}; one head's weights would be {4 * length**2 / 2**20:.0f}"
+            yield Row("memory", f"{name}, L={length}", taken / plain, "×", 1.5, note=note, samples=samples)
+
+
+def gradients(sizes: Sizes) -> Iterator[Row]:
+    """The backward pass of output and statistics against that of the output alone; forward passes are not timed."""
+    wants = {
+        "entropy": regard.Want.none().but(rows=True),
+        "entropy, key mass and first mass": regard.Want(map=None, top_k=0, distance=False, first=4),
+    }
+    for length in sizes.trained:
+        torch.manual_seed(length)
+        given = [torch.randn(1, HEADS, length, DIM, requires_grad=True, **FACTORY) for _ in range(3)]  # type: ignore[arg-type]
+        grad = torch.randn_like(given[0])
+        plain = regard.attention(*given, mask=masks.causal())
+        for name, want in wants.items():
+            seen = regard.observe(*given, mask=masks.causal(), want=want, differentiable=True)
+            parts = [getattr(seen, part) for part in ("entropy", "key_mass", "first_mass") if hasattr(seen, part)]
+            ours = backward([seen.out, *parts], given, [grad, *(torch.randn_like(part) for part in parts)])
+            samples = interleave(ours, backward([plain], given, [grad]), rounds=sizes.rounds)
+            yield at_most("gradients", f"{name}, L={length} against the plain backward pass", samples, 2.0)
+
+
+def backward(outputs: list[Tensor], inputs: list[Tensor], grads: list[Tensor]) -> Work:
+    def work() -> object:
+        found = torch.autograd.grad(outputs, inputs, grads, retain_graph=True)
+        if GPU:
+            torch.cuda.synchronize()
+        return found
+
+    return work
+
+
+GROUPS: dict[str, Callable[[Sizes], Iterator[Row]]] = {"time": time, "memory": memory, "gradients": gradients}
+
+
+if __name__ == "__main__":
+    settings = {"heads": HEADS, "head_dim": DIM, "layers": LAYERS, "device": PLACE}
+    file = RESULTS / ("acting_gpu.json" if GPU else "acting.json")
+    sys.exit(main(__doc__, GROUPS, Sizes, file, settings | ({"dtype": "bfloat16"} if GPU else {})))
