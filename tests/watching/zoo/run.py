@@ -34,6 +34,7 @@ NO_ATTENTION = {
     "glm5_next_text": "the same",
     "groupvit": "tokens are assigned to groups, by a softmax over the groups",
     "lightglue": "a detector of keypoints is a softmax over cells",
+    "patchtsmixer": "gates of a mixer: products with what they gate, number by number",
     "zaya": "experts are chosen",
 }
 
