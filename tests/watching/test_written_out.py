@@ -372,7 +372,7 @@ def test_calling_forward_itself_runs_no_hooks_and_is_seen_all_the_same() -> None
 
 def test_a_method_that_does_not_call_its_module_self_is_seen_too() -> None:
     class Named(nn.Module):
-        def forward(module, x: Tensor) -> Tensor:  # noqa: N805
+        def forward(module, x: Tensor) -> Tensor:
             return (x @ x.mT).softmax(-1) @ x
 
     class Other(nn.Module):

@@ -39,7 +39,7 @@ def translate(
     scores: Annotated[bool, typer.Option("--scores", help="Print the score before each translation.")] = False,
     show: Annotated[bool, typer.Option("--show", help="Show the alignment of each sentence and write a page.")] = False,
     page: Annotated[
-        Path, typer.Option(help="With --show: file name of the page; further sentences get NAME-2.html, …")
+        Path, typer.Option(help="With --show: file name of the page; further sentences get NAME-2.html and so on.")
     ] = Path("alignment.html"),
     batch_tokens: Annotated[int, typer.Option(help="Batch size: source tokens × beams.")] = 6_000,
     device: Annotated[
