@@ -3,9 +3,9 @@
 python benchmarks/page.py [--quick] [--save]
 
 Statistics are random, so nothing in the files can be squeezed: real recordings make smaller ones. The text is there
-when the browser has painted it, counted from the start of the navigation. A click counts from the event to the end of the
-frame that draws its lines, so it includes the wait for that frame. Times are medians of five openings, and of eight
-clicks in each.
+when the browser has painted it, counted from the start of the navigation. A click counts from the event to the end of
+the frame that draws its lines, so it includes the wait for that frame. Times are medians of five openings, and of eight
+clicks in each. They are wall-clock times: a busy machine needs a quiet moment, or priority for the browser.
 """
 
 from __future__ import annotations

@@ -96,10 +96,13 @@ def attention(
     return _guard.run(*_prepared(given, backend)).out
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _refuse_compiled_block() -> None:
     if _torchs_block() is not None:
         raise Refused("inside context_parallel, regard.attention cannot be compiled: call it outside torch.compile")
+
+
+# as torch.compiler.disable marks what it makes; that function itself would load the compiler here
+_refuse_compiled_block._torchdynamo_disable = True  # type: ignore[attr-defined]
 
 
 def refuse_padding_in_block() -> None:
@@ -331,7 +334,7 @@ def make_plan(call: Call, choice: Choice, program: Program | None, want: Want | 
 
 
 def draw_seed(query: Tensor) -> Tensor:
-    """The number a call's dropout is derived from; drawn from torch's generator, so that manual_seed governs it."""
+    """The seed of a call's dropout; drawn from torch's generator, so that manual_seed governs it."""
     return torch.randint(0, 2**31 - 1, (), device=query.device)
 
 

@@ -116,12 +116,19 @@ def open_page(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Opened]]:
     contexts, opened = [], []
 
     def opener(
-        recording: Recording, *, size: tuple[int, int] = (1280, 900), dark: bool = False, **options: Any
+        recording: Recording,
+        *,
+        size: tuple[int, int] = (1280, 900),
+        dark: bool = False,
+        touch: bool = False,
+        **options: Any,
     ) -> Opened:
         file = tmp_path / f"page{len(opened)}.html"
         recording.to_html(file, **options)
         context = browser.new_context(
-            viewport={"width": size[0], "height": size[1]}, color_scheme="dark" if dark else "light"
+            viewport={"width": size[0], "height": size[1]},
+            color_scheme="dark" if dark else "light",
+            has_touch=touch,
         )
         contexts.append(context)
         found = Opened(context.new_page())

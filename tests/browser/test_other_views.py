@@ -139,6 +139,37 @@ def test_zooming_shows_single_weights_of_a_long_text(open_page) -> None:
     assert opened.pixels(".map canvas")[:3] == before[:3]
 
 
+def test_fingers_tap_words_and_pinch_the_map(open_page) -> None:
+    recording = sentence()
+    opened = open_page(recording, layer=0, head=1, size=(390, 844), touch=True)
+    opened.page.tap('.t[data-at="13"]')
+    opened.settle()
+    one = recording[0, 1]
+    assert opened.listed()[0] == (int(one.top_keys[13, 0]), pytest.approx(float(one.top_weights[13, 0]), abs=2e-5))
+    opened.page.tap("[data-view=head]")
+    opened.settle()
+    box = opened.page.locator(".map canvas").bounding_box()
+    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    fingers = opened.page.context.new_cdp_session(opened.page)
+
+    def touch(kind: str, *apart: int) -> None:
+        points = [{"x": x + sign * far, "y": y, "id": at} for far in apart for at, sign in enumerate((-1, 1))]
+        fingers.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+        opened.settle()
+
+    whole = opened.pixels(".map canvas")
+    touch("touchStart", 20)
+    touch("touchMove", 60)
+    touch("touchMove", 100)
+    touch("touchEnd")
+    near = opened.pixels(".map canvas")
+    assert near != whole
+    opened.page.tap('[aria-label="Whole map"]')
+    opened.page.mouse.move(1, 1)
+    opened.settle()
+    assert opened.pixels(".map canvas") != near
+
+
 def test_a_cell_that_is_among_the_largest_is_exact_and_another_is_said_to_be_a_mean(open_page) -> None:
     recording = sentence(LONG, causal=True)
     opened = open_page(recording, layer=1, head=0)

@@ -145,7 +145,7 @@ def test_layers_and_heads_that_are_not_there_are_refused() -> None:
     ):
         pass
     with (
-        pytest.raises(ValueError, match="layers is given beside heads by layer"),
+        pytest.raises(ValueError, match="layers is given together with heads by layer"),
         regard.edit(model, edits.ablate("zero"), layers=[0], heads={0: [1]}),
     ):
         pass

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from regard.train import read_folder, read_lines, read_pairs, split, toy
-from regard.train._text import Pairs
+from regard.train import Pairs, read_folder, read_lines, read_pairs, split, toy
 
 
 def write(folder: Path, **files: bytes) -> Path:

@@ -113,6 +113,7 @@ def test_compiled_models_that_nobody_watches_stay_compiled_on_every_thread() -> 
             thread = threading.Thread(target=lambda: torch.no_grad()(other)(X))
             thread.start()
             thread.join()
+            watched(X)
     assert len(set(runs)) == 2
 
 
@@ -134,7 +135,22 @@ def test_the_compiler_leaves_the_watch_alone_where_it_gives_up_on_a_model() -> N
         with regard.watch(watched):
             # another dtype asks for a second compilation: the model runs as it is written, its calls still looked at
             other.to(torch.float64)(X.double())
+            watched(X)
     assert len(runs) == 1
+
+
+def test_a_model_that_did_not_run_or_only_inside_a_compiled_function_warns() -> None:
+    model = ByHand(24, 4)
+    around = torch.compile(lambda x: model(x) + 1, backend="eager")
+    with torch.no_grad():
+        around(X)
+        for run in (lambda: None, lambda: around(X)):
+            with (
+                pytest.warns(UserWarning, match="did not see ByHand run in the block"),
+                regard.watch(model) as recording,
+            ):
+                run()
+            assert len(recording) == 0
 
 
 def test_a_part_of_a_watched_model_that_compiles_itself_is_seen() -> None:

@@ -10,11 +10,12 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
+from regard._checks import check_count
 from regard.backends._stored import Stored
 from regard.cache import _files, _paged_files, _storage
 from regard.cache._base import CacheFull, TokenCache
 from regard.cache._given import Made
-from regard.cache._lengths import Fresh, Lengths, check_count, counts_of, places_of
+from regard.cache._lengths import Fresh, Lengths, counts_of, places_of
 from regard.cache._slots import shortened
 from regard.cache._storage import Parts
 

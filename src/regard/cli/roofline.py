@@ -107,7 +107,8 @@ def _counts(gpus: str | None) -> list[int]:
 
 
 def _print_spread(several: list[Spread], links: tuple[float, float], lang: str) -> None:
-    from regard.cost._tables import columns, seconds, size
+    from regard._display.units import seconds, size
+    from regard.cost._tables import columns
 
     typer.echo(text(WORDS, lang, "spread"))
     heads = ("computing", "received", "from other machines", "receiving", "in all", "keys and values")
@@ -176,7 +177,8 @@ def _data(call: AttentionCall, device: Device, found: dict[str, Any], times: dic
 def _print(
     call: AttentionCall, device: Device, found: dict[str, Any], times: dict[str, float], lang: str = "en"
 ) -> None:
-    from regard.cost._tables import columns, count, seconds, size, whole
+    from regard._display.units import count, seconds, size, whole
+    from regard.cost._tables import columns
 
     say = partial(text, WORDS, lang)
     kind = say("causal" if call.causal else "every pair")
@@ -192,8 +194,8 @@ def _print(
     for way, one in found.items():
         backward = way == "backward"
         flops, memory = call.flops(backward=backward), call.bytes(backward=backward)
-        beside = (seconds(times[way]), f"{times[way] / one.seconds:.2f}") if times else ()
-        rows.append((say(way), count(flops), size(memory), seconds(one.seconds), say(one.bound), *beside))
+        measured = (seconds(times[way]), f"{times[way] / one.seconds:.2f}") if times else ()
+        rows.append((say(way), count(flops), size(memory), seconds(one.seconds), say(one.bound), *measured))
     for line in columns(rows):
         typer.echo(line)
     threads = (

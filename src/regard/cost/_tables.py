@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from regard._display.texts import breaks, left, right, text, width
+from regard._display.units import count, flop, size, whole
 from regard.cost._words import WORDS, named
 
 if TYPE_CHECKING:
@@ -16,40 +17,6 @@ if TYPE_CHECKING:
     from regard.cost._sums import Part
 
 WIDTH = 80
-
-
-def count(number: float) -> str:
-    """With a prefix of thousands: 174.6 G."""
-    return _prefixed(number, 1000, ("", "k", "M", "G", "T", "P", "E", "Z", "Y"), "")
-
-
-def size(number: float) -> str:
-    """Bytes, with a prefix of 1024s: 325.2 GiB."""
-    return _prefixed(number, 1024, ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei", "Zi", "Yi"), "B")
-
-
-def seconds(time: float) -> str:
-    for unit, step in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        if time >= step:
-            return f"{time / step:.3g} {unit}" if time < 1000 * step else f"{time:.3g} s"
-    return f"{time * 1e9:.3g} ns"
-
-
-def flop(number: float) -> str:
-    return f"{count(number)}FLOP" if count(number)[-1].isalpha() else f"{count(number)} FLOP"
-
-
-def _prefixed(number: float, step: int, prefixes: Sequence[str], unit: str) -> str:
-    left = number
-    for prefix in prefixes:
-        if left < step - 0.05:
-            return f"{left:.4g} {prefix}{unit}".rstrip()
-        left /= step
-    return f"{number:.1e}"
-
-
-def whole(number: int) -> str:
-    return f"{number:,}".replace(",", " ")
 
 
 def columns(rows: Iterable[Sequence[str]]) -> list[str]:
@@ -142,7 +109,9 @@ class _Bill:
     def _cache(self) -> list[str]:
         own, say = self.cost.cache, self.say
         assert own is not None
-        rows: list[Sequence[str]] = [[say(key) for key in ("cache", "a layer", "in all", "in int8", "of the weights")]]
+        rows: list[Sequence[str]] = [
+            [say(key) for key in ("cache", "per layer", "in all", "in int8", "of the weights")]
+        ]
         for kind, (plain, small) in own.kinds.items():
             share = _percent(plain / self.cost.weight_bytes)
             rows.append((named(kind, self.lang), size(plain // own.layers), size(plain), size(small), share))

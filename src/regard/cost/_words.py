@@ -85,11 +85,11 @@ WORDS = {
         "重新计算各层：多 {flops}，保留 {kept}，峰值 {peak}。",
     ),
     "cache": ("cache", "缓存"),
-    "a layer": ("a layer", "每层"),
+    "per layer": ("per layer", "每层"),
     "in int8": ("in int8", "int8"),
     "of the weights": ("of the weights", "相对权重"),
     "own": (
-        "This one ({kind}): {token} a token and layer, {layer} a layer, {total} in all.",
+        "This one ({kind}): {token} per token and layer, {layer} per layer, {total} in all.",
         "本配置（{kind}）：每词元每层 {token}，每层 {layer}，合计 {total}。",
     ),
     "more": ("attention costs more FLOPs than {other}", "注意力的 FLOP 超过{other}"),

@@ -183,7 +183,7 @@ def _entropy(recording: Recording, layer: int | str | None, item: int, say: Any)
 
 
 def _colours(count: int) -> list[Any]:
-    """A colour a head; the usual ten would come round again."""
+    """One colour per head; the usual ten would come round again."""
     if count <= 10:
         return [f"C{at}" for at in range(count)]
     from matplotlib import colormaps

@@ -28,7 +28,7 @@ def asking(query: Any) -> Iterator[None]:
 
 
 def packed_heads(heads: int, queries: int) -> int:
-    """How many heads a call of so many heads and queries really has; 0 where they are what they seem."""
+    """How many heads a call of this many heads and queries really has; 0 where they are what they seem."""
     real = _heads()
     return real if queries > 1 and real == heads * queries else 0
 

@@ -204,7 +204,7 @@ def cost(
     if as_json:
         terminal.data(bill.to_dict() | ({"times": times} if times else {}))
         return
-    from regard.cost._tables import seconds
+    from regard._display.units import seconds
     from regard.cost._words import WORDS as BILL
 
     typer.echo(bill.table(lang))

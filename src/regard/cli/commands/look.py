@@ -56,14 +56,16 @@ def look(
     cut: Annotated[
         list[str] | None,
         typer.Option(
-            help="Edges that do not exist, and the difference it makes: KEYS or QUERIES>KEYS, by position, range or "
-            "word, after LAYER@ or LAYER.HEAD@ for one place ('0:4', 'it>cat', '3.5@-1>cat'). May be repeated.",
+            help="Cut edges and show the difference: KEYS or QUERIES>KEYS, by position, range or word, after LAYER@ or "
+            "LAYER.HEAD@ for one place ('0:4', 'it>cat', '3.5@-1>cat'); repeat for several.",
             show_default=False,
         ),
     ] = None,
     ablate: Annotated[
         list[str] | None,
-        typer.Option(help="Heads whose output is zero: LAYER.HEAD, or LAYER. May be repeated.", show_default=False),
+        typer.Option(
+            help="Set the output of a head, LAYER.HEAD, or of a LAYER to zero; repeat for several.", show_default=False
+        ),
     ] = None,
     lang: Annotated[
         str, typer.Option(help="Language of messages and page: en or zh.", autocompletion=complete.one_of(("en", "zh")))
