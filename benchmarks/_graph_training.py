@@ -36,6 +36,10 @@ def wait(device: torch.device) -> None:
         torch.cuda.synchronize()
 
 
+class Diverged(Exception):
+    """A run that learnt nothing: its learning rate was too high."""
+
+
 class Runs:
     """One model, one optimizer and one set of graphs, for one run after another."""
 
@@ -62,7 +66,7 @@ class Runs:
     def batch(self, epoch: int, at: int) -> Batch:
         return self.corpus.take(self.rows[epoch][at], self.epochs[epoch][at].widths)
 
-    def prepare(self, timed: int = 60) -> int:
+    def prepare(self, timed: int) -> int:
         """Capture every shape (once kernel by kernel, once recorded), then time steps of all shapes."""
         shapes: dict[tuple[Any, ...], tuple[int, int]] = {}
         for number, epoch in enumerate(self.epochs):
@@ -100,11 +104,20 @@ class Runs:
                 value.zero_()
 
     def train(
-        self, seed: int, steps: int, *, seconds: float = math.inf, progress: Callable[[int, float], None]
+        self,
+        seed: int,
+        steps: int,
+        *,
+        peak: float,
+        seconds: float = math.inf,
+        progress: Callable[[int, float], None] = lambda step, loss: None,
     ) -> dict[str, Any]:
-        """A run of so many steps, whose learning rate falls to 0 along a cosine; `average.model` is its result.
+        """A run of so many steps, whose learning rate falls from `peak` to 0; `average.model` is its result.
 
         Past `seconds` it ends early, and says so: a device may be slower than it was when it was timed.
+
+        Raises:
+            Diverged: the loss is no number, or hardly lower than it was after 250 steps.
         """
         self.reset(seed)
         self.model.train()
@@ -117,7 +130,7 @@ class Runs:
             for at in torch.randperm(len(self.epochs[epoch]), generator=draw).tolist():
                 step += 1
                 rise, fall = min(1.0, step / max(settings.warmup, 1)), 0.5 * (1 + math.cos(math.pi * step / steps))
-                loss = self._step((epoch, at), step, settings.peak_lr * rise * fall)
+                loss = self._step((epoch, at), step, peak * rise * fall)
                 tokens += self.epochs[epoch][at].tokens
                 if step % 250 == 0 or step == steps:
                     losses.append(float(loss.nll) / max(float(loss.tokens), 1.0))  # waits for the device
@@ -127,29 +140,12 @@ class Runs:
                     break
         wait(self.device)
         took = time.monotonic() - began
-        if not math.isfinite(losses[-1]):
-            raise ValueError(f"the loss of seed {seed} is {losses[-1]} at step {step}: lower peak_lr or raise warmup")
+        if not math.isfinite(losses[-1]) or (len(losses) > 8 and losses[-1] > 0.8 * losses[0]):
+            raise Diverged(f"the loss of seed {seed} is {losses[-1]:.3f} after {step} steps with a rate of {peak:g}")
         return {
-            "seed": seed, "steps": step, "planned": steps, "cut short": cut, "seconds": took,
+            "seed": seed, "peak_lr": peak, "steps": step, "planned": steps, "cut short": cut, "seconds": took,
             "tokens_per_second": tokens / took, "losses": losses,
         }  # fmt: skip
-
-
-def prepared(make: Callable[[bool], Runs], say: Callable[..., None]) -> Runs:
-    """Runs whose graphs are captured; kernel by kernel where a device or a version of torch cannot capture them."""
-    runs = make(True)
-    if not runs.stepper.graphs:
-        runs.prepare(timed=4)
-        return runs
-    try:
-        shapes = runs.prepare()
-        say(f"{shapes} shapes are captured; a step takes {runs.milliseconds:.2f} ms")
-    except RuntimeError as error:
-        say(f"NO graphs: {str(error).splitlines()[0][:200]}")
-        runs = make(False)
-        runs.prepare(timed=20)
-        say(f"a step, kernel by kernel, takes {runs.milliseconds:.2f} ms")
-    return runs
 
 
 def check_fused(words: int, device: torch.device) -> str:

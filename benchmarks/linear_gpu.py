@@ -9,7 +9,6 @@ compared with our float32 operations at 2048 tokens. Contenders take turns; a ra
 from __future__ import annotations
 
 import argparse
-import statistics
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gpu import Row, in_turn, normal, save, show, with_backward
+from _gpu import DEVICE, DTYPE, Row, against, failed, in_turn, length, normal, save, show, with_backward
 from regard import linear_attention, masks
 
 HEADS, DIM = 16, 128
@@ -65,10 +64,10 @@ def ours(kind: str, form: str = "auto") -> Call:
     return call
 
 
-def inputs(length: int) -> tuple[Tensor, ...]:
+def inputs(tokens: int) -> tuple[Tensor, ...]:
     """Query, key, value and logs of gates; the last in float32."""
-    tensors = [normal(1, HEADS, length, DIM) for _ in range(3)]
-    gate = F.logsigmoid(torch.randn(1, HEADS, length, device="cuda") + 4).requires_grad_()
+    tensors = [normal(1, HEADS, length(tokens), DIM) for _ in range(3)]
+    gate = F.logsigmoid(torch.randn(1, HEADS, length(tokens), device=DEVICE) + 4).requires_grad_()
     return (*tensors, gate)
 
 
@@ -81,8 +80,8 @@ def error(kind: str) -> float:
     grad = torch.randn_like(meant)
     pairs = [(found, meant)]
     pairs += zip(
-        torch.autograd.grad(found, tensors[:leaves], grad.bfloat16()),
-        torch.autograd.grad(meant, wide[:leaves], grad.bfloat16().float()),
+        torch.autograd.grad(found, tensors[:leaves], grad.to(DTYPE)),
+        torch.autograd.grad(meant, wide[:leaves], grad.to(DTYPE).float()),
         strict=True,
     )
     return max((a.float() - b).abs().max().item() / max(2**-7 * b.abs().max().item(), 1e-6) for a, b in pairs)
@@ -92,28 +91,26 @@ def rows(lengths: tuple[int, ...]) -> Iterator[Row]:
     known = peers()
     for kind in ("plain", "decayed", "gated"):
         off = error(kind)
-        for length in lengths:
-            tensors = inputs(length)
+        for tokens in lengths:
+            tensors = inputs(tokens)
             turned = [t.detach().transpose(1, 2).contiguous().requires_grad_() for t in tensors]
             leaves = 4 if kind == "gated" else 3
             for backward in (False, True):
                 works: dict[str, Any] = {"ours": lambda kind=kind, t=tensors: ours(kind)(*t)}
                 if kind in known:
                     works |= dict.fromkeys(("peer", "again"), lambda kind=kind, t=turned: known[kind](*t))
-                name = f"{kind} {length}{' +bwd' if backward else ''}"
+                name = f"{kind} {tokens}{' +bwd' if backward else ''}"
                 try:
                     if backward:
                         given = {n: tensors if n == "ours" else turned for n in works}
                         works = {n: with_backward(work, tuple(given[n][:leaves])) for n, work in works.items()}
                     with torch.enable_grad() if backward else torch.no_grad():
                         found = in_turn(works)
-                except Exception as problem:  # one row that fails must not lose the others
-                    yield Row("linear", name, 1.0, note=f"{type(problem).__name__}: {problem}"[:300])
+                except Exception as problem:
+                    yield failed("linear", name, 1.0, problem)
                     continue
-                medians = {n: statistics.median(times) for n, times in found.items()}
-                base = found.get("peer", found["ours"])
-                ratio = statistics.median(o / p for o, p in zip(found["ours"], base, strict=True))
-                control = statistics.median(o / p for o, p in zip(found.get("again", base), base, strict=True))
+                peer = "peer" if "peer" in found else "ours"
+                ratio, control, medians = against(found, peer, "again" if "again" in found else None)
                 yield Row("linear", name, 1.0, "×", ratio, control, "fused", off, medians)
 
 

@@ -11,10 +11,13 @@
 3. Students: one model per seed learns from real and translated sentences with those probabilities. `--teachers 0`
    leaves 1 and 2 out: the students learn from the text alone.
 
+A rehearsal takes the same way with the same sizes, in a minute: `--sentences 2000 --steps 30 --teachers 2 --seeds 1`.
+
 Nothing is chosen on the test: the length penalty of each student is the one that is best on the validation text. What
 was done, and what was not, is in `report.json`; it is written after each model, next to the teachers and the lessons,
 from which a call with the same `--out` goes on. All students train for the same number of steps, whichever call trains
-them. Times are per call: `--seconds` is never exceeded by more than one evaluation.
+them. Times are per call: `--seconds` is never exceeded by more than one evaluation. Where steps cannot be captured, the
+call starts anew with torch's attention, then without graphs.
 """
 
 from __future__ import annotations
@@ -23,22 +26,25 @@ import argparse
 import contextlib
 import copy
 import gzip
+import hashlib
+import importlib.util
 import json
 import math
 import os
 import shutil
 import statistics
+import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 BEGAN = time.monotonic()
 
 import torch  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 
-from _graph_training import Runs, attention_by, check_fused, prepared  # noqa: E402
+from _graph_training import Diverged, Runs, attention_by, check_fused  # noqa: E402
 from regard import interop  # noqa: E402
 from regard import train as engine  # noqa: E402
 from regard._files.write import write_atomically  # noqa: E402
@@ -54,9 +60,9 @@ TOY: dict[str, Any] = {
     "vocab_size": 200, "embed_dim": 32, "ff_dim": 64, "num_layers": 1, "num_heads": 2, "batch_tokens": 600,
     "warmup": 10, "dropout": 0.1, "attention_dropout": 0.0, "ema_decay": 0.9,
 }  # fmt: skip
-PENALTIES = (0.6, 1.0, 1.4)
+PENALTIES = (0.6, 1.0, 1.4, 1.8)
 # seconds that are set aside: for the vocabulary and the first kernels, for graphs, for one student's evaluation
-START, CAPTURE, EVALUATE = 30.0, 15.0, 12.0
+START, CAPTURE, EVALUATE = 30.0, 15.0, 15.0
 
 
 class Late(Exception):
@@ -74,9 +80,7 @@ class Session:
             **RECIPE | (TOY if given.toy else {}), r_drop=given.r_drop, source=given.source, target=given.target
         )
         self.path = self.out / "report.json"
-        fixed = {
-            name: getattr(given, name) for name in ("teachers", "steps", "distill", "beams", "toy", "toy_sentences")
-        }
+        fixed = {name: getattr(given, name) for name in ("teachers", "steps", "distill", "beams", "toy", "sentences")}
         recipe = {**vars(self.settings), **fixed}
         self.report: dict[str, Any] = {"recipe": recipe, "teachers": [], "students": [], "calls": []}
         if self.path.is_file():
@@ -116,13 +120,18 @@ class Session:
         """The text and its vocabulary, which is learnt from the training text alone, the same in every call."""
         given = self.given
         if given.toy:
-            self.data, self.test = engine.toy(given.toy_sentences, 20), engine.toy(1, 20, seed=5).valid
+            self.data, self.test = engine.toy(given.sentences or 2000, 20), engine.toy(1, 20, seed=5).valid
         else:
-            self.data = engine.read_folder(given.data, given.source, given.target)
+            train, valid = engine.read_folder(given.data, given.source, given.target)
+            few = given.sentences or len(train.source)
+            self.data = engine.Data(engine.Pairs(train.source[:few], train.target[:few]), valid)
             files = (engine.find(given.data, "test_2016", each) for each in (given.source, given.target))
             self.test = engine.read_pairs(*files)
         text = [*self.data.train.source, *self.data.train.target]
         self.words = engine.Words.learn(text, vocab_size=self.settings.vocab_size, lowercase=True)
+        digest = hashlib.sha256(self.words.as_json().encode()).hexdigest()[:16]
+        if self.report.setdefault("vocabulary", digest) != digest:
+            sys.exit(f"translator_seeds.py: {self.out} was made with another text or vocabulary; give another --out")
         self.corpus = encode_pairs(self.words, self.data.train, self.settings)
         self.say(f"read {len(self.data.train.source)} pairs, {len(self.words)} pieces, on {self.call['device']}")
 
@@ -155,6 +164,29 @@ def steps_of(session: Session, runs: Runs, who: str) -> int:
     return kept[who]
 
 
+def prepared(session: Session, settings: Any, corpus: Corpus) -> Runs:
+    """Runs whose steps are captured, on a GPU, and timed."""
+    graphs = session.device.type == "cuda" and not session.given.no_graphs
+    try:
+        runs = Runs(settings, session.words, corpus, session.device, graphs=graphs)
+        shapes = runs.prepare(timed=60 if graphs else 4)
+    except Exception as error:
+        if not graphs:
+            raise
+        restart(session, error, "--no-graphs")
+    session.say(f"{shapes} shapes, {'captured' if graphs else 'no graphs'}; a step takes {runs.milliseconds:.2f} ms")
+    return runs
+
+
+def restart(session: Session, error: Exception, *words: str) -> NoReturn:
+    """Go on in a new process: a capture that failed leaves torch's generator as if it were still captured."""
+    reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:300] if str(error).strip() else ''}"
+    session.say(f"{reason}; again with {' '.join(words)}")
+    session.did(f"failed ({reason}); again with {' '.join(words)}")
+    given = [*session.given.words, *words, "--seconds", f"{session.left():.0f}"]
+    sys.exit(subprocess.call([sys.executable, __file__, *given]))
+
+
 def trained(session: Session, runs: Runs, who: str, seed: int) -> dict[str, Any]:
     steps = steps_of(session, runs, who)
     expected = steps * runs.milliseconds / 1000
@@ -165,7 +197,13 @@ def trained(session: Session, runs: Runs, who: str, seed: int) -> dict[str, Any]
             session.say(f"{who} {seed}: step {step} of {steps}, loss {loss:.3f}")
 
     limit = math.inf if session.given.steps else max(1.3 * expected, 5.0)
-    found = runs.train(seed, steps, seconds=limit, progress=progress)
+    peak = session.settings.peak_lr
+    try:
+        found = runs.train(seed, steps, peak=peak, seconds=limit, progress=progress)
+    except Diverged as error:
+        session.say(f"{error}; again with a lower rate")
+        session.need(expected, f"{who} {seed}")
+        found = runs.train(seed, steps, peak=0.5 * peak, seconds=limit, progress=progress)
     # as it is kept: what is measured is what the file holds
     runs.average.model.half().float()
     found["parameters"] = sum(each.numel() for each in runs.model.parameters())
@@ -180,9 +218,7 @@ def teach(session: Session) -> None:
     if not wanted:
         return
     session.need(CAPTURE, "capturing the teachers' steps")
-    runs = prepared(
-        lambda graphs: Runs(session.settings, session.words, session.corpus, session.device, graphs=graphs), session.say
-    )
+    runs = prepared(session, session.settings, session.corpus)
     for seed in wanted:
         found = trained(session, runs, "teacher", seed)
         save_file(_halves(runs.average.model), session.out / f"teacher-{seed}.safetensors")
@@ -218,7 +254,7 @@ def lessons(session: Session, teachers: list[Any]) -> engine.Pairs:
     session.need(min(session.given.lessons, 20.0), "translating the training text")
     real, began = session.data.train, time.monotonic()
     translator = engine.Translator(teachers, session.words)
-    tokens = 120_000 if session.device.type == "cuda" else 6_000
+    tokens = 200_000 if session.device.type == "cuda" else 6_000
     limit = min(session.given.lessons, session.left() - 5)
     told = [began]
 
@@ -249,7 +285,8 @@ def taught(session: Session) -> Corpus:
         if not pairs.source:
             continue
         corpus = encode_pairs(session.words, pairs, session.settings).to(session.device)
-        soft = engine.soft_targets(teachers, corpus, k=16, half=session.device.type == "cuda")
+        on_gpu = session.device.type == "cuda"
+        soft = engine.soft_targets(teachers, corpus, k=16, half=on_gpu, batch_tokens=40_000 if on_gpu else 8_000)
         corpora.append(corpus._replace(soft=soft))
     return join(corpora)
 
@@ -264,7 +301,7 @@ def learn(session: Session) -> None:
     settings = engine.Settings(**{**vars(session.settings), "distill": session.given.distill})
     corpus = taught(session) if session.given.teachers else session.corpus
     session.need(CAPTURE, "capturing the students' steps")
-    runs = prepared(lambda graphs: Runs(settings, session.words, corpus, session.device, graphs=graphs), session.say)
+    runs = prepared(session, settings, corpus)
     for seed in wanted:
         found = trained(session, runs, "student", 100 * bool(session.given.teachers) + seed)
         model, began = runs.average.model.eval(), time.monotonic()
@@ -323,20 +360,20 @@ def together(session: Session) -> None:
 
 def choose_attention(session: Session) -> str:
     """regard's, unless it fails on this device or torch's is faster by more than a quarter."""
-    kinds = ("regard", "torch") if session.device.type == "cuda" and not session.given.attention else ()
+    given = session.given
+    if given.attention or given.no_graphs or session.device.type != "cuda":
+        return given.attention or "regard"
     times: dict[str, float] = {}
-    for kind in kinds:
+    for kind, other in (("regard", "torch"), ("torch", "regard")):
         try:
             runs = Runs(session.settings, session.words, session.corpus, session.device, epochs=1)
             runs.epochs, runs.rows = [runs.epochs[0][:4]], [runs.rows[0][:4]]
             with attention_by(kind):
                 runs.prepare(timed=20)
-            times[kind] = runs.milliseconds
         except Exception as error:
-            session.say(f"{kind}: {type(error).__name__}: {str(error).splitlines()[0][:200]}")
+            restart(session, error, "--attention", other)
+        times[kind] = runs.milliseconds
     session.call["milliseconds"] = times
-    if not times:
-        return session.given.attention or "regard"
     chosen = min(times, key=lambda kind: times[kind] * (0.8 if kind == "regard" else 1.0))
     session.say(f"milliseconds of a step: {times}; {chosen}'s attention is used")
     return chosen
@@ -358,9 +395,15 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=0, help="of each model; counted from the time by default")
     parser.add_argument("--until", choices=["teachers", "lessons", "students"], default="students")
     parser.add_argument("--attention", choices=["regard", "torch"], help="whose steps; measured on a GPU by default")
+    parser.add_argument("--no-graphs", action="store_true", help="kernel by kernel, where steps cannot be captured")
     parser.add_argument("--toy", action="store_true", help="the generated language and a tiny model")
-    parser.add_argument("--toy-sentences", type=int, default=2000)
+    parser.add_argument("--sentences", type=int, default=0, help="only the first of the training text, for a rehearsal")
     given = parser.parse_args(arguments)
+    given.words = sys.argv[1:] if arguments is None else arguments
+    # before anything is trained: they are used for the first time at its end
+    missing = [name for name in ("tokenizers", "sacrebleu") if importlib.util.find_spec(name) is None]
+    if missing:
+        sys.exit(f"translator_seeds.py: {' and '.join(missing)} not installed: pip install 'regard[train]'")
     if given.toy:
         given.source, given.target = engine.toy_settings().source, engine.toy_settings().target
     elif not given.data or not Path(given.data).is_dir():

@@ -11,7 +11,7 @@ import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "regard"
 
-LEAVES = {"_display", "_files", "_hash", "bias", "masks", "positions", "statistics"}
+LEAVES = {"_checks", "_display", "_files", "_hash", "bias", "masks", "positions", "statistics"}
 BELOW_API = LEAVES | {"spec", "backends", "plan", "_arguments", "observation"}
 ANYTHING = {"*"}
 
@@ -38,7 +38,7 @@ ARROWS: dict[str, set[str]] = {
     "latent": LEAVES | {"api"},
     "nn": LEAVES | {"api", "latent", "linear", "cache"},
     "models": LEAVES | {"api", "cache", "nn"},
-    # a bill is made from configurations; its roofline measures calls beside what it predicts
+    # a bill is made from configurations; its roofline measures calls next to what it predicts
     "cost": LEAVES | {"api", "models"},
     "compat": LEAVES | {"api"},
     # a graph for another runtime needs the one op of compiled calls written out

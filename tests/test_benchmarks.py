@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 from benchmarks import _harness as harness
 
 
@@ -65,3 +68,12 @@ def test_the_table_says_whether_all_bars_are_met(capsys: pytest.CaptureFixture[s
     assert harness.show([good])
     assert not harness.show([good, bad])
     assert "FAIL" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a dry run is for machines without a GPU")
+def test_rows_of_a_gpu_are_computed_in_a_dry_run() -> None:
+    command = [sys.executable, "benchmarks/gpu.py", "--only", "padding,observed"]
+    done = subprocess.run(command, cwd=harness.ROOT, capture_output=True, text=True, check=True)
+    rows = done.stdout.splitlines()
+    assert len(rows) == 8 + 3
+    assert not [row for row in rows if "FAIL" in row]

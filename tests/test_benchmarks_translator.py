@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import tarfile
 from pathlib import Path
@@ -16,7 +17,7 @@ from regard.train import Translator, Words, toy
 from regard.train._build import encode_pairs
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
-WORDS = ["--toy", "--toy-sentences", "60", "--steps", "6", "--teachers", "2", "--seeds", "1"]
+WORDS = ["--toy", "--sentences", "60", "--steps", "6", "--teachers", "2", "--seeds", "1"]
 
 
 @pytest.fixture
@@ -69,6 +70,72 @@ def test_calls_go_on_where_the_one_before_stopped(script: Any, tmp_path: Path, c
         script.main([*given, "--r-drop", "0.1"])
 
 
+def test_what_is_missing_is_said_before_anything_is_trained(
+    script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "sacrebleu" else found(name))
+    with pytest.raises(SystemExit, match="sacrebleu not installed: pip install"):
+        script.main([*WORDS, "--out", str(tmp_path)])
+
+
+def test_another_vocabulary_is_refused(script: Any, tmp_path: Path) -> None:
+    given = [*WORDS, "--out", str(tmp_path), "--seconds", "0"]
+    script.main(given)
+    held = report(tmp_path)
+    (tmp_path / "report.json").write_text(json.dumps({**held, "vocabulary": "another"}))
+    with pytest.raises(SystemExit, match="made with another text or vocabulary; give another --out"):
+        script.main(given)
+
+
+def test_a_failed_capture_goes_on_in_a_new_process(
+    script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = script.Session(script.parse([*WORDS, "--out", str(tmp_path), "--seconds", "300"]))
+    session.read()
+    session.device = torch.device("cuda")  # nothing is moved there: the first thing fails
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+    called: list[list[str]] = []
+    monkeypatch.setattr(script, "Runs", fail)
+    monkeypatch.setattr(script.subprocess, "call", lambda words: called.append(words) or 7)
+    for act, words in (
+        (lambda: script.choose_attention(session), ["--attention", "torch"]),
+        (lambda: script.prepared(session, session.settings, session.corpus), ["--no-graphs"]),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            act()
+        assert ended.value.code == 7
+        again = script.parse(called[-1][2:])
+        assert called[-1][2 : 2 + len(WORDS)] == WORDS and called[-1][-2 - len(words) : -2] == words
+        assert 0 < again.seconds <= 300 and again.out == str(tmp_path)
+    assert "stream is capturing" in report(tmp_path)["calls"][-1]["did"][0]
+    session.given.no_graphs = True
+    with pytest.raises(RuntimeError, match="capturing"):
+        script.prepared(session, session.settings, session.corpus)
+
+
+def test_a_run_that_learns_nothing_is_tried_again_with_a_lower_rate(
+    script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    session = script.Session(script.parse([*WORDS, "--out", str(tmp_path)]))
+    session.read()
+    session.settings = script.engine.Settings(**{**vars(session.settings), "peak_lr": float("1e30"), "warmup": 0})
+    runs = script.prepared(session, session.settings, session.corpus)
+    tried = []
+    train = runs.train
+
+    def watched(*given: Any, peak: float, **how: Any) -> Any:
+        tried.append(peak)
+        return train(*given, peak=peak if len(tried) == 1 else 1e-3, **how)
+
+    monkeypatch.setattr(runs, "train", watched)
+    assert script.trained(session, runs, "teacher", 1)["steps"] == 6
+    assert tried == [1e30, 0.5e30] and "again with a lower rate" in capsys.readouterr().out
+
+
 def test_a_run_does_not_depend_on_those_before_it(script: Any) -> None:
     from _graph_training import Runs
 
@@ -77,7 +144,7 @@ def test_a_run_does_not_depend_on_those_before_it(script: Any) -> None:
     runs.prepare(timed=1)
     found = []
     for seed in (3, 5, 3):
-        runs.train(seed, 4, progress=lambda step, loss: None)
+        runs.train(seed, 4, peak=1e-3)
         found.append([each.clone() for each in runs.average.model.parameters()])
     assert all(map(torch.equal, found[0], found[2]))
     assert not all(map(torch.equal, found[0], found[1]))

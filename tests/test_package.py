@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -82,3 +83,9 @@ names = [name for name in logging.root.manager.loggerDict if name.split(".")[0] 
 print(names, logging.root.handlers)
 """
     assert python(code) in ("['regard'] []", "[] []")
+
+
+def test_nothing_tells_people_to_install_regard_from_an_index_that_has_it_not() -> None:
+    root = Path(__file__).parent.parent
+    texts = [*root.glob("*.md"), *(root / "docs").rglob("*.md"), *(root / "src").rglob("*.py")]
+    assert [str(text) for text in texts if re.search(r"pip install '?regard\b", text.read_text(encoding="utf-8"))] == []

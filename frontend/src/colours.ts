@@ -3,10 +3,10 @@
 const LIGHT = ["#0072b2", "#d55e00", "#008f68", "#b5488a", "#9a6b00", "#2a8fc9", "#6a3d9a", "#8b4513", "#3f5f66", "#5f7a00", "#c2185b", "#4f46c8"];
 const DARK = ["#4aa8e0", "#f28a3c", "#2fc297", "#e08fc0", "#e0ad3a", "#8ad0f7", "#b595e6", "#d29a6b", "#9fc0c6", "#b3cf4f", "#f0719f", "#a5a0ff"];
 
-const HEAT_LIGHT: Rgb[] = [[250, 251, 252], [203, 232, 234], [118, 193, 201], [35, 137, 158], [9, 84, 112], [5, 40, 66]];
-const HEAT_DARK: Rgb[] = [[24, 27, 33], [17, 60, 74], [16, 109, 128], [40, 164, 178], [130, 217, 214], [244, 255, 246]];
-const DIFFERENCE_LIGHT: Rgb[] = [[18, 76, 190], [120, 165, 240], [250, 251, 252], [246, 164, 96], [190, 70, 0]];
-const DIFFERENCE_DARK: Rgb[] = [[120, 172, 255], [38, 84, 170], [24, 27, 33], [170, 82, 16], [255, 170, 96]];
+export const HEAT_LIGHT: Rgb[] = [[250, 251, 252], [203, 232, 234], [118, 193, 201], [35, 137, 158], [9, 84, 112], [5, 40, 66]];
+export const HEAT_DARK: Rgb[] = [[24, 27, 33], [17, 60, 74], [16, 109, 128], [40, 164, 178], [130, 217, 214], [244, 255, 246]];
+export const DIFFERENCE_LIGHT: Rgb[] = [[18, 76, 190], [120, 165, 240], [250, 251, 252], [246, 164, 96], [190, 70, 0]];
+export const DIFFERENCE_DARK: Rgb[] = [[120, 172, 255], [38, 84, 170], [24, 27, 33], [170, 82, 16], [255, 170, 96]];
 
 type Rgb = [number, number, number];
 export interface Palette { isDark: boolean; heads: string[]; heat: Uint32Array; difference: Uint32Array; ink: string; soft: string; line: string; paper: string; accent: string; from: string }

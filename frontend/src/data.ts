@@ -15,7 +15,7 @@ interface StripHeader { count: number; top: number; at: Place }
 
 export interface LayerHeader {
   layer: number; path: string; kind: "self" | "cross"; sight: "self" | "causal" | "cross"; heads: number[];
-  query_text: number; key_text: number; first: number; queries: number; keys: number; rows: HeadNumbers[];
+  query_text: number; key_text: number; first: number; generated: number | null; queries: number; keys: number; rows: HeadNumbers[];
   top: TopHeader | null; map: MapHeader | null; entropy: StripHeader | null; mass: StripHeader | null;
 }
 interface SceneHeader { run: number; item: number; layers: LayerHeader[] }

@@ -5,6 +5,7 @@ export function el<K extends keyof HTMLElementTagNameMap>(
   tag: K, attributes: Record<string, Value> = {}, ...children: (Node | string | null)[]
 ): HTMLElementTagNameMap[K] {
   const made = document.createElement(tag);
+  if (made instanceof HTMLButtonElement) made.type = "button";
   for (const [name, value] of Object.entries(attributes)) {
     if (typeof value === "function") made.addEventListener(name, value as EventListener);
     else if (value === true) made.setAttribute(name, "");

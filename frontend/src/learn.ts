@@ -22,18 +22,17 @@ export function learn(target: HTMLElement, begin: Begin, first: Name, around: Ar
 
   function update(): void {
     page.dataset.theme = theme === "dark" || (theme === "auto" && dark.matches) ? "dark" : "light";
-    page.dataset.view = view;
     page.lang = language === "zh" ? "zh-CN" : "en";
     teller.state = { language };
     teller.colours = palette(page, page.dataset.theme === "dark");
-    fill(header, around.back ? el("button", { type: "button", class: "chip wide", click: around.back }, `‹ ${say("back")}`) : null,
+    fill(header, around.back ? el("button", { class: "chip wide", click: around.back }, `‹ ${say("back")}`) : null,
       el("div", { class: "title" }, el("h1", {}, "regard"), el("p", {}, say(`learn_${view}`))),
       el("div", { class: "tools" },
-        el("button", { type: "button", class: "chip wide", "data-tool": "language", lang: language === "zh" ? "en" : "zh-CN", click: () => { language = language === "zh" ? "en" : "zh"; update(); header.querySelector<HTMLElement>("[data-tool=language]")!.focus(); } }, say("language")),
-        el("button", { type: "button", class: "chip", "data-tool": "theme", "aria-label": say("theme"), title: say("theme"), click: () => { theme = page.dataset.theme === "dark" ? "light" : "dark"; update(); header.querySelector<HTMLElement>("[data-tool=theme]")!.focus(); } }, page.dataset.theme === "dark" ? "☀" : "☾")));
+        el("button", { class: "chip wide", "data-tool": "language", lang: language === "zh" ? "en" : "zh-CN", click: () => { language = language === "zh" ? "en" : "zh"; update(); header.querySelector<HTMLElement>("[data-tool=language]")!.focus(); } }, say("language")),
+        el("button", { class: "chip", "data-tool": "theme", "aria-label": say("theme"), title: say("theme"), click: () => { theme = page.dataset.theme === "dark" ? "light" : "dark"; update(); header.querySelector<HTMLElement>("[data-tool=theme]")!.focus(); } }, page.dataset.theme === "dark" ? "☀" : "☾")));
     tabs.setAttribute("aria-label", say("views"));
     fill(tabs, ...(Object.keys(make) as Name[]).map((name, at, all) => el("button", {
-      type: "button", role: "tab", "data-view": name, "aria-selected": String(name === view), tabindex: name === view ? 0 : -1,
+      role: "tab", "data-view": name, "aria-selected": String(name === view), tabindex: name === view ? 0 : -1,
       click: () => { view = name; update(); },
       keydown: (event: KeyboardEvent) => {
         if (event.key !== "ArrowRight" && event.key !== "ArrowLeft") return;

@@ -35,7 +35,7 @@ export async function mount(target: HTMLElement, packed: Uint8Array, home: "file
   const begin = opening(data), open = data.header.open ?? {};
   const store = new Store(data, {
     view: (open.view as View) ?? "text", recording: 0, scene: 0, layer: begin.layer, heads: begin.heads, several: false,
-    chosen: begin.at === null ? null : { side: "query", at: begin.at }, hovered: null, direction: "out", columns: false,
+    chosen: begin.at === null ? null : { side: "query", at: begin.at }, hovered: null, direction: "out", columns: null,
     sort: "layer", descending: true, filter: "*", against: null,
     language: around.language ?? (open.lang === "zh" ? "zh" : "en"), theme: around.theme ?? (open.theme as State["theme"]) ?? "auto",
   });
@@ -82,17 +82,17 @@ function run(store: Store, page: HTMLElement, back?: () => void): void {
     const tokens = Math.max(...scene.layers.map((layer) => layer.keyText.length));
     page.lang = state.language === "zh" ? "zh-CN" : "en";
     fill(header,
-      back ? el("button", { type: "button", class: "chip wide", click: back }, `‹ ${store.say("back")}`) : null,
+      back ? el("button", { class: "chip wide", click: back }, `‹ ${store.say("back")}`) : null,
       el("div", { class: "title" }, el("h1", {}, el("bdi", {}, store.recording.title)), el("p", {}, store.say("sizes", {
         layers: scene.layers.length, heads: scene.layers.reduce((sum, layer) => sum + layer.heads.length, 0), tokens,
       }).replace(/(?<!\S)1 (layer|head|token)s/g, "1 $1"))),
       el("div", { class: "tools" },
-        el("button", { type: "button", class: "chip wide", lang: state.language === "zh" ? "en" : "zh-CN", click: () => store.set({ language: state.language === "zh" ? "en" : "zh" }) }, store.say("language")),
-        el("button", { type: "button", class: "chip", "aria-label": store.say("theme"), title: store.say("theme"), click: () => store.set({ theme: page.dataset.theme === "dark" ? "light" : "dark" }) }, page.dataset.theme === "dark" ? "☀" : "☾")));
+        el("button", { class: "chip wide", lang: state.language === "zh" ? "en" : "zh-CN", click: () => store.set({ language: state.language === "zh" ? "en" : "zh" }) }, store.say("language")),
+        el("button", { class: "chip", "aria-label": store.say("theme"), title: store.say("theme"), click: () => store.set({ theme: page.dataset.theme === "dark" ? "light" : "dark" }) }, page.dataset.theme === "dark" ? "☀" : "☾")));
     const focused = (page.getRootNode() as Document | ShadowRoot).activeElement?.getAttribute("data-view");
     tabs.setAttribute("aria-label", store.say("views"));
     fill(tabs, ...(Object.keys(make) as View[]).map((name) => el("button", {
-      type: "button", role: "tab", "data-view": name, "aria-selected": String(name === state.view), tabindex: name === state.view ? 0 : -1,
+      role: "tab", "data-view": name, "aria-selected": String(name === state.view), tabindex: name === state.view ? 0 : -1,
       click: () => store.set({ view: name, hovered: null }),
       keydown: (event: KeyboardEvent) => {
         const step = event.key === "ArrowRight" ? 1 : event.key === "ArrowLeft" ? -1 : 0;
@@ -113,7 +113,6 @@ function run(store: Store, page: HTMLElement, back?: () => void): void {
     if (!picks.element.hidden) picks.update();
     const view = (views[store.state.view] ??= make[store.state.view]!());
     if (main.firstElementChild !== view.element) main.replaceChildren(view.element);
-    page.dataset.view = store.state.view;
     view.update(changed);
   }
 
@@ -128,7 +127,7 @@ function run(store: Store, page: HTMLElement, back?: () => void): void {
 /** The text as one would say it: what a walk begins with. */
 function spoken(store: Store): string {
   const tokens = store.layer.keyText, piece = pieces(tokens);
-  const text = tokens.slice(0, 9).map((_, at) => (piece(at).space ? " " : "") + piece(at).text).join("").replace(/\[(CLS|SEP|PAD)\]|<[^>]{0,20}>/g, " ").trim();
+  const text = tokens.slice(0, 14).map((_, at) => (piece(at).space ? " " : "") + piece(at).text).join("").replace(/\[(CLS|SEP|PAD)\]|<[^>]{0,20}>/g, " ").trim();
   return /\p{L}/u.test(text) ? text : "The cat sat on the mat.";
 }
 

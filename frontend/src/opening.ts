@@ -1,6 +1,7 @@
 import type { Data, Layer } from "./data";
 
-const WORD = /^[\s▁Ġ]?\p{L}{2,}$/u;
+// a word: two letters, or one character of a script that writes words with one
+const WORD = /^[\s▁Ġ]?(?:[\p{L}\p{M}]{2,}|[\p{Script=Han}\p{Script=Hangul}])$/u;
 
 /** A place to begin that shows something: the clearest look of one word at another that is some way off. */
 export function clearest(layers: Layer[]): { layer: number; head: number; at: number } | null {
@@ -32,12 +33,14 @@ export function clearest(layers: Layer[]): { layer: number; head: number; at: nu
 export function opening(data: Data): { layer: number; heads: number[]; at: number | null } {
   const layers = data.recordings[0]?.scenes[0]?.layers ?? [];
   const wanted = data.header.open ?? {};
-  const found = clearest(layers);
+  const found = clearest(layers), { picture } = data.header;
   if (wanted.layer !== undefined || wanted.head !== undefined) {
     const layer = Math.max(0, layers.findIndex((one) => one.index === (wanted.layer ?? layers[0]?.index)));
     const head = wanted.head === undefined ? -1 : layers[layer]?.heads.indexOf(wanted.head) ?? -1;
     const same = clearest(layers.slice(layer, layer + 1));
     return { layer, heads: head >= 0 ? [head] : [], at: same?.at ?? found?.at ?? null };
   }
+  // a picture: what its summary token looks at in the last layer, else the patch in the middle
+  if (picture) return { layer: layers.length - 1, heads: [], at: picture.first ? 0 : (picture.rows >> 1) * picture.columns + (picture.columns >> 1) };
   return found ? { layer: found.layer, heads: [found.head], at: found.at } : { layer: 0, heads: [], at: null };
 }

@@ -54,7 +54,7 @@ function layers(store: Store): HTMLElement {
     const title = group !== before ? [el("span", { class: "group" }, store.say(kindOf(layer)))] : [];
     before = group;
     return [...title, el("button", {
-      type: "button", class: "chip", "data-pick": `layer${at}`, "aria-pressed": String(at === store.state.layer),
+      class: "chip", "data-pick": `layer${at}`, "aria-pressed": String(at === store.state.layer),
       "aria-label": store.say("layer_n", { n: layer.index }), title: layer.header.path, click: () => store.set({ layer: at }),
     }, String(layer.index))];
   });
@@ -71,7 +71,7 @@ function heads(store: Store): HTMLElement {
   };
   const buttons = layer.heads.map((name, head) => {
     const button = el("button", {
-      type: "button", class: "chip head", "data-pick": `head${head}`, "aria-pressed": String(state.heads.includes(head)),
+      class: "chip head", "data-pick": `head${head}`, "aria-pressed": String(state.heads.includes(head)),
       "aria-label": store.say("head_n", { n: name }),
       click: (event: MouseEvent) => choose(head, state.several || event.shiftKey || event.ctrlKey || event.metaKey),
     }, String(name));
@@ -81,9 +81,9 @@ function heads(store: Store): HTMLElement {
   return el("div", { class: "picker", role: "group", "aria-label": store.say("heads") },
     el("span", { class: "name" }, store.say("heads")),
     el("div", { class: "chips" },
-      el("button", { type: "button", class: "chip wide", "data-pick": "mean", "aria-pressed": String(!state.heads.length), click: () => store.set({ heads: [] }) }, store.say("mean")),
+      el("button", { class: "chip wide", "data-pick": "mean", "aria-pressed": String(!state.heads.length), click: () => store.set({ heads: [] }) }, store.say("mean")),
       ...buttons,
-      el("button", { type: "button", class: "chip wide quiet", "data-pick": "several", "aria-pressed": String(state.several), title: store.say("several_help"), click: () => store.set({ several: !state.several }) }, `+ ${store.say("several")}`)));
+      el("button", { class: "chip wide quiet", "data-pick": "several", "aria-pressed": String(state.several), title: store.say("several_help"), click: () => store.set({ several: !state.several }) }, `+ ${store.say("several")}`)));
 }
 
 function about(store: Store): HTMLElement {
@@ -94,5 +94,6 @@ function about(store: Store): HTMLElement {
     const label = layer.header.rows[state.heads[0]!]!.label;
     if (label) parts.push(`${store.say("head_n", { n: layer.heads[state.heads[0]!]! })}: ${store.say(`label_${label}` as "label_first")}`);
   }
+  if (layer.header.generated !== null) parts.push(store.say("generated"));
   return el("p", { class: "about" }, parts.join(" · "));
 }

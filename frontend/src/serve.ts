@@ -22,6 +22,7 @@ export function home(
   let picked: string[] = [];
   const speak = (word: Word, values: Record<string, string | number> = {}) => say(language, word, values);
   const status = el("p", { class: "status", role: "status" });
+  const cancel = el("button", { class: "chip wide", id: "cancel", click: () => { void ask<Look>("/api/look", "DELETE").then(tell); } });
   let waiting = 0;
 
   async function show(): Promise<void> {
@@ -37,9 +38,9 @@ export function home(
     page.lang = language === "zh" ? "zh-CN" : "en";
     fill(page,
       el("header", {}, el("div", { class: "title" }, el("h1", {}, "regard"), el("p", {}, speak("home_help", { folder: answer.folder }))),
-        el("div", { class: "tools" }, el("button", { type: "button", class: "chip wide", lang: language === "zh" ? "en" : "zh-CN", click: () => { language = language === "zh" ? "en" : "zh"; void show(); } }, speak("language")))),
+        el("div", { class: "tools" }, el("button", { class: "chip wide", lang: language === "zh" ? "en" : "zh-CN", click: () => { language = language === "zh" ? "en" : "zh"; void show(); } }, speak("language")))),
       el("main", {}, el("div", { class: "home-grid" }, form(answer), el("div", { class: "stack" }, list(answer), el("section", { class: "card" }, el("h2", {}, speak("learn")),
-        el("div", { class: "chips" }, ...(["walk", "cost"] as const).map((name) => el("button", { type: "button", class: "chip wide", "data-learn": name, click: () => alone(name, { language, back: () => { void show(); } }) }, speak(`learn_${name}`)))))))));
+        el("div", { class: "chips" }, ...(["walk", "cost"] as const).map((name) => el("button", { class: "chip wide", "data-learn": name, click: () => alone(name, { language, back: () => { void show(); } }) }, speak(`learn_${name}`)))))))));
     target.replaceChildren(page);
     if (answer.look.state === "running") follow();
   }
@@ -49,19 +50,21 @@ export function home(
     const model = el("select", { "aria-label": speak("model"), id: "model" }, ...answer.models.map((name) => el("option", { value: name }, name)));
     const area = el("textarea", { "aria-label": speak("your_text"), rows: 6, id: "text", maxlength: 400000, input: (event: Event) => { text = (event.target as HTMLTextAreaElement).value; } });
     area.value = text;
+    fill(cancel, speak("cancel"));
+    cancel.hidden = answer.look.state !== "running";
     return el("section", { class: "card" }, el("h2", {}, speak("look_title")),
       el("div", { class: "field" }, el("span", {}, speak("model")), model), area,
       el("div", { class: "chips" },
-        el("button", { type: "button", class: "chip wide primary", id: "begin", click: () => { void begin(model.value); } }, speak("begin")),
-        el("button", { type: "button", class: "chip wide", id: "cancel", click: () => { void ask<Look>("/api/look", "DELETE").then(tell); } }, speak("cancel"))),
+        el("button", { class: "chip wide primary", id: "begin", click: () => { void begin(model.value); } }, speak("begin")),
+        cancel),
       status);
   }
 
   function list(answer: Answer): HTMLElement {
     const row = (one: Listed) => el("li", {},
-      el("button", { type: "button", class: "open", "data-name": one.name, click: () => { void load(one.name); } },
+      el("button", { class: "open", "data-name": one.name, click: () => { void load(one.name); } },
         el("bdi", {}, one.name), el("span", { class: "place" }, `${(one.bytes / 1e6).toFixed(1)} MB · ${new Date(one.modified * 1000).toLocaleString(language === "zh" ? "zh-CN" : "en")}`)),
-      el("button", { type: "button", class: "chip wide", "aria-pressed": String(picked.includes(one.name)), "aria-label": `${speak("compare_with")} ${one.name}`, click: () => {
+      el("button", { class: "chip wide", "aria-pressed": String(picked.includes(one.name)), "aria-label": `${speak("compare_with")} ${one.name}`, click: () => {
         picked = picked.includes(one.name) ? picked.filter((name) => name !== one.name) : [...picked, one.name];
         if (picked.length === 2) { const [a, b] = picked; picked = []; void load(a!, b); } else void show();
       } }, speak("compare_with")));
@@ -71,6 +74,7 @@ export function home(
 
   function tell(look: Look): void {
     status.classList.toggle("failed", look.state === "failed");
+    cancel.hidden = look.state !== "running";
     if (look.state === "running") {
       fill(status, look.stage === "reading" ? speak("stage_reading", { done: look.done ?? 0, total: look.total ?? "…" }) : speak("stage_loading", { model: look.model ?? "" }),
         look.total ? el("progress", { max: look.total, value: look.done ?? 0, "aria-label": speak("stage_reading", { done: look.done ?? 0, total: look.total }) }) : null);

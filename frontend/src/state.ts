@@ -12,7 +12,7 @@ export interface State {
   heads: number[]; // indices among the layer's heads; none means the mean of all
   several: boolean;
   chosen: Chosen | null; hovered: Chosen | null;
-  direction: "out" | "in" | "both"; columns: boolean;
+  direction: "out" | "in" | "both"; columns: boolean | null; // null: as suits the layer
   sort: Stat | "layer"; descending: boolean; filter: string;
   against: Pick | null;
   language: Language; theme: "auto" | "light" | "dark";
@@ -39,6 +39,8 @@ export class Store {
   get heads(): number[] {
     return this.state.heads.length ? this.state.heads : this.layer.heads.map((_, index) => index);
   }
+  /** Whether tokens stand one under the other; two texts do, unless that was changed, so that no line crosses a word. */
+  get inColumns(): boolean { return this.state.columns ?? this.layer.isCross; }
   /** What is looked at now: the word under the pointer, else the one that was clicked. */
   get current(): Chosen | null { return this.state.hovered ?? this.state.chosen; }
 

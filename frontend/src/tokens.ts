@@ -28,7 +28,7 @@ export function shorten(given: string, most = LONGEST): string {
 
 /** A token in a list or a label: short, visible, its outer spaces shown. */
 export function label(given: string, most = 24): string {
-  const short = shorten(given, most);
+  const short = shorten(given.replace(/^[▁Ġ](?=.)/u, ""), most); // the mark of a space before the word
   const inner = short.trim();
   return inner === "" ? (short === "" ? "∅" : "␣".repeat(Math.min(short.length, 4))) : visible(inner);
 }

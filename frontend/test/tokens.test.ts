@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { direction, label, percent, pieces, shorten, visible } from "../src/tokens";
 import { apart, resample } from "../src/views/compare";
-import { table } from "../src/colours";
+import { DIFFERENCE_DARK, DIFFERENCE_LIGHT, HEAT_DARK, HEAT_LIGHT, table } from "../src/colours";
 import { say, WORDS, type Word } from "../src/words";
 
 function written(tokens: string[]): string {
@@ -35,6 +35,9 @@ test("a huge token is cut without looking at all of it", () => {
   assert.equal(shorten("👩".repeat(60)).endsWith("…"), true);
   assert.equal(label("   "), "␣␣␣");
   assert.equal(label(""), "∅");
+  assert.equal(label("▁cat"), "cat"); // the mark of a space is not a letter of the word
+  assert.equal(label("Ġcat"), "cat");
+  assert.equal(label("▁"), "▁");
 });
 
 test("the direction is that of most letters", () => {
@@ -65,4 +68,12 @@ test("every text is there in both languages, with the same names", () => {
     assert.equal(names[0], names[1], word);
     assert.ok(say("zh", word as Word).length > 0);
   }
+});
+
+test("more weight is further from the paper in lightness, so colours are read without their hue", () => {
+  const light = (pixel: number) => [pixel & 255, (pixel >> 8) & 255, (pixel >> 16) & 255].reduce((sum, part, at) => sum + [0.2126, 0.7152, 0.0722][at]! * (part / 255) ** 2.2, 0);
+  const rises = (lights: number[]) => lights.every((value, at) => at === 0 || value > lights[at - 1]!);
+  const every = (stops: Parameters<typeof table>[0], from: number, to: number) => Array.from({ length: 16 }, (_, at) => light(table(stops)[Math.round(from + ((to - from) * at) / 15)]!));
+  assert.ok(rises(every(HEAT_DARK, 0, 255)) && rises(every(HEAT_LIGHT, 255, 0)));
+  for (const end of [0, 255]) assert.ok(rises(every(DIFFERENCE_DARK, 128, end)) && rises(every(DIFFERENCE_LIGHT, end, 128)));
 });

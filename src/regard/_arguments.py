@@ -123,7 +123,7 @@ def prepare(
     )
     if mode is None:
         mode = _mode(query, key, value, added, sinks)
-    # the usual answer, sooner had; a dim of size 1 may have any stride
+    # fast path for the common case; a dim of size 1 may have any stride
     unit_stride = (
         head_dim > 1 and value_dim > 1 and query.is_contiguous() and key.is_contiguous() and value.is_contiguous()
     )

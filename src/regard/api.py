@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
+from torch.nn import functional
 
 from regard._arguments import prepare
 from regard.backends import _guard
@@ -24,9 +25,11 @@ from regard.spec import Call, CallSpec, OfOtherCall, Refused
 from regard.statistics import Want
 
 if TYPE_CHECKING:
+    from regard._sharded._block import Block
     from regard.backends._base import Program
     from regard.bias import Bias
 
+_SDPA = functional.scaled_dot_product_attention  # as it is outside of torch's context_parallel
 _make: Any = tuple.__new__  # a named tuple without the Python function that makes one
 _KEYS, _OFFSET = CallSpec._fields.index("keys"), CallSpec._fields.index("offset")
 _NO_LIMITS = Fused()
@@ -76,6 +79,8 @@ def attention(
     if torch.compiler.is_compiling():
         from regard._compiled import attention as compiled
 
+        if functional.scaled_dot_product_attention is not _SDPA and _is_torchs_block():
+            _refuse_compiled_block()
         return compiled(query, key, value, mask, bias, scale, softcap, sinks, dropout, query_offset, backend)
     if _tracing_state() is not None:
         _refuse_tracing()
@@ -84,8 +89,47 @@ def attention(
 
         how = _keywords(mask, bias, scale, softcap, sinks, dropout, query_offset, backend)
         return _sharded.attention(attention, query, key, value, **how)
+    if functional.scaled_dot_product_attention is not _SDPA and (block := _torchs_block()) is not None:
+        how = _keywords(mask, bias, scale, softcap, sinks, dropout, query_offset, backend)
+        return block.attention(attention, (query, key, value), how)
     given = (query, key, value, mask, bias, scale, softcap, sinks, dropout, query_offset)
     return _guard.run(*_prepared(given, backend)).out
+
+
+def _refuse_compiled_block() -> None:
+    if _torchs_block() is not None:
+        raise Refused("inside context_parallel, regard.attention cannot be compiled: call it outside torch.compile")
+
+
+# as torch.compiler.disable marks what it makes; that function itself would load the compiler here
+_refuse_compiled_block._torchdynamo_disable = True  # type: ignore[attr-defined]
+
+
+def refuse_padding_in_block() -> None:
+    """Modules ask which of their tokens are padding; inside torch's `context_parallel` they have a part of them."""
+    if functional.scaled_dot_product_attention is not _SDPA and _torchs_block() is not None:
+        raise Refused("inside context_parallel a module cannot tell which of its tokens are padding: leave it out")
+
+
+def outside_block() -> Any:
+    """While inside, calls are what they are outside of torch's `context_parallel`."""
+    from regard import _sharded
+
+    return _sharded.alone()
+
+
+def _is_torchs_block() -> bool:
+    """By the name that torch gives its function; others may have put theirs in the place of torch's too."""
+    return getattr(functional.scaled_dot_product_attention, "__name__", None) == "inner_fn"
+
+
+def _torchs_block() -> Block | None:
+    """The `context_parallel` block that a call is made in."""
+    if not _is_torchs_block():
+        return None
+    from regard import _sharded
+
+    return _sharded.current_block()
 
 
 def is_sharded(*tensors: object) -> bool:
@@ -232,6 +276,9 @@ def explain(
 
         how = _keywords(mask, bias, scale, softcap, sinks, dropout, query_offset, backend)
         return _sharded.explain(explain, query, key, value, want=want, **how)
+    if functional.scaled_dot_product_attention is not _SDPA and (block := _torchs_block()) is not None:
+        how = _keywords(mask, bias, scale, softcap, sinks, dropout, query_offset, backend)
+        return block.explain(explain, (query, key, value), {**how, "want": want})
     call = prepare(query, key, value, mask, bias, scale, softcap, sinks, dropout, query_offset)
     return make_plan(call, choose(call.spec, backend), None, want)
 
@@ -287,7 +334,7 @@ def make_plan(call: Call, choice: Choice, program: Program | None, want: Want | 
 
 
 def draw_seed(query: Tensor) -> Tensor:
-    """The number a call's dropout is derived from; drawn from torch's generator, so that manual_seed governs it."""
+    """The seed of a call's dropout; drawn from torch's generator, so that manual_seed governs it."""
     return torch.randint(0, 2**31 - 1, (), device=query.device)
 
 
@@ -330,13 +377,16 @@ def observe(
     check_want(want)
     if torch.compiler.is_compiling():
         raise Refused("regard.observe cannot be compiled: call it outside torch.compile, or compile regard.attention")
-    if is_sharded(query, key, value):
+    block = _torchs_block() if functional.scaled_dot_product_attention is not _SDPA else None
+    if block is not None or is_sharded(query, key, value):
         from regard import _sharded
 
         more = {"value_norms": value_norms, "output": output, "differentiable": differentiable or None}
         if extra := [name for name, value in more.items() if value is not None]:
             raise Refused(f"{', '.join(extra)} cannot be used where tokens lie on several processes: leave out")
         how = _keywords(mask, bias, scale, softcap, sinks, dropout, query_offset, backend)
+        if block is not None:
+            return block.observe(observe, (query, key, value), {**how, "want": want})
         return _sharded.observe(observe, query, key, value, want, **how)
     given = (query, key, value, mask, bias, scale, softcap, sinks, dropout, query_offset)
     program, call = _prepared(given, backend)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from regard import masks
+from regard._checks import check_count
 from regard.masks import Mask
 
 __all__ = [
@@ -301,11 +302,8 @@ def _is_list(given: object) -> bool:
 
 def _whole(*, least: int = 0, **named: Any) -> int:
     ((name, given),) = named.items()
-    if isinstance(given, bool) or not isinstance(given, int):
-        raise TypeError(f"{name} must be an int, got {_kind(given)}")
-    if given < least:
-        raise ValueError(f"{name} must be at least {least}, got {given}")
-    return given
+    check_count(name, given, least, kind=int)
+    return int(given)
 
 
 def _kind(given: object) -> str:

@@ -169,6 +169,27 @@ def test_calls_that_decode_are_one_layer_over_one_text() -> None:
         np.testing.assert_allclose(layer.map, expected, atol=1e-6)
 
 
+def test_what_came_token_by_token_is_marked_and_a_prompt_that_was_read_in_parts_is_not() -> None:
+    from tests.browser.recordings import generated
+
+    def places(recording: Recording) -> list[int | None]:
+        return [layer.generated for layer in scenes(recording, Texts())[0][0].layers]
+
+    assert places(generated(4, list("abcdefg"))[0]) == [4, 4]
+    assert places(sentence(layers=1, causal=True)) == [None]
+    logits = torch.randn(1, 2, 7, 7, dtype=torch.float64)
+    parts = [call_of(logits[..., :4, :4], 0, causal=True), call_of(logits[..., 4:, :], 0, causal=True, number=1)]
+    assert places(recording_of(parts, list("abcdefg"))) == [None]
+
+
+def test_single_weights_of_a_picture_are_all_in_the_file_where_there_is_room() -> None:
+    def is_exact(heads: int) -> bool:
+        recording = sentence([f"{n}" for n in range(197)], layers=1, heads=heads, size=256)
+        return bool(header(recording.to_html())["recordings"][0]["scenes"][0]["layers"][0]["map"]["exact"])
+
+    assert is_exact(3) and not is_exact(31)
+
+
 def test_maps_of_long_calls_that_continue_each_other_keep_their_sum() -> None:
     draw = torch.Generator().manual_seed(0)
     logits = torch.randn(1, 2, 101, 101, generator=draw, dtype=torch.float64)

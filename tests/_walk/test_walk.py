@@ -15,9 +15,8 @@ from regard import lab, masks, positions, reference
 from regard._display.texts import LANGUAGES, problems
 from regard._walk import BY_NAME, Settings, Step, Story, walk_example, walk_text
 from regard._walk._draws import Draws
-from regard._walk._examples_words import EXAMPLES
 from regard._walk._inputs import from_text, numbered, permitted, sinusoids, vectors, words
-from regard._walk._words import STEPS
+from regard._walk._words import EXAMPLES, STEPS
 from regard.lab._story import EXPERIMENTS, WORDS, walk_experiment
 
 CAT = "The cat sat on the mat."

@@ -66,6 +66,15 @@ class Opened:
         """Two frames: what was asked for is drawn."""
         self.page.evaluate("() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
+    def wait_until(self, condition: str) -> None:
+        """Until an expression is true. Playwright's own way evaluates text in the page, which the policy forbids."""
+        self.page.evaluate(
+            f"""() => new Promise(done => {{
+              const look = () => ({condition}) ? done() : requestAnimationFrame(look);
+              look();
+            }})"""
+        )
+
     def pick(self, name: str) -> None:
         self.page.click(f'[data-pick="{name}"]')
         self.settle()
@@ -107,12 +116,19 @@ def open_page(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Opened]]:
     contexts, opened = [], []
 
     def opener(
-        recording: Recording, *, size: tuple[int, int] = (1280, 900), dark: bool = False, **options: Any
+        recording: Recording,
+        *,
+        size: tuple[int, int] = (1280, 900),
+        dark: bool = False,
+        touch: bool = False,
+        **options: Any,
     ) -> Opened:
         file = tmp_path / f"page{len(opened)}.html"
         recording.to_html(file, **options)
         context = browser.new_context(
-            viewport={"width": size[0], "height": size[1]}, color_scheme="dark" if dark else "light"
+            viewport={"width": size[0], "height": size[1]},
+            color_scheme="dark" if dark else "light",
+            has_touch=touch,
         )
         contexts.append(context)
         found = Opened(context.new_page())

@@ -77,3 +77,14 @@ def test_sliders_change_the_configuration(open_page) -> None:
     )  # fmt: skip
     same(shown(opened), cost.of(config, length=512, dtype="float32"))
     assert opened.pixels(".cost-view canvas >> nth=0") != before
+
+
+def test_no_more_key_heads_than_heads_and_the_page_says_how_many(open_page) -> None:
+    opened = open_page(sentence())
+    opened.view("cost")
+    slide(opened, "heads", 1)
+    said = '[data-slider="kvHeads"]'
+    assert opened.page.get_attribute(said, "max") == "1"
+    assert opened.page.eval_on_selector(said, "one => one.previousSibling.textContent") == "2"
+    slide(opened, "kvHeads", 0)
+    assert opened.page.eval_on_selector(said, "one => one.previousSibling.textContent") == "1"

@@ -58,6 +58,23 @@ def test_heads_are_sorted_and_filtered_by_what_was_measured(open_page) -> None:
     assert opened.page.evaluate("document.querySelectorAll('.cell').length") == chips[1]
 
 
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_twelve_heads_stand_in_one_line_and_no_name_is_cut(open_page, lang: str) -> None:
+    opened = open_page(sentence(layers=1, heads=12), lang=lang)
+    opened.view("overview")
+    tops = opened.page.eval_on_selector_all(".cell", "all => all.map(one => one.getBoundingClientRect().top)")
+    assert len(set(tops)) == 1  # the heads of a layer stand in one line
+    opened.page.click("summary")
+    cut = opened.page.evaluate(
+        """() => [...document.querySelectorAll('.rules b')].map(one => one.textContent).filter(name => {
+          const tag = document.querySelector('[data-place="0,11"] .tag');
+          tag.textContent = name;
+          return tag.scrollWidth > tag.clientWidth;
+        })"""
+    )
+    assert cut == []
+
+
 def test_the_thresholds_are_printed(open_page) -> None:
     opened = open_page(sentence())
     opened.view("overview")
@@ -76,6 +93,7 @@ def test_a_head_opens_from_the_overview_and_a_cell_says_query_key_and_weight(ope
     opened.settle()
     assert opened.page.inner_text(".head-view h2") == "Layer 1, head 2"
     weights = recording[1, 2].map.numpy()
+    assert opened.page.inner_text(".scale").split()[-2:] == [f"{100 * weights.max():.1f}", "%"]  # what the colours mean
     box = opened.page.locator(".map canvas").bounding_box()
     frame = map_box(opened, len(WORDS), len(WORDS))
     for row, column in [(0, 0), (7, 1), (len(WORDS) - 1, 3)]:
@@ -119,6 +137,37 @@ def test_zooming_shows_single_weights_of_a_long_text(open_page) -> None:
     opened.page.mouse.move(5, 5)
     opened.settle()
     assert opened.pixels(".map canvas")[:3] == before[:3]
+
+
+def test_fingers_tap_words_and_pinch_the_map(open_page) -> None:
+    recording = sentence()
+    opened = open_page(recording, layer=0, head=1, size=(390, 844), touch=True)
+    opened.page.tap('.t[data-at="13"]')
+    opened.settle()
+    one = recording[0, 1]
+    assert opened.listed()[0] == (int(one.top_keys[13, 0]), pytest.approx(float(one.top_weights[13, 0]), abs=2e-5))
+    opened.page.tap("[data-view=head]")
+    opened.settle()
+    box = opened.page.locator(".map canvas").bounding_box()
+    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    fingers = opened.page.context.new_cdp_session(opened.page)
+
+    def touch(kind: str, *apart: int) -> None:
+        points = [{"x": x + sign * far, "y": y, "id": at} for far in apart for at, sign in enumerate((-1, 1))]
+        fingers.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+        opened.settle()
+
+    whole = opened.pixels(".map canvas")
+    touch("touchStart", 20)
+    touch("touchMove", 60)
+    touch("touchMove", 100)
+    touch("touchEnd")
+    near = opened.pixels(".map canvas")
+    assert near != whole
+    opened.page.tap('[aria-label="Whole map"]')
+    opened.page.mouse.move(1, 1)
+    opened.settle()
+    assert opened.pixels(".map canvas") != near
 
 
 def test_a_cell_that_is_among_the_largest_is_exact_and_another_is_said_to_be_a_mean(open_page) -> None:

@@ -29,7 +29,7 @@ def drawn() -> np.ndarray:
 def test_a_patch_that_is_clicked_shows_what_it_looks_at(open_page) -> None:
     recording = seen()
     opened = open_page(recording, picture=drawn(), layer=0, head=1)
-    opened.page.wait_for_function("document.querySelector('.picture canvas').width > 200")
+    opened.wait_until("document.querySelector('.picture canvas').width > 200")
     box = opened.page.locator(".picture canvas").bounding_box()
     row, column = 2, 3
     opened.page.mouse.click(
@@ -60,7 +60,15 @@ def test_a_patch_that_is_clicked_shows_what_it_looks_at(open_page) -> None:
     opened.page.keyboard.press("ArrowDown")
     assert opened.page.inner_text(".panel h2").split()[0] == "3,3"
     opened.page.click(".picture .t")
-    assert opened.page.inner_text(".panel h2").split() == ["[0]", "0"]
+    assert opened.page.inner_text(".panel h2").split() == ["[CLS]", "0"]
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_picture_opens_at_what_stands_for_all_of_it_or_at_its_middle(open_page, first: int) -> None:
+    opened = open_page(seen(first), picture=drawn())
+    assert opened.page.inner_text(".panel h2").split() == (["[CLS]", "0"] if first else ["2,2", "12"])
+    assert opened.page.get_attribute('[data-pick="layer1"]', "aria-pressed") == "true"
+    assert "patch" in opened.page.inner_text(".bar .help")
 
 
 @pytest.mark.parametrize(

@@ -22,13 +22,18 @@ TEXT = " ".join(f"word{n}" for n in range(150))
 
 
 @pytest.fixture
-def served(tmp_path: Path) -> Iterator[tuple[str, Looks]]:
+def small() -> Small:
+    return Small()
+
+
+@pytest.fixture
+def served(tmp_path: Path, small: Small) -> Iterator[tuple[str, Looks]]:
     sentence(title="one").save(tmp_path / "one.regard")
     sentence(seed=1, title="two").save(tmp_path / "two.regard")
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     host = f"127.0.0.1:{listener.getsockname()[1]}"
-    looks = Looks(tmp_path, Small())
+    looks = Looks(tmp_path, small)
     config = uvicorn.Config(application(tmp_path, looks, frozenset({host})), log_level="error", lifespan="off")
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
@@ -80,3 +85,30 @@ def test_the_local_page_lists_opens_compares_looks_and_asks_for_detail(browser: 
     assert opened.said == []
     context.close()
     assert looks.state()["state"] == "done"
+
+
+def test_a_look_shows_its_progress_and_can_be_cancelled(browser: Any, served: tuple[str, Looks], small: Small) -> None:
+    address, looks = served
+    context = browser.new_context()
+    opened = Opened(context.new_page())
+    page = opened.page
+    page.goto(address)
+    page.wait_for_selector("#begin")
+    assert not page.is_visible("#cancel")  # there is nothing to cancel yet
+    small.go.clear()
+    page.click("#begin")
+    page.wait_for_selector("progress")
+    assert "layer 0 of 2" in page.inner_text(".status")
+    page.reload()  # a page that is opened meanwhile follows it too
+    page.wait_for_selector("progress")
+    page.click("#cancel")
+    page.wait_for_selector("text=Cancelled.")
+    small.go.set()
+    looks.wait(20)
+    assert not page.is_visible("#cancel")
+    assert page.eval_on_selector_all(".recordings bdi", "all => all.length") == 2
+    page.select_option("#model", "broken")
+    page.click("#begin")
+    page.wait_for_selector("text=no model can be loaded from it")
+    assert opened.said == []
+    context.close()

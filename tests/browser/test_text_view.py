@@ -155,6 +155,14 @@ def test_cross_attention_shows_two_texts_with_lines_between_them(open_page) -> N
     assert opened.page.eval_on_selector_all(".pane.query .t", "all => all.map(one => one.textContent)") == target
     assert opened.page.eval_on_selector_all(".pane.key .t", "all => all.map(one => one.textContent)") == source
     opened.word(1)
+    # side by side, one word under the other: no line crosses a word, and nothing needs to be scrolled
+    assert opened.page.evaluate("document.querySelectorAll('.pane.column').length") == 2
+    low, high = (opened.page.locator(f".pane.{side} .t >> nth=-1").bounding_box() for side in ("query", "key"))
+    stage = opened.page.locator(".stage").bounding_box()
+    assert low is not None and high is not None and stage is not None
+    assert max(low["y"], high["y"]) + 20 < stage["y"] + stage["height"]
+    # the first word of the other text is a word as any other, and no resting place
+    assert opened.page.evaluate("document.querySelectorAll('.every-grid .resting').length") == 0
     one = recording[2, 1]
     close(opened.listed(), one.top_keys[1].numpy()[:6], one.top_weights[1].numpy()[:6])
     assert sum(colour[4] for colour in opened.pixels("canvas.lines") if colour[3] > 60) > 100
@@ -167,6 +175,9 @@ def test_generation_is_one_text_and_its_last_token_looks_at_all_before_it(open_p
     recording, weights = generated(5, WORDS[:9])
     opened = open_page(recording, layer=1, head=2)
     assert opened.page.eval_on_selector_all(".t", "all => all.map(one => one.textContent)") == WORDS[:9]
+    # what was generated is underlined, and the page says so
+    assert opened.page.eval_on_selector_all(".generated", "all => all.map(one => one.dataset.at)") == list("5678")
+    assert "underlined" in opened.page.inner_text(".about")
     for at in (2, 6, 8):
         if not opened.page.query_selector(f'.t.chosen[data-at="{at}"]'):
             opened.word(at)
@@ -228,7 +239,8 @@ def test_a_long_text_has_elements_only_near_the_window_and_scrolls_to_any_token(
 
 
 def test_columns_join_the_text_with_itself(open_page) -> None:
-    opened = open_page(sentence(), layer=0, head=0)
+    recording = sentence()
+    opened = open_page(recording, layer=0, head=0)
     opened.page.click(".text-view .bar .chips:nth-child(2) .chip:nth-child(2)")
     opened.settle()
     assert opened.page.evaluate("document.querySelectorAll('.pane.column').length") == 2
@@ -236,6 +248,13 @@ def test_columns_join_the_text_with_itself(open_page) -> None:
     opened.page.keyboard.press("Escape")
     opened.word(3)
     assert sum(colour[4] for colour in opened.pixels("canvas.lines") if colour[3] > 60) > 100
+    one = recording[0, 0]
+    close(opened.listed(), one.top_keys[3].numpy(), one.top_weights[3].numpy())
+    opened.word(3, "key")  # on the right: who looks at it, and nothing else
+    column = one.map.numpy()[:, 3]
+    close(opened.listed("in"), np.argsort(-column)[:12], np.sort(column)[::-1][:12])
+    assert opened.listed() == []
+    assert not opened.page.query_selector("[aria-label=Show]")  # the side says which direction
 
 
 def test_the_grid_says_where_every_head_looks(open_page) -> None:

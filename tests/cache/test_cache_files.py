@@ -86,6 +86,8 @@ def test_a_cache_moves_to_another_dtype_and_device(name: str) -> None:
     torch.testing.assert_close(found.float(), expected, rtol=0, atol=5e-3 if "bytes" in name else 1e-5)
     unused = MADE[name]().to("cpu", torch.float16)  # has no tokens yet, and takes the dtype of its first
     assert steps(module.float(), unused, x, [0, 3]).dtype == torch.float32
+    with pytest.raises(RuntimeError, match="gpu"):
+        MADE[name]().to("gpu")  # no such device, also where nothing has to move yet
     with pytest.raises(TypeError, match="dtype must be one of"):
         held.to(dtype=torch.int64)
     meta = held.to("meta")

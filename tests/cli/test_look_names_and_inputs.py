@@ -243,6 +243,55 @@ def test_an_image(tmp_path: Path) -> None:
     assert code == 2 and "BertModel reads no image: leave --image out" in said
 
 
+VISION = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 31}
+
+
+def prepared(folder: Path) -> Path:
+    """The folder with what prepares an image of 21 × 21, and such an image."""
+    size = {"height": 21, "width": 21}
+    (folder / "preprocessor_config.json").write_text(
+        json.dumps({"image_processor_type": "ViTImageProcessor", "size": size, "do_resize": True, "do_rescale": True})
+    )
+    picture = folder / "cat.png"
+    Image.fromarray(np.arange(40 * 30 * 3, dtype=np.uint8).reshape(40, 30, 3)).save(picture)
+    return picture
+
+
+def test_words_and_patches_of_a_model_that_reads_both_are_told_apart(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    text = {**VISION, "vocab_size": 30522, "max_position_embeddings": 11, "eos_token_id": 102}
+    config = transformers.CLIPConfig(text_config=text, vision_config={**VISION, "image_size": 21, "patch_size": 7})
+    folder = with_words(transformers.CLIPModel(config), tmp_path / "clip")
+    picture, out = prepared(folder), ("--out", str(tmp_path / "run"))
+    code, printed, said = look(str(folder), "The cat sat.", "--image", str(picture), *out)
+    assert (code, said) == (0, "")
+    recording = load(tmp_path / "run.regard")
+    by_path = {call.path: recording.key_tokens(call) for call in recording}
+    assert by_path["vision_model.encoder.layers.0.self_attn"] == [f"[{n}]" for n in range(10)]
+    assert by_path["text_model.encoder.layers.0.self_attn"] == ["[CLS]", "the", "cat", "sat", ".", "[SEP]"]
+    # the built-in text is cut at what the text's part takes, and a text alone says what else the model reads
+    assert look(str(folder), "--image", str(picture), *out)[::2] == (0, "read 11 of 82 tokens\n")
+    code, printed, said = look(str(folder), "The cat sat.", *out)
+    assert (code, printed, said.count("\n")) == (2, "", 1)
+    assert "CLIPModel cannot read this" in said and "it also takes --image FILE" in said
+
+
+def test_a_model_that_describes_an_image(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = transformers.VisionEncoderDecoderConfig.from_encoder_decoder_configs(
+        transformers.ViTConfig(**VISION, image_size=21, patch_size=7),
+        transformers.GPT2Config(vocab_size=30522, n_embd=24, n_layer=2, n_head=4, n_positions=64, eos_token_id=None),
+    )
+    config.decoder_start_token_id = config.pad_token_id = 101
+    folder = with_words(transformers.VisionEncoderDecoderModel(config), tmp_path / "describes")
+    code, printed, said = look(str(folder), "--image", str(prepared(folder)), "--out", str(tmp_path / "run"))
+    assert (code, said) == (0, "") and "cross" in printed
+    recording = load(tmp_path / "run.regard")
+    assert recording.tokens[0][0] == "[CLS]" and len(recording.tokens[0]) > 2
+    encoder = next(call for call in recording if call.path.startswith("encoder"))
+    assert recording.key_tokens(encoder) == [f"[{n}]" for n in range(10)]
+
+
 def sound(path: Path, rate: int) -> Path:
     with wave.open(str(path), "wb") as file:
         file.setnchannels(2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shlex
@@ -19,7 +20,7 @@ from typer.testing import CliRunner
 
 from regard import interop
 from regard.cli import app
-from regard.train import LAST, Translator, align, read_metrics
+from regard.train import LAST, Trainer, Translator, align, read_metrics
 
 SIZES = "--set vocab_size=120 --set embed_dim=16 --set num_layers=1 --set num_heads=2 --set ff_dim=24"
 PACE = "--set batch_tokens=150 --set warmup=5 --set validate_every=5 --set save_every=5"
@@ -85,6 +86,9 @@ def test_a_folder_with_a_run_is_not_overwritten_but_resumed(folder: Path) -> Non
         ("train --toy --set lowercase=yes", "expected true or false"),
         ("train --toy --set dropout=2", "dropout must be in [0.0, 1.0), got 2.0"),
         ("train --toy --resume", "holds no checkpoint to resume from"),
+        ("train --toy --shard", "--shard needs several processes: torchrun --nproc-per-node 2 -m regard train"),
+        ("train --toy --tensor-parallel --shard", "--shard and --tensor-parallel were both given"),
+        ("train --toy --set max_tokens=2", "all 3901 sentences have max_tokens=2 tokens or more; raise it"),
         ("train --task lm", "--task lm needs --text FILE"),
         ("train --task lm --text none.txt", "none.txt: No such file"),
         ("train --text a.txt --toy", "--text is for --task lm"),
@@ -159,6 +163,33 @@ def test_a_run_before_its_first_validation_says_how_to_go_on(folder: Path, tmp_p
     assert said.exit_code == 2 and said.stderr.strip().endswith(f"go on with regard train --resume --out {tmp_path}")
 
 
+def test_pairs_that_are_too_long_are_left_out_and_counted(tmp_path: Path) -> None:
+    for name, short, long in (("train.en", "a cat", "a dog"), ("train.de", "uno kato", "una hunta")):
+        (tmp_path / name).write_text("\n".join([short] * 30 + [" ".join([long] * 40)] * 3 + [short] * 10) + "\n")
+    words = f"train --data {tmp_path} --out {tmp_path / 'run'} --steps 2 {SIZES} --set max_tokens=32 --device cpu"
+    done = run(words)
+    assert done.exit_code == 0, done.output
+    assert "3 pairs of sentences are left out: longer than max_tokens=32 tokens" in done.stderr
+
+
+def test_a_text_of_too_few_tokens_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("a b a b\na\n")
+    done = run(f"train --task lm --text {tmp_path / 'text'} --out {tmp_path / 'run'} --steps 2 {SIZES} --device cpu")
+    assert done.exit_code == 2 and "too few tokens: of its 2 lines, the first 1 and the other 1" in done.stderr
+
+
+def test_a_full_disk_is_told_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(tmp_path / LAST))
+
+    monkeypatch.setattr(Trainer, "save", full)
+    done = run(f"train --toy --out {tmp_path} --steps 2 {SIZES} --device cpu")
+    assert done.exit_code == 2 and done.stderr.splitlines()[-1] == (
+        f"regard: {tmp_path / LAST}: No space left on device; what was saved before is whole: free some space, then "
+        "--resume"
+    )
+
+
 def test_a_long_run_says_early_how_long_it_takes(tmp_path: Path) -> None:
     done = run(f"train --toy --out {tmp_path} --steps 21 {SIZES} --set validate_every=100 --device cpu")
     assert done.exit_code == 0 and "step     20  of 21: about 0 s to go" in done.stderr
@@ -175,6 +206,18 @@ def test_the_alignment_is_the_cross_attention_and_its_rows_sum_to_one(folder: Pa
     assert f"wrote {page}" in shown.stdout and "<html" in page.read_text()[:500]
 
 
+def test_what_is_drawn_is_what_was_asked_for_and_each_sentence_has_its_page(folder: Path, tmp_path: Path) -> None:
+    words = (
+        f"translate --model {folder / 'run'} --temperature 2 --seed 4 {shlex.quote(LINES[0])} {shlex.quote(LINES[1])}"
+    )
+    said = run(words).stdout.splitlines()
+    shown = run(f"{words} --show --page {tmp_path / 'page.html'}").stdout.splitlines()
+    for line, text in zip(LINES, said, strict=False):
+        assert shown[shown.index(line) + 1] == text and shown.count(text) == 1
+    titles = [(tmp_path / name).read_text() for name in ("page.html", "page-2.html")]
+    assert LINES[0] in titles[0] and LINES[1] in titles[1]
+
+
 def test_an_evaluation_has_signatures_and_compares_systems(folder: Path, tmp_path: Path) -> None:
     test = f"--test {folder / 'test.en'} {folder / 'test.de'}"
     mine = tmp_path / "mine"
@@ -188,6 +231,10 @@ def test_an_evaluation_has_signatures_and_compares_systems(folder: Path, tmp_pat
     assert "BLEU, lower-cased  100.00" in perfect.stdout
     compared = [line for line in perfect.stdout.splitlines() if "p = 0.0" in line]
     assert [line.split("  ")[0] for line in compared] == ["BLEU, lower-cased", "BLEU, cased", "chrF2"]
+    same = run(f"evaluate --system {mine} {test} --against {mine} --samples 50 --json")
+    assert same.exit_code == 0, same.output
+    for each in json.loads(same.stdout)["compared"]:
+        assert each["ours"] == each["theirs"] and each["p_value"] == 1.0 and len(each["interval"]) == 2
     short = tmp_path / "short"
     short.write_text("one line\n")
     wrong = run(f"evaluate --system {short} {test}")

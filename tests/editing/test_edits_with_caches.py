@@ -13,6 +13,7 @@ import regard
 from regard import edits, masks
 from regard.cache import BlockPool, KVCache, LatentCache, PagedCache, RollingCache
 
+regard.interop.register_hf()
 IDS = torch.tensor([[3, 14, 15, 9, 26, 5, 35, 8, 9, 7, 9, 3]])
 EDITS = [edits.cut(queries=slice(5, None), keys=[1, 6]), edits.steer([2, 8], 1.3, queries=slice(4, None))]
 
@@ -57,6 +58,24 @@ def test_a_hugging_face_model_that_decodes_with_its_own_cache() -> None:
             step = model(input_ids=IDS[:, n : n + 1], past_key_values=step.past_key_values, use_cache=True)
             parts.append(step.logits)
     torch.testing.assert_close(torch.cat(parts, 1), expected, rtol=1e-9, atol=1e-9)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("edit", [edits.ablate("zero"), edits.cut(keys=[6])], ids=["ablate", "cut"])
+def test_heads_that_share_keys_are_told_apart_where_a_padded_batch_decodes(edit: Any) -> None:
+    """Hugging Face's function hands them to the kernel as if they were queries."""
+    ids, mask = IDS.expand(2, -1), torch.ones(2, 12, dtype=torch.long)
+    mask[0, :2] = 0
+    for implementation in ("sdpa", "regard"):
+        model = model_of("llama")
+        model.set_attn_implementation(implementation)
+        with regard.edit(model, edit, heads=[1]):
+            expected = model(input_ids=ids, attention_mask=mask).logits[:, -1:]
+            step = model(input_ids=ids[:, :9], attention_mask=mask[:, :9], use_cache=True)
+            for n in range(9, 12):
+                more = {"attention_mask": mask[:, : n + 1], "past_key_values": step.past_key_values}
+                step = model(input_ids=ids[:, n : n + 1], **more)
+        torch.testing.assert_close(step.logits, expected, rtol=1e-9, atol=1e-9)
 
 
 @torch.no_grad()

@@ -16,7 +16,7 @@ from transformers.models.roberta.modeling_roberta import RobertaSelfAttention
 from transformers.models.vit.modeling_vit import ViTAttention
 
 from regard import masks
-from regard.interop import from_hf, from_torch
+from regard.interop import from_hf, from_torch, to_hf
 from regard.nn import MultiHeadAttention
 
 
@@ -81,6 +81,29 @@ def test_a_single_attention_gives_the_same_outputs_and_gradients(name: str) -> N
     assert from_hf(theirs, dtype=torch.float32).q_proj.weight.dtype == torch.float32
     with pytest.raises(ValueError, match="this is an attention module"):
         from_hf(theirs, layer=1)
+    if name == "ViTSelfAttention without bias":
+        with pytest.raises(ValueError, match="qkv_bias=False without an output projection, which BertSelfAttention"):
+            to_hf(ours)
+        return
+    back = to_hf(ours)  # a BertSelfAttention, or a ViTAttention where there is an output projection
+    assert type(back) in (BertSelfAttention, ViTAttention) and not back.training
+    given, expected = back.state_dict(), theirs.state_dict()
+    assert len(given) == len(expected) and all(
+        torch.equal(one, other) for one, other in zip(sorted_values(given), sorted_values(expected), strict=True)
+    )
+    torch.testing.assert_close(back(x)[0], results[0][0], rtol=0, atol=1e-11)
+    assert all(torch.equal(one, from_hf(back).state_dict()[at]) for at, one in ours.state_dict().items())
+
+
+def sorted_values(state: dict[str, Tensor]) -> list[Tensor]:
+    """Weights by what they hold: classes name them differently."""
+    return sorted(state.values(), key=lambda one: (one.dim(), float(one.sum())))
+
+
+def test_what_no_single_module_of_theirs_does_is_refused_by_name() -> None:
+    for how in ({"num_kv_heads": 2}, {"head_dim": 5}, {"packed": True}, {"softcap": 3.0}, {"sinks": True}):
+        with pytest.raises(ValueError, match="which ViTAttention cannot express"):
+            to_hf(MultiHeadAttention(42, 6, **how))
 
 
 class Notes(nn.Module):

@@ -100,3 +100,4 @@ def test_what_cannot_be_is_refused() -> None:
         with pytest.raises(ValueError, match=next(iter(how))):
             regard.interop.to_torch(MultiHeadAttention(12, 4, **how))
     assert "scale=0.5" in repr(made(scale=0.5))
+    assert "sinks=True" in repr(made(sinks=True)) and "sinks" not in repr(made())

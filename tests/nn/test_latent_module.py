@@ -197,7 +197,7 @@ def test_what_has_no_meaning_is_refused():
         (lambda: mla(x, random(2, 5, 40)), "one batch size"),
         (
             lambda: mla(x, cache={}),
-            "cache must be one of regard.cache that holds one tensor a token, such as LatentCache",
+            "cache must be one of regard.cache that holds one tensor per token, such as LatentCache",
         ),
         (lambda: mla(x, mask=CAUSAL, cache=RollingCache(3)), "mask=cache.mask"),
         (lambda: LatentAttention(40, 6, **{**SMALL, "rope_dim": 0}), "rope_dim must be at least 1"),

@@ -16,6 +16,7 @@ import regard
 from regard._display.texts import problems
 from regard.recording import THRESHOLDS
 from regard.recording._summary_words import WORDS
+from regard.recording._tokens import ids_to_text
 
 HEADS = ("first-token", "previous-token", "local", "broad", "")
 
@@ -236,3 +237,17 @@ class OnDevice:
 
     def detach(self) -> OnDevice:
         return self
+
+
+class Few:
+    """A tokenizer with fewer words than its model has ids."""
+
+    def decode(self, ids: list[int]) -> str:
+        return "cat" if ids == [3] else ""
+
+    def convert_ids_to_tokens(self, ids: list[int]) -> list[str | None]:
+        return [None for _ in ids]
+
+
+def test_an_id_that_the_tokenizer_has_no_word_for_keeps_its_number() -> None:
+    assert ids_to_text(Few(), torch.tensor([[3, 7]])) == [["cat", "<id 7>"]]

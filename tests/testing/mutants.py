@@ -466,6 +466,32 @@ class PlanWithoutReason(Plain):
         return plan
 
 
+@breaks(71)
+class PlansByHabit(Plain):
+    """What ran last is chosen again."""
+
+    last = "plain"
+
+    def __call__(self, query, key, value, **given):
+        self.last = "short" if query.shape[2] == 1 else "long"
+        return super().__call__(query, key, value, **given)
+
+    def explain(self, query, key, value, **given):
+        plan = Plan()
+        plan.reason = f"as the last one, which was {self.last}"
+        return plan
+
+
+@breaks(71)
+class PlansWhatCannotBeLaunched(Plain):
+    """The heads do not fit into shared memory, which shows when the kernel is started."""
+
+    def __call__(self, query, key, value, **given):
+        if query.shape[3] > 256:
+            raise RuntimeError("out of resource: shared memory")
+        return super().__call__(query, key, value, **given)
+
+
 @breaks(37)
 class AlwaysFloat32(Plain):
     def finish(self, out, query):

@@ -11,7 +11,7 @@ from tests.testing.plain import Plain
 
 from regard.testing import check, numbers
 
-RULES = [*range(1, 60), 67, 68, 72]
+RULES = [*range(1, 60), 67, 68, 71, 72]
 PAIRS = [(rule, mutant) for rule, mutants in sorted(MUTANTS.items()) for mutant in mutants]
 
 

@@ -36,6 +36,28 @@ for passes in (1, 2):
         torch.testing.assert_close(found, 2 * grad)
 """
 
+# every kind of launch, for a Hopper GPU; none is needed
+COMPILE = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from regard.train._fused_loss import BLOCK, _kernel
+
+kinds = "*bf16 *i64 *i64 *bf16 *fp32 *i64 *fp32 i32 i32 i32 fp32 fp32 fp32 i32 constexpr constexpr constexpr".split()
+for twice, likely in ((False, 0), (True, 16)):
+    fixed = {"TWICE": twice, "LIKELY": likely, "BLOCK": BLOCK}
+    source = ASTSource(_kernel, dict(zip(_kernel.arg_names, kinds, strict=True)), constexprs=fixed)
+    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 8})
+    assert made.metadata.shared < 1024, made.metadata.shared
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+def test_the_kernel_compiles_for_a_gpu() -> None:
+    settings = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, "-c", COMPILE], env=settings, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 def test_one_kernel_gives_loss_and_gradient_of_torchs_operations() -> None:

@@ -6,13 +6,11 @@ import pytest
 import torch
 from tests.train.small import DATA, SMALL
 
-from regard.train import _loss, soft_targets
+from regard.train import Settings, Words, _loss, soft_targets
 from regard.train._batches import Soft, plan_epoch
 from regard.train._build import encode_pairs, model_of
 from regard.train._loss import loss_of
-from regard.train._settings import Settings
 from regard.train._step import Stepper
-from regard.train._tokens import Words
 
 pytestmark = pytest.mark.gpu
 

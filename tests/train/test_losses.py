@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from regard.train import Settings
 from regard.train._batches import Soft
 from regard.train._loss import loss_of
 from regard.train._schedule import learning_rate
-from regard.train._settings import Settings
 from regard.train._tokens import PAD
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from regard.train import read_folder, read_lines, read_pairs, split, toy
-from regard.train._text import Pairs
+from regard.train import Pairs, read_folder, read_lines, read_pairs, split, toy
 
 
 def write(folder: Path, **files: bytes) -> Path:
@@ -50,7 +49,10 @@ def test_without_validation_files_the_last_sentences_are_held_out(tmp_path: Path
         ({"train__en": b"a\n"}, "has train.en but no train.de"),
         ({"train__fr": b"a\n"}, "has no train.en and train.de .*it holds train.fr"),
         ({"train__en": b"", "train__de": b""}, "are empty: expected one sentence per line"),
-        ({"train__en": b"a\n", "train__de": b"b\n"}, "1 sentences are too few to hold one out"),
+        (
+            {"train__en": b"a\n", "train__de": b"b\n"},
+            "expected at least two sentences, to hold one out for validation; got 1",
+        ),
         ({"train__en__gz": b"no gzip", "train__de": b"A\n"}, "train.en.gz is not a whole gzip file"),
         ({"train__en__gz": gzip.compress(b"a\n")[:-6], "train__de": b"A\n"}, "train.en.gz is not a whole gzip file"),
         ({"train1__en": b"a\n", "train2__en": b"a\n"}, "has several train files of en: train1.en, train2.en"),

@@ -6,6 +6,7 @@ import pytest
 import torch
 from tests.watching.models import check_statistics, dense
 from torch import Tensor, nn
+from transformers import BartConfig, BartModel
 
 import regard
 from regard import masks
@@ -50,6 +51,59 @@ def test_padding_of_a_transformer_is_that_of_the_side_which_asks() -> None:
         model(x, x, **of_source)
     for call, pads in zip(recording, (source, target, target, source, none, none), strict=True):
         assert torch.equal(call.entropy.isnan(), pads[:, None].expand(-1, 4, -1)), call
+
+
+def test_padding_of_a_target_is_missing_in_its_cross_attention_where_the_source_has_none() -> None:
+    torch.manual_seed(0)
+    target = torch.zeros(2, 7, dtype=torch.bool)
+    target[1, 4:] = True
+    sizes = {"encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "encoder_layers": 1, "decoder_layers": 1}
+    bart = BartModel(
+        BartConfig(vocab_size=50, d_model=24, encoder_attention_heads=4, decoder_attention_heads=4, **sizes)
+    )
+    decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(24, 4, 33, batch_first=True), 1)
+    ids, x = torch.randint(3, 50, (2, 11)), torch.randn(2, 11, 24)
+    for model, args, told in (
+        (
+            bart.eval(),
+            (),
+            {"input_ids": ids, "decoder_input_ids": ids[:, :7], "decoder_attention_mask": 1 - target.long()},
+        ),
+        (decoder.eval(), (x[:, :7], x), {"tgt_key_padding_mask": target}),
+    ):
+        with torch.no_grad(), regard.watch(model) as recording:
+            model(*args, **told)
+        for call in recording.calls[-2:]:
+            assert torch.equal(call.entropy.isnan(), target[:, None].expand(-1, 4, -1)), call
+        assert recording.calls[-1].kind == "cross"
+
+
+def test_learned_queries_that_look_at_an_image_are_not_padded_by_the_text() -> None:
+    class Resampler(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.latents = nn.Parameter(torch.randn(1, 11, 24))
+            self.attend = nn.MultiheadAttention(24, 4, batch_first=True)
+
+        def forward(self, image_features: Tensor) -> Tensor:
+            latents = self.latents.expand(len(image_features), -1, -1)
+            return self.attend(latents, image_features, image_features, need_weights=False)[0]
+
+    class Reader(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.resampler = Resampler()
+
+        def forward(self, image: Tensor, encoder_hidden_states: Tensor, attention_mask: Tensor) -> Tensor:
+            return self.resampler(image) + encoder_hidden_states
+
+    told = torch.ones(2, 11, dtype=torch.long)
+    told[0, 8:] = 0
+    model = Reader().eval()
+    with torch.no_grad(), regard.watch(model) as recording:
+        model(torch.randn(2, 7, 24), torch.randn(2, 11, 24), attention_mask=told)
+    assert recording.calls[0].kind == "cross"
+    assert not recording.calls[0].entropy.isnan().any()
 
 
 def test_a_mask_of_other_size_or_meaning_says_nothing_about_the_queries() -> None:

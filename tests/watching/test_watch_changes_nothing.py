@@ -113,6 +113,7 @@ def test_compiled_models_that_nobody_watches_stay_compiled_on_every_thread() -> 
             thread = threading.Thread(target=lambda: torch.no_grad()(other)(X))
             thread.start()
             thread.join()
+            watched(X)
     assert len(set(runs)) == 2
 
 
@@ -134,7 +135,22 @@ def test_the_compiler_leaves_the_watch_alone_where_it_gives_up_on_a_model() -> N
         with regard.watch(watched):
             # another dtype asks for a second compilation: the model runs as it is written, its calls still looked at
             other.to(torch.float64)(X.double())
+            watched(X)
     assert len(runs) == 1
+
+
+def test_a_model_that_did_not_run_or_only_inside_a_compiled_function_warns() -> None:
+    model = ByHand(24, 4)
+    around = torch.compile(lambda x: model(x) + 1, backend="eager")
+    with torch.no_grad():
+        around(X)
+        for run in (lambda: None, lambda: around(X)):
+            with (
+                pytest.warns(UserWarning, match="did not see ByHand run in the block"),
+                regard.watch(model) as recording,
+            ):
+                run()
+            assert len(recording) == 0
 
 
 def test_a_part_of_a_watched_model_that_compiles_itself_is_seen() -> None:
@@ -193,6 +209,19 @@ def test_every_rank_and_mode_keeps_its_bits(mode: Any, rank: int) -> None:
         with regard.watch(model) as recording:
             out = model(q, k)
     assert torch.equal(out, expected) and len(recording) == 1
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad, torch.inference_mode])
+def test_a_linear_layer_of_strided_tensors_keeps_its_bits(mode: Any) -> None:
+    """Which product torch runs for it depends on whether its weight wants a gradient."""
+    torch.manual_seed(0)
+    model = nn.Linear(8, 5)
+    with mode(), pytest.warns(UserWarning, match="saw no attention"):
+        given = torch.randn(3, 8, 2).transpose(1, 2)
+        expected = model(given)
+        with regard.watch(model):
+            out = model(given)
+    assert torch.equal(out, expected)
 
 
 def test_gradients_inside_the_block_are_those_outside() -> None:

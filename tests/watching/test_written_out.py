@@ -101,6 +101,20 @@ def hidden_afterwards(m: Made, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return joined(kept(m, weights) @ v)
 
 
+def heads_one_by_one(m: Made, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """[batch, query, head, key], and heads that are laid side by side by hand."""
+    weights = torch.einsum("bhid,bhjd->bihj", q, k).softmax(-1)
+    kept(m, weights.transpose(1, 2))
+    return torch.cat(torch.einsum("bihj,bhjd->bhid", weights, v).unbind(1), -1)
+
+
+def heads_first(m: Made, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """[head, batch, query, key], of which only the module's number of heads tells what is what."""
+    weights = torch.einsum("bhid,bhjd->hbij", q, k).softmax(-1)
+    kept(m, weights.transpose(0, 1))
+    return torch.cat(torch.einsum("hbij,bhjd->hbid", weights, v).unbind(0), -1)
+
+
 def divided(logits: Tensor) -> Tensor:
     e = (logits - logits.amax(-1, keepdim=True)).exp()
     return e / e.sum(-1, keepdim=True)
@@ -124,6 +138,8 @@ FORMS: dict[str, Callable[..., Tensor]] = {
     "grouped": grouped,
     "scaled and summed": scaled_and_summed,
     "sinks": with_sinks,
+    "heads one by one": heads_one_by_one,
+    "heads first": heads_first,
 }
 
 
@@ -140,6 +156,40 @@ def test_every_form_is_read_as_batch_head_query_key(name: str, mode: Any) -> Non
     (call,) = recording
     assert call.written_out and call.path == "(root)" and model.weights is not None
     check_statistics(call, model.weights.clone())
+
+
+@pytest.mark.parametrize("form", ["bhij,bhjd->bhid", "bihj,bhjd->bihd", "sum"])
+@pytest.mark.parametrize("queries", [1, 5])
+def test_a_single_key_is_seen_though_torch_has_nothing_to_sum_then(queries: int, form: str) -> None:
+    class First(nn.Module):  # as a decoder at its first token, or cross attention to a summary
+        num_heads = 3
+
+        def forward(self, q: Tensor, k: Tensor) -> Tensor:
+            if form == "sum":
+                weights = (q.unsqueeze(3) * k.unsqueeze(2)).sum(-1).softmax(-1)
+                return joined((weights.unsqueeze(-1) * k.unsqueeze(2)).sum(3))
+            first, _, last = form.replace("->", ",").split(",")
+            weights = torch.einsum(f"bhid,bhjd->{first}", q, k).softmax(-1)
+            out = torch.einsum(form, weights, k)
+            return joined(out) if last == "bhid" else out.flatten(2)
+
+    model = First()
+    q, k = torch.randn(2, 3, queries, 10), torch.randn(2, 3, 1, 10)
+    with regard.watch(model) as recording:
+        model(q, k)
+    assert [(tuple(call.lse.shape), call.keys) for call in recording] == [((2, 3, queries), 1)]
+
+
+def test_an_axis_of_items_and_heads_that_was_cut_is_not_taken_for_items() -> None:
+    class Folded(nn.Module):  # nothing says how many heads there are, and none is laid next to the values' dim
+        def forward(self, q: Tensor, k: Tensor) -> Tensor:
+            out = torch.bmm(torch.bmm(q, k.mT).softmax(-1), k).view(2, 3, 7, 10)
+            return torch.cat(out.unbind(1), -1)
+
+    model = Folded()
+    with pytest.warns(UserWarning, match="axis of the heads is not clear"), regard.watch(model) as recording:
+        model(torch.randn(6, 7, 10), torch.randn(6, 5, 10))
+    assert not recording.calls and len(recording.missed) == 1
 
 
 def test_rows_that_are_hidden_afterwards_are_missing() -> None:
@@ -318,6 +368,34 @@ def test_calling_forward_itself_runs_no_hooks_and_is_seen_all_the_same() -> None
         model.layers[0].forward(X)
         model.layers[0].forward(X[:, :5])
     assert [(call.path, call.number, call.queries) for call in recording] == [("layers.0", 0, 7), ("layers.0", 1, 5)]
+
+
+def test_a_method_that_does_not_call_its_module_self_is_seen_too() -> None:
+    class Named(nn.Module):
+        def forward(module, x: Tensor) -> Tensor:
+            return (x @ x.mT).softmax(-1) @ x
+
+    class Other(nn.Module):
+        def forward(self, x: Tensor, model: nn.Module) -> Tensor:
+            return helper(model, x)
+
+    def helper(model: nn.Module, x: Tensor) -> Tensor:  # no method: what it computes is not the model's
+        return (x @ x.mT).softmax(-1) @ x
+
+    model = Named()
+    with regard.watch(model) as recording:
+        model.forward(X)
+        helper(model, X)
+        Other()(X, model)
+    assert [(call.path, call.queries) for call in recording] == [("(root)", 7)]
+
+
+def test_a_softmax_into_memory_that_is_given_is_seen() -> None:
+    model = Made(four(lambda s: torch.softmax(s, -1, out=torch.empty_like(s))))
+    with torch.no_grad(), regard.watch(model) as recording:
+        model(X)
+    assert model.weights is not None
+    check_statistics(recording.calls[0], model.weights)
 
 
 def test_what_a_transform_hides_is_listed_and_warns() -> None:

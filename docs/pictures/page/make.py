@@ -30,10 +30,13 @@ VIEWS: dict[str, tuple[str, tuple[int, int], bool, list[str]]] = {
     "overview-phone": ("overview", (390, 844), True, []),
     "head": ("head", (1240, 700), False, []),
     "head-dark": ("head", (1240, 700), True, []),
+    "head-phone": ("head", (390, 844), True, []),
     "compare": ("compare", (1240, 820), False, []),
+    "compare-phone": ("compare", (390, 844), True, []),
     "walk": ("walk", (1240, 760), False, ['[data-switch="mask:causal"]']),
     "walk-phone": ("walk", (390, 844), True, []),
     "cost": ("cost", (1240, 760), False, []),
+    "cost-phone": ("cost", (390, 844), True, []),
 }
 
 

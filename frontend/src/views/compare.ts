@@ -3,7 +3,7 @@ import type { Layer, Stat } from "../data";
 import { el, fill } from "../dom";
 import type { Pick, State, Store } from "../state";
 import { label, percent } from "../tokens";
-import { type Cell, MapCanvas, pictureOf } from "./map";
+import { type Cell, MapCanvas, pictureOf, placed } from "./map";
 import { cellText } from "./head";
 import { labelText, statText } from "./overview";
 
@@ -74,6 +74,7 @@ export class CompareView {
     if (key === this.shown) return;
     this.shown = key;
     this.drawBar();
+    for (const map of Object.values(this.maps)) map.stripNames = [store.say("strip_entropy"), store.say("strip_mass")];
     const la = this.layerOf(a), lb = this.layerOf(b);
     const pa = pictureOf(la, [a.head], store.colours), pb = pictureOf(lb, [b.head], store.colours);
     const top = Math.max(pa.top, pb.top); // one scale for both, or they could not be compared
@@ -89,7 +90,8 @@ export class CompareView {
     this.maps.d.show(la, difference, top, store.colours, store.say("difference"), null, true);
     fill(this.titles.a, "A  ", el("span", {}, this.name(a)));
     fill(this.titles.b, "B  ", el("span", {}, this.name(b)));
-    fill(this.titles.d, store.say("difference"));
+    for (const title of Object.values(this.titles)) title.title = title.textContent ?? "";
+    fill(this.titles.d, `${store.say("difference")}  `, el("span", {}, store.say("difference_help")));
     const different = la.queries !== lb.queries || la.keys !== lb.keys;
     fill(this.below, different ? el("p", { class: "note" }, store.say("compare_sizes")) : null, el("div", { class: "tables" }, this.numbers(la, a, lb, b), this.most()));
   }
@@ -97,7 +99,7 @@ export class CompareView {
   private name(pick: Pick): string {
     const layer = this.layerOf(pick);
     const own = this.store.say("layer_head", { layer: layer.index, head: layer.heads[pick.head]! });
-    return this.store.data.recordings.length > 1 ? `${this.store.data.recordings[pick.recording]!.title}: ${own}` : own;
+    return this.store.data.recordings.length > 1 ? `${own} · ${this.store.data.recordings[pick.recording]!.title}` : own;
   }
 
   private drawBar(): void {
@@ -153,7 +155,7 @@ export class CompareView {
     if (!found.length) return null;
     found.sort((x, y) => y.by - x.by);
     return el("section", {}, el("h2", {}, store.say("most_changed")), el("ol", { class: "looks pairs" }, ...found.slice(0, 10).map(({ layer, head, by }) => el("li", { "data-weight": by }, el("button", {
-      type: "button", click: () => store.set({ layer, heads: [head], against: { ...b, layer, head } }),
+      click: () => store.set({ layer, heads: [head], against: { ...b, layer, head } }),
     }, el("span", {}, store.say("layer_head", { layer: left[layer]!.index, head: left[layer]!.heads[head]! })), el("span", { class: "amount" }, percent(by)))))));
   }
 
@@ -164,9 +166,7 @@ export class CompareView {
     const { store, a, b } = this, pick = name === "b" ? b : a, layer = this.layerOf(pick);
     const says = name === "d" ? `A ${cellText(store, layer, [a.head], cell)} · B ${cell.query < this.layerOf(b).queries && cell.key < this.layerOf(b).keys ? cellText(store, this.layerOf(b), [b.head], cell) : "–"}` : cellText(store, layer, [pick.head], cell);
     fill(tipped, el("bdi", {}, label(layer.queryToken(cell.query))), " → ", el("bdi", {}, label(layer.keyToken(cell.key))), el("br", {}), el("b", {}, says));
-    const box = this.maps[name].element;
-    tipped.style.left = `${Math.min(x + 14, Math.max(0, box.clientWidth - tipped.offsetWidth - 4))}px`;
-    tipped.style.top = `${y + 18 + tipped.offsetHeight > box.clientHeight ? Math.max(0, y - tipped.offsetHeight - 10) : y + 18}px`;
+    placed(tipped, this.maps[name].element, x, y);
   }
 }
 

@@ -9,7 +9,7 @@ const WORDS = {
   length: ["Tokens", "词元数"], batch: ["Texts at once", "批大小"], bytes: ["Bytes of a number", "每个数的字节"],
   part: ["part", "部分"], parameters: ["parameters", "参数"], forward: ["forward", "前向"], all: ["in all", "合计"],
   embeddings: ["embeddings", "词嵌入"], norms: ["norms", "归一化"], projections: ["attention projections", "注意力投影"], attention: ["attention", "注意力"], feedForward: ["feed-forward", "前馈"], head: ["head", "输出层"],
-  weights: ["Weights", "权重"], cache: ["Cache of keys and values", "键值缓存"], per_token: ["of that, for one token", "其中每个词元"], map: ["All attention weights, if they were stored", "若存下所有注意力权重"], kept: ["Forward, pairs that a causal mask keeps", "前向，只计因果掩码保留的对"],
+  weights: ["Weights", "权重"], cache: ["Cache of keys and values", "键值缓存"], per_token: ["of that, for one token", "其中每个词元"], map: ["All attention weights, if stored", "若存下所有注意力权重"], kept: ["Forward under a causal mask", "前向（因果掩码）"],
   flops: ["FLOP of one forward pass, by length", "一次前向的运算量（随长度）"], memory: ["Bytes, by length", "内存（随长度）"],
 } as const satisfies Record<string, Two>;
 const PARTS: Part[] = ["projections", "attention", "feedForward", "head"];
@@ -43,13 +43,16 @@ export class CostView {
       return el("div", { class: "control slider" }, el("span", {}, this.say(name)), output, input);
     };
     const { config, run } = this;
+    // no more than there are heads
+    const drawKvHeads = () => slider("kvHeads", 0, Math.log2(config.heads), 1, () => config.kvHeads, (value) => { config.kvHeads = Math.min(2 ** value, config.heads); });
+    let kvHeads = drawKvHeads();
     fill(this.side, el("h2", {}, this.say("title")), el("p", { class: "help" }, this.say("intro")),
-      el("div", { class: "chips", role: "group", "aria-label": this.say("preset") }, ...Object.keys(PRESETS).map((name) => el("button", { type: "button", class: "chip wide", "data-preset": name, click: () => { this.config = { ...PRESETS[name]! }; this.name = name; this.drawSide(); this.draw(); } }, name))),
+      el("div", { class: "chips", role: "group", "aria-label": this.say("preset") }, ...Object.keys(PRESETS).map((name) => el("button", { class: "chip wide", "data-preset": name, click: () => { this.config = { ...PRESETS[name]! }; this.name = name; this.drawSide(); this.draw(); } }, name))),
       slider("length", 4, 20, 0.25, () => run.length, (value) => { run.length = Math.round(2 ** value); }, (value) => value.toLocaleString("en")),
       slider("batch", 0, 8, 1, () => run.batch, (value) => { run.batch = 2 ** value; }),
       slider("layers", 1, 128, 1, () => config.layers, (value) => { config.layers = value; }),
-      slider("heads", 0, 7, 1, () => config.heads, (value) => { config.heads = 2 ** value; config.kvHeads = Math.min(config.kvHeads, config.heads); this.side.querySelector<HTMLInputElement>('[data-slider="kvHeads"]')!.value = String(Math.log2(config.kvHeads)); }),
-      slider("kvHeads", 0, 7, 1, () => config.kvHeads, (value) => { config.kvHeads = Math.min(2 ** value, config.heads); }),
+      slider("heads", 0, 7, 1, () => config.heads, (value) => { config.heads = 2 ** value; config.kvHeads = Math.min(config.kvHeads, config.heads); kvHeads.replaceWith(kvHeads = drawKvHeads()); }),
+      kvHeads,
       slider("headDim", 32, 256, 16, () => config.headDim, (value) => { config.headDim = value; }),
       slider("ff", 256, 65536, 256, () => config.ff, (value) => { config.ff = value; }, (value) => value.toLocaleString("en")),
       slider("bytes", 1, 4, 1, () => run.bytes, (value) => { run.bytes = value; }));

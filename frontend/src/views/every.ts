@@ -1,4 +1,4 @@
-import type { Layer } from "../data";
+import type { Layer, Look } from "../data";
 import { el, fill } from "../dom";
 import type { Store } from "../state";
 import { label, percent } from "../tokens";
@@ -26,10 +26,11 @@ export class EveryHead {
     const place = query + store.layer.header.first;
     for (const { layer, at, head, button } of this.cells) {
       const own = place - layer.header.first;
-      const best = query >= 0 && own >= 0 && own < layer.queries ? layer.out([head], own)[0] : undefined;
+      const best: Look | undefined = query >= 0 && own >= 0 && own < layer.queries ? layer.out([head], own)[0] : undefined;
       button.textContent = best ? label(layer.keyToken(best.at), 12) : "·";
-      button.style.background = best && best.at > 0 ? `color-mix(in srgb, var(--accent) calc(var(--most) * ${Math.sqrt(best.weight).toFixed(3)}), var(--card))` : "";
-      button.classList.toggle("resting", best?.at === 0);
+      const rests = best?.at === 0 && !layer.isCross; // on the first token, as a head does that has nothing to look for
+      button.style.background = best && !rests ? `color-mix(in srgb, var(--accent) calc(var(--most) * ${Math.sqrt(best.weight).toFixed(3)}), var(--card))` : "";
+      button.classList.toggle("resting", rests);
       const says = `${store.say("layer_head", { layer: layer.index, head: layer.heads[head]! })}: ${best ? `${label(layer.keyToken(best.at))} ${percent(best.weight)}` : "–"}`;
       button.title = says;
       button.setAttribute("aria-label", says);
@@ -49,7 +50,7 @@ export class EveryHead {
       grid.append(el("span", { class: "name" }, String(layer.index)));
       for (let head = 0; head < most; head++) {
         if (head >= layer.heads.length) { grid.append(el("span", {})); continue; }
-        const button = el("button", { type: "button", click: () => store.set({ layer: at, heads: [head] }) });
+        const button = el("button", { click: () => store.set({ layer: at, heads: [head] }) });
         this.cells.push({ layer, at, head, button });
         grid.append(button);
       }

@@ -1,11 +1,10 @@
+import { css } from "../colours";
 import { el, fill } from "../dom";
 import type { State, Store } from "../state";
 import { label, percent } from "../tokens";
-import { type Cell, MapCanvas, pictureOf } from "./map";
-import { labelText, statText } from "./overview";
+import { type Cell, MapCanvas, pictureOf, placed } from "./map";
+import { labelText, STATS, statText } from "./overview";
 import type { Stat } from "../data";
-
-const STATS: Stat[] = ["entropy", "spread", "max_weight", "first", "previous", "next", "same", "near", "distance", "duplicate", "induction"];
 
 /** What a cell of a map says: one weight where it is known, else the mean of the cell. */
 export function cellText(store: Store, layer: Store["layer"], heads: number[], cell: Cell): string {
@@ -19,6 +18,13 @@ export function cellText(store: Store, layer: Store["layer"], heads: number[], c
   const span = (at: number, size: number, count: number) => Math.floor(((at + 1) * size) / count) - Math.floor((at * size) / count);
   const pairs = span(row, layer.queries, map.rows) * span(column, layer.keys, map.columns);
   return `${store.say("cell_below")}; ${store.say("cell_mean", { n: pairs, value: percent(mean) })}`;
+}
+
+/** What the colours say: from no weight to the largest of the map. */
+function scale(store: Store, top: number): HTMLElement {
+  const colours = el("i", {}), { heat } = store.colours;
+  colours.style.background = `linear-gradient(to right, ${[0, 64, 128, 192, 255].map((at) => css(heat[at]!)).join(", ")})`;
+  return el("p", { class: "scale" }, `${store.say("weight")} 0 %`, colours, percent(top));
 }
 
 /** One head's map with its tokens along both sides, from the whole to single weights. */
@@ -45,16 +51,17 @@ export class HeadView {
     const { store } = this, { state, layer } = store;
     const { detail } = store;
     this.map.ask = detail && state.heads.length === 1 ? (asked) => detail(layer.index, layer.heads[state.heads[0]!]!, asked) : null;
+    this.map.stripNames = [store.say("strip_entropy"), store.say("strip_mass")];
     const place = JSON.stringify([state.recording, state.scene, layer.queries, layer.keys]);
     const key = JSON.stringify([place, state.layer, state.heads, state.language, store.colours.isDark]);
     if (key !== this.shown || changed.has("theme")) {
       const { picture, top } = pictureOf(layer, store.heads, store.colours);
-      const title = state.heads.length === 1 ? store.say("map_of", { layer: layer.index, head: layer.heads[state.heads[0]!]! }) : `${store.say("layer_n", { n: layer.index })}, ${store.say("mean_of", { n: store.heads.length })}`;
+      const title = state.heads.length === 1 ? store.say("map_of", { layer: layer.index, head: layer.heads[state.heads[0]!]! }) : store.say("layer_mean", { layer: layer.index, n: store.heads.length });
       this.map.show(layer, picture, top, store.colours, title, state.heads.length === 1 ? state.heads[0]! : null, place === this.placed);
       this.shown = key;
       this.placed = place;
       this.drawBar();
-      this.drawPanel();
+      this.drawPanel(top);
     }
     const chosen = store.state.chosen;
     this.map.mark(chosen ? { query: store.asQuery(chosen), key: -1 } : null);
@@ -63,12 +70,12 @@ export class HeadView {
   private drawBar(): void {
     const { store } = this;
     const button = (name: "zoom_in" | "zoom_out" | "zoom_reset", text: string, act: () => void) =>
-      el("button", { type: "button", class: "chip wide", "aria-label": store.say(name), title: store.say(name), click: act }, text);
+      el("button", { class: "chip wide", "aria-label": store.say(name), title: store.say(name), click: act }, text);
     fill(this.bar, el("div", { class: "chips" }, button("zoom_in", "+", () => this.map.zoom(0.6)), button("zoom_out", "−", () => this.map.zoom(1 / 0.6)), button("zoom_reset", store.say("zoom_reset"), () => this.map.reset())),
       el("p", { class: "help" }, store.say("head_help")));
   }
 
-  private drawPanel(): void {
+  private drawPanel(top: number): void {
     const { store } = this, { layer, state } = store, heads = store.heads;
     const one = state.heads.length === 1;
     const mean = (name: Stat) => {
@@ -77,10 +84,10 @@ export class HeadView {
     };
     const rows = STATS.map((name) => [name, mean(name)] as const).filter(([, value]) => value !== null);
     fill(this.panel,
-      el("h2", {}, one ? store.say("layer_head", { layer: layer.index, head: layer.heads[heads[0]!]! }) : store.say("layer_n", { n: layer.index })),
-      el("p", { class: "who" }, one ? labelText(store, layer.header.rows[heads[0]!]!.label) : store.say("mean_of", { n: heads.length })),
+      el("h2", {}, one ? store.say("layer_head", { layer: layer.index, head: layer.heads[heads[0]!]! }) : store.say("layer_mean", { layer: layer.index, n: heads.length })),
+      el("p", { class: "who" }, one ? labelText(store, layer.header.rows[heads[0]!]!.label) : ""),
       el("table", { class: "stats" }, el("tbody", {}, ...rows.map(([name, value]) => el("tr", {}, el("th", { scope: "row" }, store.say(`stat_${name}`)), el("td", {}, name === "entropy" ? store.say("nats", { value: statText(name, value) }) : statText(name, value)))))),
-      layer.header.map ? el("p", { class: "note" }, one ? `→ ${store.say("strip_entropy")} · ↓ ${store.say("strip_mass")}` : "") : el("p", { class: "empty" }, store.say("no_map")));
+      layer.header.map ? scale(store, top) : el("p", { class: "empty" }, store.say("no_map")));
   }
 
   private point(cell: Cell | null, x: number, y: number): void {
@@ -89,8 +96,6 @@ export class HeadView {
     if (!cell) return;
     fill(this.tip, el("bdi", {}, label(layer.queryToken(cell.query))), el("span", { class: "place" }, ` ${cell.query + layer.header.first}`), " → ",
       el("bdi", {}, label(layer.keyToken(cell.key))), el("span", { class: "place" }, ` ${cell.key}`), el("br", {}), el("b", {}, this.map.exact(cell) === null ? cellText(store, layer, store.heads, cell) : percent(this.map.exact(cell)!)));
-    const box = this.map.element;
-    this.tip.style.left = `${Math.min(x + 14, Math.max(0, box.clientWidth - this.tip.offsetWidth - 4))}px`;
-    this.tip.style.top = `${y + 18 + this.tip.offsetHeight > box.clientHeight ? Math.max(0, y - this.tip.offsetHeight - 10) : y + 18}px`;
+    placed(this.tip, this.map.element, x, y);
   }
 }

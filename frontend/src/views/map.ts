@@ -24,7 +24,9 @@ export class MapCanvas {
   private readonly pointers = new Map<number, { x: number; y: number }>();
   private moved = false;
   twin: MapCanvas[] = [];
-  private rectangle: { place: Rectangle; values: Float32Array } | null = null;
+  /** What the strips along the sides are: of each query, and of each key. */
+  stripNames: [string, string] = ["", ""];
+  private rectangle: { place: Rectangle; values: Float32Array; picture: HTMLCanvasElement } | null = null;
   private asked = 0;
   /** Where exact weights can be had, this asks for those in view once the view has come to rest. */
   ask: ((place: Rectangle) => Promise<Float32Array | null>) | null = null;
@@ -109,7 +111,7 @@ export class MapCanvas {
       if (place.rows * place.columns > 262144) return;
       const values = await this.ask(place);
       if (turn !== this.asked || !values) return;
-      this.rectangle = { place, values };
+      this.rectangle = { place, values, picture: heatmap(values, place.rows, place.columns, Math.max(this.top, 0.02), this.colours.heat) };
       this.element.dataset.exact = "true";
       this.later();
     }, 250);
@@ -229,12 +231,8 @@ export class MapCanvas {
     if (head === null || layer.isExact || Math.min(wide, high) < 3) return;
     const most = Math.max(this.top, 0.02);
     if (this.rectangle) {
-      const { place, values } = this.rectangle;
-      for (let row = 0; row < place.rows; row++) for (let column = 0; column < place.columns; column++) {
-        const weight = values[row * place.columns + column]!;
-        context.fillStyle = css(colours.heat[Math.min(255, Math.round(Math.sqrt(weight / Math.max(most, weight)) * 255))]!);
-        context.fillRect(box.left + (place.column + column - span.column) * wide, box.top + (place.row + row - span.row) * high, wide + 0.5, high + 0.5);
-      }
+      const { place, picture } = this.rectangle;
+      context.drawImage(picture, box.left + (place.column - span.column) * wide, box.top + (place.row - span.row) * high, place.columns * wide, place.rows * high);
       return;
     }
     for (let query = Math.floor(span.row); query < Math.min(layer.queries, Math.ceil(span.row + span.rows)); query++) {
@@ -304,7 +302,18 @@ export class MapCanvas {
     const { entropy, mass } = this.strips;
     if (this.exactHead === null) return;
     context.fillStyle = headColour(colours, layer.heads[this.exactHead]!);
+    const name = (text: string, x: number, y: number, turn: number) => {
+      context.save();
+      context.font = "11px system-ui, sans-serif";
+      context.fillStyle = colours.soft;
+      context.textAlign = turn ? "left" : "right";
+      context.translate(x, y);
+      context.rotate(turn);
+      context.fillText(text, 0, 0);
+      context.restore();
+    };
     if (entropy) {
+      name(this.stripNames[0], box.left + box.width + 14, box.top - 5, -Math.PI / 2);
       const most = entropy.reduce((top, value) => (value > top ? value : top), 1e-9);
       for (let y = 0; y < box.height; y++) {
         const value = entropy[Math.floor(((span.row + (y / box.height) * span.rows) / layer.queries) * entropy.length)]!;
@@ -312,6 +321,7 @@ export class MapCanvas {
       }
     }
     if (mass) {
+      name(this.stripNames[1], box.left - 7, box.top + box.height + 13, 0);
       const most = mass.reduce((top, value) => (value > top ? value : top), 1e-9);
       for (let x = 0; x < box.width; x++) {
         const value = mass[Math.floor(((span.column + (x / box.width) * span.columns) / layer.keys) * mass.length)]!;
@@ -336,4 +346,10 @@ export function pictureOf(layer: Layer, heads: number[], colours: Palette): { pi
   if (!values) return { picture: null, top: 1, values: null };
   const top = values.reduce((most, value) => Math.max(most, value), 0);
   return { picture: heatmap(values, rows, columns, top, colours.heat), top, values };
+}
+
+/** Put what is said of a cell next to the pointer, and inside the map. */
+export function placed(tip: HTMLElement, box: HTMLElement, x: number, y: number): void {
+  tip.style.left = `${Math.min(x + 14, Math.max(0, box.clientWidth - tip.offsetWidth - 4))}px`;
+  tip.style.top = `${y + 18 + tip.offsetHeight > box.clientHeight ? Math.max(0, y - tip.offsetHeight - 10) : y + 18}px`;
 }

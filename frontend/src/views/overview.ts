@@ -5,7 +5,7 @@ import type { State, Store } from "../state";
 import { percent } from "../tokens";
 import type { Word } from "../words";
 
-const STATS: Stat[] = ["entropy", "spread", "max_weight", "first", "previous", "next", "same", "near", "distance", "duplicate", "induction"];
+export const STATS: Stat[] = ["entropy", "spread", "max_weight", "first", "previous", "next", "same", "near", "distance", "duplicate", "induction"];
 
 /** A statistic as it is printed. */
 export function statText(name: Stat, value: number | null): string {
@@ -46,14 +46,14 @@ export class Overview {
     for (const layer of store.scene.layers) for (const row of layer.header.rows) counts.set(row.label, (counts.get(row.label) ?? 0) + 1);
     const all = [...counts.values()].reduce((sum, n) => sum + n, 0);
     const chip = (value: string, name: string, count: number) => el("button", {
-      type: "button", class: "chip wide", "aria-pressed": String(state.filter === value), click: () => store.set({ filter: value }),
+      class: "chip wide", "aria-pressed": String(state.filter === value), click: () => store.set({ filter: value }),
     }, `${name} `, el("span", { class: "count" }, String(count)));
     const labels = [...store.data.header.rules.map((rule) => rule.label), ""].filter((name) => counts.has(name));
     return el("div", { class: "bar" },
       el("p", { class: "help" }, store.say("overview_help")),
       el("div", { class: "chips", role: "group", "aria-label": store.say("filter") }, chip("*", store.say("all_heads"), all), ...labels.map((name) => chip(name, labelText(store, name), counts.get(name)!))),
       el("label", { class: "field" }, `${store.say("sort")} `, sort),
-      state.sort === "layer" ? null : el("button", { type: "button", class: "chip wide", click: () => store.set({ descending: !state.descending }) }, store.say(state.descending ? "descending" : "ascending")));
+      state.sort === "layer" ? null : el("button", { class: "chip wide", click: () => store.set({ descending: !state.descending }) }, store.say(state.descending ? "descending" : "ascending")));
   }
 
   private grid(): HTMLElement {
@@ -62,7 +62,9 @@ export class Overview {
     if (state.sort === "layer") {
       const rows = store.scene.layers.map((layer, at) => {
         const cells = layer.heads.map((_, head) => (fits(layer.header.rows[head]!) ? this.cell(layer, at, head) : null)).filter((cell) => cell !== null);
-        return cells.length ? el("div", { class: "layer-row" }, el("h2", { title: layer.header.path }, store.say("layer_n", { n: layer.index })), el("div", { class: "cells" }, ...cells)) : null;
+        const row = el("div", { class: "cells" }, ...cells);
+        row.style.setProperty("--columns", String(Math.ceil(layer.heads.length / Math.ceil(layer.heads.length / 12)))); // lines of equal length
+        return cells.length ? el("div", { class: "layer-row" }, el("h2", { title: layer.header.path }, store.say("layer_n", { n: layer.index })), row) : null;
       });
       return el("div", { class: "grid" }, ...rows);
     }
@@ -80,7 +82,7 @@ export class Overview {
     if (map && layer.isExact) redraw(picture, layer, head, store);
     picture.setAttribute("aria-hidden", "true");
     return el("button", {
-      type: "button", class: "cell", "data-place": `${at},${head}`, title: `${name}: ${numbers}`,
+      class: "cell", "data-place": `${at},${head}`, title: `${name}: ${numbers}`,
       "aria-label": `${name}: ${labelText(store, row.label)}, ${numbers}`, click: () => store.set({ layer: at, heads: [head], view: "head" }),
     }, picture, el("span", { class: "caption" }, el("b", {}, stat ? `${layer.index}·${layer.heads[head]}` : String(layer.heads[head])),
       el("span", { class: "tag" }, stat ? statText(stat, row[stat]) : row.label ? labelText(store, row.label) : "")));

@@ -33,6 +33,7 @@ export class Pane implements Words {
   constructor(
     readonly side: Side, readonly tokens: string[], readonly isColumn: boolean, labelled: string,
     private readonly act: { hover: (chosen: Chosen | null) => void; choose: (chosen: Chosen) => void; moved: () => void; key: (event: KeyboardEvent) => void },
+    private readonly generated: number | null = null,
   ) {
     this.piece = pieces(tokens);
     const size = tokens.length <= 40 ? "large" : tokens.length <= 400 ? "medium" : "small";
@@ -108,7 +109,7 @@ export class Pane implements Words {
     const parts = document.createDocumentFragment();
     for (let at = number * BLOCK; at < Math.min(this.tokens.length, (number + 1) * BLOCK); at++) {
       const { text, space, breaks } = this.piece(at);
-      const token = el("span", { class: "t", "data-at": at }, text);
+      const token = el("span", { class: this.generated !== null && at >= this.generated ? "t generated" : "t", "data-at": at }, text);
       if (!this.isColumn && space) parts.append(" ");
       parts.append(token);
       if (breaks && !this.isColumn) parts.append(el("br"));

@@ -33,7 +33,7 @@ export class TextView {
 
   update(changed: Set<keyof State>): void {
     const { store } = this;
-    const key = JSON.stringify([store.state.recording, store.layer.header.query_text, store.layer.header.key_text, store.layer.isCross, store.state.columns, store.state.language]);
+    const key = JSON.stringify([store.state.recording, store.layer.header.query_text, store.layer.header.key_text, store.layer.isCross, store.inColumns, store.state.language]);
     if (key !== this.built) {
       this.built = key;
       this.build();
@@ -55,37 +55,48 @@ export class TextView {
       moved: () => this.later(),
       key: (event: KeyboardEvent) => this.key(event),
     };
-    const { layer } = store, two = layer.isCross || store.state.columns;
-    const { picture } = store.data.header;
-    const isPicture = picture && !layer.isCross && !store.state.columns && layer.keyText.length === picture.first + picture.rows * picture.columns;
-    this.panes = isPicture ? [new PicturePane(layer.keyText, picture, store.say("patches"), act)] : [new Pane("query", layer.isCross ? layer.queryText : layer.keyText, store.state.columns, store.say("text_label"), act)];
-    if (two) this.panes.push(new Pane("key", layer.keyText, store.state.columns, store.say("source_label"), act));
-    const long = Math.max(layer.queryText.length, layer.keyText.length) > 60 || isPicture;
-    this.stage.className = `stage${two ? " two" : ""}${store.state.columns ? " columns" : ""}${long || store.state.columns ? " tall" : ""}${isPicture ? " pictured" : ""}`;
+    const { layer } = store, columns = store.inColumns, two = layer.isCross || columns;
+    const { picture } = store.data.header, isPicture = picture && this.isPicture && !columns;
+    this.panes = isPicture ? [new PicturePane(layer.keyText, picture, store.say("patches"), act)] : [new Pane("query", layer.isCross ? layer.queryText : layer.keyText, columns, store.say("text_label"), act, layer.header.generated)];
+    if (two) this.panes.push(new Pane("key", layer.keyText, columns, store.say("source_label"), act, layer.isCross ? null : layer.header.generated));
+    const long = Math.max(layer.queryText.length, layer.keyText.length) > (columns ? 24 : 60) || isPicture;
+    this.stage.className = `stage${two ? " two" : ""}${columns ? " columns" : ""}${long ? " tall" : ""}${isPicture ? " pictured" : ""}`;
     fill(this.stage, ...this.panes.map((pane) => pane.element), this.lines);
     const { chosen } = store.state;
     if (chosen) this.pane(chosen.side).scrollTo(chosen.at);
   }
 
+  /** Whether the layer attends to the picture that was given. */
+  private get isPicture(): boolean {
+    const { picture } = this.store.data.header, { layer } = this.store;
+    return !!picture && !layer.isCross && layer.keyText.length === picture.first + picture.rows * picture.columns;
+  }
+
   private drawBar(): void {
-    const { store } = this;
+    const { store, isPicture } = this;
     const choice = (name: "out" | "in" | "both") => el("button", {
-      type: "button", class: "chip wide", "aria-pressed": String(store.state.direction === name), click: () => store.set({ direction: name }),
+      class: "chip wide", "aria-pressed": String(store.state.direction === name), click: () => store.set({ direction: name }),
     }, store.say(name));
     const layout = (columns: boolean) => el("button", {
-      type: "button", class: "chip wide", "aria-pressed": String(store.state.columns === columns), click: () => store.set({ columns }),
-    }, store.say(columns ? "columns" : "flowing"));
-    const key = JSON.stringify([store.state.direction, store.state.columns, store.state.language]);
+      class: "chip wide", "aria-pressed": String(store.inColumns === columns), click: () => store.set({ columns }),
+    }, store.say(columns ? "columns" : isPicture ? "pictured" : "flowing"));
+    const key = JSON.stringify([store.state.direction, this.panes.length, store.inColumns, store.state.language, isPicture]);
     if (this.bar.dataset.key === key) return;
     this.bar.dataset.key = key;
     fill(this.bar,
-      el("div", { class: "chips", role: "group", "aria-label": store.say("direction") }, choice("out"), choice("in"), choice("both")),
+      this.panes.length === 2 ? null : el("div", { class: "chips", role: "group", "aria-label": store.say("direction") }, choice("out"), choice("in"), choice("both")),
       el("div", { class: "chips", role: "group", "aria-label": store.say("layout") }, layout(false), layout(true)),
-      el("p", { class: "help" }, store.say("text_help")));
+      el("p", { class: "help" }, store.say(this.panes.length === 2 ? "columns_help" : isPicture ? "patch_help" : "text_help")));
   }
 
   private pane(side: "query" | "key"): Words {
     return this.panes.find((pane) => pane.side === side) ?? this.panes[0]!;
+  }
+
+  /** What is shown of a token. Where two texts stand side by side, the left one looks and the right one is looked at. */
+  private wants({ side }: Chosen): { out: boolean; in: boolean } {
+    const { direction } = this.store.state;
+    return this.panes.length === 2 ? { out: side === "query", in: side === "key" } : { out: direction !== "in", in: direction !== "out" };
   }
 
   /** Look up the weights of the current word, shade the text and list them. Nothing is rebuilt. */
@@ -93,11 +104,8 @@ export class TextView {
     const { store } = this, { layer, colours } = store;
     const current = store.current, heads = store.heads;
     const query = current ? store.asQuery(current) : -1, key = current ? store.asKey(current) : -1;
-    const wantsOut = store.state.direction !== "in", wantsIn = store.state.direction !== "out";
-    const isPair = this.panes.length === 2 && !layer.isCross; // the same text twice: left looks, right is looked at
-    const out = current && query >= 0 && !(isPair && current.side === "key") ? layer.out(heads, query) : [];
-    const incoming = current && key >= 0 && (wantsIn || layer.isCross || isPair) && !(isPair && current.side === "query") ? layer.incoming(heads, key) : [];
-    this.found = { out: wantsOut || layer.isCross || isPair ? out : [], in: incoming };
+    const wants = current ? this.wants(current) : { out: false, in: false };
+    this.found = { out: wants.out && query >= 0 ? layer.out(heads, query) : [], in: wants.in && key >= 0 ? layer.incoming(heads, key) : [] };
     const shades = { query: new Map<number, Shade>(), key: new Map<number, Shade>() };
     const first = layer.header.first;
     if (current) {
@@ -112,7 +120,7 @@ export class TextView {
       pane.shade(shades[pane.side], pane.side === "query" && current && this.panes.length === 2 ? colours.from : this.colour());
       pane.mark(current && this.pane(current.side) === pane ? current.at : null);
     }
-    this.drawPanel(current, query, out, incoming);
+    this.drawPanel(current, query);
     this.every.update(query);
     this.later();
   }
@@ -154,10 +162,10 @@ export class TextView {
     return total;
   }
 
-  private drawPanel(current: Chosen | null, query: number, out: Look[], incoming: Look[]): void {
+  private drawPanel(current: Chosen | null, query: number): void {
     const { store } = this, { layer } = store, heads = store.heads;
     const who = store.state.heads.length === 1 ? store.say("layer_head", { layer: layer.index, head: layer.heads[heads[0]!]! })
-      : `${store.say("layer")} ${layer.index}, ${store.say("mean_of", { n: heads.length })}`;
+      : store.say("layer_mean", { layer: layer.index, n: heads.length });
     if (!current) {
       fill(this.panel, el("h2", {}, store.say("received")), el("p", { class: "who" }, who), this.mostReceived(heads), this.note());
       return;
@@ -167,10 +175,9 @@ export class TextView {
       el("h2", {}, el("bdi", { class: "word" }, label(token)), el("span", { class: "place" }, ` ${current.at}`)),
       el("p", { class: "who" }, who),
     ];
-    const showOut = (store.state.direction !== "in" || layer.isCross) && !(layer.isCross && current.side === "key");
-    const showIn = (store.state.direction !== "out" || layer.isCross) && !(layer.isCross && current.side === "query");
-    if (showOut) parts.push(el("h3", {}, store.say("looks_at")), query < 0 ? el("p", { class: "empty" }, store.say("not_a_query")) : this.list(out, heads, true));
-    if (showIn) parts.push(el("h3", {}, store.say("looked_at_by")), this.list(incoming, heads, false));
+    const wants = this.wants(current);
+    if (wants.out) parts.push(el("h3", {}, store.say("looks_at")), query < 0 ? el("p", { class: "empty" }, store.say("not_a_query")) : this.list(this.found.out, heads, true));
+    if (wants.in) parts.push(el("h3", {}, store.say("looked_at_by")), this.list(this.found.in, heads, false));
     parts.push(this.note());
     fill(this.panel, ...parts);
   }
@@ -201,7 +208,7 @@ export class TextView {
     }));
     const content = [el("bdi", {}, label(token)), el("span", { class: "place" }, String(at)), bar, el("span", { class: "amount" }, percent(weight))];
     return el("li", { "data-at": at, "data-weight": weight }, chosen
-      ? el("button", { type: "button", click: () => { this.store.set({ chosen, hovered: null }); this.pane(chosen.side).scrollTo(chosen.at); } }, ...content)
+      ? el("button", { click: () => { this.store.set({ chosen, hovered: null }); this.pane(chosen.side).scrollTo(chosen.at); } }, ...content)
       : el("div", { class: "plain" }, ...content));
   }
 
@@ -224,6 +231,7 @@ export class TextView {
     if (layer.isExact) notes.push(store.say("exact_note"));
     else if (top && top.floor > 0) notes.push(`${store.say(top.largest ? "floor_note" : "floor_note_all", { k: top.k, floor: percent(top.floor) })} ${store.say("serve_note")}`);
     else if (top) notes.push(store.say("top_note", { k: top.k }));
+    if (top && !layer.isExact && store.heads.length > 1) notes.push(store.say("mean_note"));
     if (recording.allScenes > recording.scenes.length) notes.push(store.say("scenes_left", { n: recording.allScenes - recording.scenes.length }));
     notes.push(...recording.notes);
     return el("p", { class: "note" }, notes.join(" "));
@@ -290,8 +298,8 @@ export class TextView {
           context.strokeStyle = strand.colour;
           context.globalAlpha = clamp(0.18 + 0.72 * Math.sqrt(strand.weight), 0, 0.92) * (target.where === "inside" ? 1 : 0.5);
           context.lineWidth = 0.8 + 4.2 * Math.sqrt(strand.weight);
-          context.setLineDash(isOut ? [] : [context.lineWidth * 1.2, context.lineWidth * 1.8]);
-          curve(context, from, to, this.panes.length === 2, (slot - (strands.length - 1) / 2) * 3);
+          context.setLineDash(isOut || this.panes.length === 2 ? [] : [context.lineWidth * 1.2, context.lineWidth * 1.8]);
+          curve(context, from, to, this.panes.length === 2 ? 0 : frame.width, (slot - (strands.length - 1) / 2) * 3);
         });
       }
       context.globalAlpha = 1;
@@ -303,11 +311,11 @@ export class TextView {
 
 interface Box { x: number; y: number; width: number; height: number }
 
-/** A line between two tokens: an arc above one line of text, a slope between lines, a thread between two texts. */
-function curve(context: CanvasRenderingContext2D, from: Box, to: Box, isPair: boolean, shift: number): void {
+/** A line between two tokens: an arc above one line of text of some width, a slope between lines, a thread between two texts. */
+function curve(context: CanvasRenderingContext2D, from: Box, to: Box, wide: number, shift: number): void {
   const middle = (box: Box) => box.x + box.width / 2;
   context.beginPath();
-  if (isPair) {
+  if (!wide) {
     const right = to.x > from.x;
     const x0 = right ? from.x + from.width : from.x, x1 = right ? to.x : to.x + to.width;
     const y0 = from.y + from.height / 2 + shift, y1 = to.y + to.height / 2 + shift, bend = (x1 - x0) / 2;
@@ -319,7 +327,7 @@ function curve(context: CanvasRenderingContext2D, from: Box, to: Box, isPair: bo
       context.moveTo(x0 - 7, y);
       context.bezierCurveTo(x0 - 16 + shift, y - 24, x0 + 16 + shift, y - 24, x0 + 7, y);
     } else {
-      const rise = Math.min(14 + Math.abs(x1 - x0) * 0.16, 46) + shift;
+      const rise = (0.25 + (0.9 * Math.abs(x1 - x0)) / wide) * from.height + shift; // longer arcs are higher, so none hides another
       context.moveTo(x0, y);
       context.bezierCurveTo(x0 + (x1 - x0) * 0.12, y - rise * 1.3, x1 - (x1 - x0) * 0.12, y - rise * 1.3, x1, y);
     }

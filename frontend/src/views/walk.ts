@@ -90,17 +90,17 @@ export class WalkView {
         field("walk-cross", TEXT.cross, this.cross, (text) => { this.cross = text; this.change({ cross: wordsOf(text, MOST) }); }),
       ] : []),
       el("div", { class: "switches" }), el("p", { class: "note" }, this.say(TEXT.legend)),
-      el("h3", {}, this.say(TEXT.examples)), el("ol", { class: "examples" }, ...NAMES.map((name) => el("li", {}, el("button", { type: "button", "data-example": name, "aria-pressed": String(name === current), click: () => this.open(name) }, this.say(exampleTitle(name)))))),
+      el("div", { class: "worked-examples" }, el("h3", {}, this.say(TEXT.examples)), el("ol", { class: "examples" }, ...NAMES.map((name) => el("li", {}, el("button", { "data-example": name, "aria-pressed": String(name === current), click: () => this.open(name) }, this.say(exampleTitle(name))))))),
       this.exercises);
     fill(this.exercises, el("h3", {}, this.say(TEXT.exercises)), ...EXERCISES.map((exercise, at) => el("div", { class: "exercise" }, el("p", {}, this.say(exercise.asks)),
-        el("button", { type: "button", class: "chip wide", click: () => { this.settings = this.sentence(); this.example = null; this.change(exercise.change as Partial<Settings>); } }, this.say(TEXT.attempt)),
+        el("button", { class: "chip wide", click: () => { this.settings = this.sentence(); this.example = null; this.change(exercise.change as Partial<Settings>); } }, this.say(TEXT.attempt)),
         el("details", { toggle: () => this.answers() }, el("summary", {}, this.say(TEXT.answer)), el("p", { "data-answer": at }, "")))));
   }
 
   private drawSwitches(): void {
     const { settings } = this, { window } = settings, allowed = this.example ? BY_NAME[this.example]!.options : settings.given ? ["scale", "mask"] : null;
     const choice = <K extends keyof Settings>(name: string, key: K, options: [Settings[K], string][]) => (allowed && !allowed.includes(key) ? null : el("div", { class: "control", role: "group", "aria-label": name }, el("span", {}, name),
-      el("div", { class: "chips" }, ...options.map(([value, text]) => el("button", { type: "button", class: "chip", "data-switch": `${key}:${value}`, "aria-pressed": String(settings[key] === value), click: () => this.change({ [key]: value } as Partial<Settings>) }, text)))));
+      el("div", { class: "chips" }, ...options.map(([value, text]) => el("button", { class: "chip", "data-switch": `${key}:${value}`, "aria-pressed": String(settings[key] === value), click: () => this.change({ [key]: value } as Partial<Settings>) }, text)))));
     const numbers = (usual: number[], now: number): [number, string][] => [...new Set([...usual, now])].sort((a, b) => a - b).map((n) => [n, String(n)]);
     const yes: [boolean, string][] = this.store.state.language === "zh" ? [[true, "是"], [false, "否"]] : [[true, "yes"], [false, "no"]];
     const focus = this.focused("data-switch");

@@ -4,13 +4,18 @@ A catalogue gives every key its two texts side by side, so that neither can be w
 
     WORDS = {"rows": ("{count} rows", "{count} 行")}
     text(WORDS, "zh", "rows", count=3)
+
+A long one is a JSON file of its package, which `read` gives.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
 from string import Formatter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len, set_cell_size
 
@@ -18,8 +23,8 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 __all__ = [
-    "LANGUAGES", "Catalogue", "breaks", "centred", "folded", "language", "left", "problems", "right", "text", "visible",
-    "width",
+    "LANGUAGES", "Catalogue", "breaks", "centred", "folded", "language", "left", "problems", "read", "right", "text",
+    "visible", "width",
 ]  # fmt: skip
 
 LANGUAGES = ("en", "zh")
@@ -37,6 +42,17 @@ def text(catalogue: Catalogue, lang: str, key: str, /, **values: object) -> str:
     """The text of a key in a language, its `{names}` filled in. An unknown key is a KeyError: a mistake of ours."""
     chosen = catalogue[key][LANGUAGES.index(lang)]
     return chosen.format(**values) if values else chosen
+
+
+@cache
+def _file(package: str, name: str) -> Any:
+    return json.loads(files(package).joinpath(name).read_text(encoding="utf-8"))
+
+
+def read(package: str, name: str, part: str | None = None) -> Catalogue:
+    """The catalogue in a JSON file of a package, or that under one name in it."""
+    found = _file(package, name)
+    return {key: (english, chinese) for key, (english, chinese) in (found if part is None else found[part]).items()}
 
 
 def problems(catalogue: Catalogue) -> list[str]:
@@ -73,7 +89,7 @@ def width(shown: str) -> int:
 
 
 def left(shown: str, columns: int) -> str:
-    """Exactly so many columns, cut or filled on the right; what is cut ends with an ellipsis."""
+    """Exactly this many columns, cut or filled on the right; what is cut ends with an ellipsis."""
     return set_cell_size(shown, columns) if width(shown) <= columns else set_cell_size(shown, columns - 1) + "…"
 
 
@@ -90,8 +106,8 @@ def centred(shown: str, columns: int) -> str:
 def breaks(line: str, columns: int) -> list[int]:
     """Where a line is broken so that no piece is wider than `columns`: the indices at which new pieces begin.
 
-    After spaces, and beside characters that are two columns wide, which are written without spaces; but no piece begins
-    with a closing sign or ends with an opening one. A word that is too long for a line of its own is cut.
+    After spaces, and next to characters that are two columns wide, which are written without spaces; but no piece
+    begins with a closing sign or ends with an opening one. A word that is too long for a line of its own is cut.
     """
     found, start, room, chance = [], 0, columns, 0
     for at, letter in enumerate(line):
@@ -106,7 +122,7 @@ def breaks(line: str, columns: int) -> list[int]:
 
 
 def folded(line: Text, columns: int) -> list[Text]:
-    """A styled line in pieces of at most so many columns: broken by us, as rich breaks Chinese only at spaces."""
+    """A styled line in pieces of at most this many columns: broken by us, as rich breaks Chinese only at spaces."""
     pieces = list(line.divide(breaks(line.plain, columns)))
     for piece in pieces:
         piece.rstrip()

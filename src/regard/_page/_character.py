@@ -89,10 +89,11 @@ def character(
 
 
 def label(row: dict[str, Any], keys: int) -> str:
+    """The first rule that the numbers of a head reach, which it is called by; empty where they reach none."""
     if keys < 2:
         return ""
     for name, statistic, least in RULES:
-        value = row[statistic]
+        value = row.get(statistic)
         if value is not None and value >= least and (name != "local" or keys >= LOCAL_KEYS):
             return name
     return ""

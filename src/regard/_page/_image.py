@@ -26,7 +26,9 @@ def with_picture(
     rows, columns = _grid(tokens, patches)
     first = tokens - rows * columns
     if not recording.tokens:
-        names = [f"[{n}]" for n in range(first)] + [f"{r},{c}" for r in range(rows) for c in range(columns)]
+        # one token before the patches is the one that stands for the whole picture
+        names = ["[CLS]"] if first == 1 else [f"[{n}]" for n in range(first)]
+        names += [f"{r},{c}" for r in range(rows) for c in range(columns)]
         recording = copy.copy(recording)
         recording._tokens = [names]
     data = base64.b64encode(rgb(_smaller(pixels))).decode()

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from regard.recording import Recording
 
 STRIP = 512  # numbers of a strip along an axis
-EXACT = 128  # queries and keys up to which a map of single weights keeps 16 bits each
+EXACT = 256  # queries and keys up to which a map of single weights keeps 16 bits each, where there is room
 SMALL, LARGE = 1_350_000, 4_050_000  # bytes after deflating that a page may take; base64 makes 4 of 3
 SMALL_ROWS, LARGE_ROWS = 40_000, 300_000  # heads × queries up to which a page gets the one, and from which the other
-SAMPLE = 8  # one layer of so many
+SAMPLE = 8  # of this many layers, one
 SERVED = 64_000_000  # of a page that a server gives on one machine
 
 
@@ -163,6 +163,7 @@ def _layer(layer: Layer, store: Store, detail: Detail) -> dict[str, Any]:
         "query_text": layer.query_text,
         "key_text": layer.key_text,
         "first": layer.first,
+        "generated": layer.generated,
         "queries": layer.queries,
         "keys": layer.keys,
         "rows": [{name: _rounded(value) for name, value in row.items()} for row in layer.rows],
@@ -241,7 +242,7 @@ def _map(layer: Layer, store: Store, detail: Detail) -> dict[str, Any] | None:
 
 
 def _pooled(grid: NDArray[np.float32], layer: Layer, most: int) -> NDArray[np.float32]:
-    """A map of at most so many rows and columns: means of cells, weighted by the pairs that each covers."""
+    """A map of at most this many rows and columns: means of cells, weighted by the pairs that each covers."""
     rows, columns = min(grid.shape[1], most), min(grid.shape[2], most)
     if (rows, columns) == grid.shape[1:]:
         return grid

@@ -20,7 +20,7 @@ COLOURS = np.array(
 
 def heatmap(values: np.ndarray[Any, Any], least: int = 1) -> bytes:
     """A palette image, one pixel per cell; the largest value is the brightest, NaN is 0. Cells grow until the longer
-    side has at least so many pixels."""
+    side has at least this many pixels."""
     cells = np.nan_to_num(np.asarray(values, dtype=np.float64), nan=0.0, posinf=0.0, neginf=0.0).clip(min=0.0)
     top = cells.max(initial=0.0)
     # square roots: weights spread over orders of magnitude, and small ones should still be seen

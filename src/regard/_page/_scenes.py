@@ -34,6 +34,7 @@ class Layer:
     query_text: int  # indices into the texts of the page
     key_text: int
     first: int  # place of the first query in its text
+    generated: int | None  # place in that text from which tokens came one by one
     queries: int
     keys: int
     top_keys: NDArray[np.int32] | None
@@ -138,6 +139,7 @@ def _layer(recording: Recording, calls: list[Recorded], item: int, texts: Texts)
         query_text=texts.index(query_tokens),
         key_text=texts.index(key_tokens),
         first=first,
+        generated=_generated(calls, first),
         queries=queries,
         keys=keys,
         top_keys=top_keys,
@@ -148,6 +150,15 @@ def _layer(recording: Recording, calls: list[Recorded], item: int, texts: Texts)
         key_mass=mass,
         rows=rows,
     )
+
+
+def _generated(calls: list[Recorded], first: int) -> int | None:
+    alone = 0
+    for call in reversed(calls):
+        if call.phase != "decode" or call.queries != 1:
+            break
+        alone += 1
+    return first + sum(call.queries for call in calls) - alone if alone else None
 
 
 def _position(call: Recorded, item: int) -> int:

@@ -1,5 +1,10 @@
-"""Attention on DTensors that lie in parts, by tokens, on several processes (context parallelism)."""
+"""Attention on sequences that lie in parts, by tokens, on several processes (context parallelism).
 
+DTensors say themselves how they lie; plain tensors inside torch's `context_parallel` are such parts too.
+"""
+
+from regard._sharded._block import alone
+from regard._sharded._block import current as current_block
 from regard._sharded._calls import attention, explain, observe
 
-__all__ = ["attention", "explain", "observe"]
+__all__ = ["alone", "attention", "current_block", "explain", "observe"]

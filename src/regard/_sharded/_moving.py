@@ -26,6 +26,22 @@ def move(x: Tensor, held: list[Span], needed: list[Span], group: Any, dim: int =
     return moved.movedim(0, dim).contiguous()
 
 
+def exchange(x: Tensor, have: list[list[int]], need: list[list[int]], group: Any, dim: int = 2) -> Tensor:
+    """Pieces of equal size along `dim`, by number: from the processes that have each to those that need it."""
+    rank = dist.get_rank(group)
+    x = x.movedim(dim, 0)
+    size = x.shape[0] // len(have[rank])
+    own = dict(zip(have[rank], torch.split_with_sizes(x, [size] * len(have[rank])), strict=True))
+    sent = [[piece for piece in have[rank] if piece in wanted] for wanted in need]
+    received = [[piece for piece in held if piece in need[rank]] for held in have]
+    counts = [[size * len(each) for each in pieces] for pieces in (sent, received)]
+    parts = torch.cat([own[piece] for each in sent for piece in each])
+    moved: Tensor = _Exchange.apply(parts, *counts, group)  # type: ignore[no-untyped-call]
+    order = [piece for each in received for piece in each]
+    found = dict(zip(order, torch.split_with_sizes(moved, [size] * len(order)), strict=True))
+    return torch.cat([found[piece] for piece in need[rank]]).movedim(0, dim).contiguous()
+
+
 def _common(one: Span, other: Span) -> Span:
     low = max(one[0], other[0])
     # an empty range stays inside the first one, so that it can be cut from it

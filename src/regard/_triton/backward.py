@@ -43,7 +43,7 @@ def row_products(
     H: tl.constexpr, VALUE: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
     """DELTA [B, H, L]: for each row, the product of its output and the output's gradient. READY [B, H, L]: the
-    log-sum-exp, for an empty row a number that makes every weight 0."""
+    log-sum-exp, or a number that makes every weight 0 of an empty row."""
     bh = tl.program_id(1)
     b = bh // H
     h = bh % H

@@ -23,7 +23,7 @@ _DIVIDES = 16
 
 
 class Launch:
-    """``launch(memory)`` is ``kernel[grid](*memory, *numbers, **constants)``, sooner from the second time on.
+    """``launch(memory)`` is ``kernel[grid](*memory, *numbers, **constants)``, faster from the second time on.
 
     ``memory``: the kernel's leading arguments, tensors and descriptors; then come the numbers.
     """

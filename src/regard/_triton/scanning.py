@@ -171,10 +171,6 @@ def _operand(dtype: torch.dtype) -> tuple[Any, str, int]:
     return tl.float32, "tf32" if dtype == torch.float16 else "tf32x3", 32
 
 
-def chunk_of(dtype: torch.dtype) -> int:
-    return _operand(dtype)[2]
-
-
 def split_tokens(tokens: int, chunk: int, items: int) -> tuple[int, int]:
     """Segments, and chunks of each: as many as fill a device."""
     chunks = -(-tokens // chunk)
@@ -184,7 +180,7 @@ def split_tokens(tokens: int, chunk: int, items: int) -> tuple[int, int]:
 
 
 def launch_options(wide: int, dtype: torch.dtype) -> dict[str, int]:
-    """Warps and stages of the pipeline, for states of so many rows."""
+    """Warps and stages of the pipeline, for states of this many rows."""
     return {"num_warps": 8 if wide > 64 else 4, "num_stages": 2 if dtype.itemsize == 2 and wide <= 128 else 1}
 
 

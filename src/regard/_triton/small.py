@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
-"""The kernels beside the observation pass: sums to floats, and a rectangle of weights."""
+"""The kernels in addition to the observation pass: sums to floats, and a rectangle of weights."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
-"""Decoding over what a cache holds, as it holds it: in blocks of a pool (PAGED), in one byte a number (INT8), or both.
+"""Decoding over a cache as it is stored: in blocks of a pool (PAGED), in one byte per number (INT8), or both.
 
 One query of each head over the first tokens of its item. Keys are split among programs as in ``decode``, whose
 ``join_splits`` makes the result.

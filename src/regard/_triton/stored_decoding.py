@@ -36,7 +36,7 @@ def refuse(query: Tensor, stored: Stored) -> list[str]:
     elif max(query.shape[3], stored.value[0].shape[3]) > widest(query.dtype):
         reasons.append("the heads do not fit their tiles")
     if query.shape[2] != 1 or query.shape[1] // stored.key[0].shape[1] > _MOST_ROWS:
-        reasons.append("they take one query a head, and up to 64 heads over one key")
+        reasons.append("they take one query per head, and up to 64 heads over one key")
     if any(part.stride(3) != 1 for part in (*stored.key, *stored.value)):
         reasons.append("numbers of a token do not lie side by side")
     return reasons

@@ -109,7 +109,7 @@ def gradient_tiles(spec: CallSpec) -> tuple[Tiles, Tiles, Tiles]:
 
 
 def _is_short(spec: CallSpec) -> bool:
-    """Whether each key is seen from a few tiles of rows only, over which a long pipeline does not pay."""
+    """Whether each key is seen from a few tiles of rows only, too few for a long pipeline to be worthwhile."""
     if spec.flags is None:
         return False
     _, left, right, _, _ = spec.flags

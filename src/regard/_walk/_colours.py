@@ -21,7 +21,7 @@ def strengths(values: Numbers, kind: str, top: float | None = None) -> Numbers:
 
 
 def smaller(panel: Panel, rows: int, columns: int) -> tuple[Numbers, tuple[int, int]]:
-    """At most so many cells, each the mean of a rectangle of the matrix, and how large the rectangles are.
+    """At most this many cells, each the mean of a rectangle of the matrix, and how large the rectangles are.
 
     Forbidden scores do not count: a cell of nothing else is 0.
     """

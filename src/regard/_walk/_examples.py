@@ -11,13 +11,12 @@ import numpy as np
 
 from regard._display.texts import text
 from regard._walk._draws import Draws
-from regard._walk._examples_words import EXAMPLES
 from regard._walk._inputs import Layer, Settings
 from regard._walk._steps import Teller, steps_of, traced
 from regard._walk._story import Numbers, Panel, Step, Story, number
 from regard._walk._table import Matrix
 from regard._walk._tell import sizes, walk_text
-from regard._walk._words import STEPS
+from regard._walk._words import EXAMPLES, STEPS
 
 CAT = "The cat sat on the mat."
 

@@ -155,7 +155,7 @@ def attribute(
 @contextlib.contextmanager
 def _learning(model: nn.Module) -> Iterator[None]:
     """A graph needs something to learn, before every attention call: parameters that are frozen, be it all of them or
-    some (as beside adapters), are thawed for the pass."""
+    some (as with adapters), are thawed for the pass."""
     frozen = [p for p in model.parameters() if p.is_floating_point() and not p.requires_grad]
     if any(p.is_inference() for p in frozen):
         raise ValueError(

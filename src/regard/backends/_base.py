@@ -110,6 +110,13 @@ def reads_values(spec: CallSpec) -> bool:
     return spec.mode == "plain" and spec.device == "cpu"
 
 
+def refuse_transforms(spec: CallSpec) -> list[str]:
+    """What only plain operations can do."""
+    if spec.mode == "transform":
+        return ["torch.func transforms (vmap, grad, jvp) need operations that torch can see through: use eager"]
+    return ["it has no forward-mode derivative: use eager"] if spec.mode == "dual" else []
+
+
 @lru_cache(1)
 def has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None

@@ -221,7 +221,7 @@ def forward_with_draw(call: Call) -> tuple[Tensor, Tensor, Draw | None]:
     query, key, value = _inputs(call, flags)
     if kernel == "cudnn":
         bias = None if call.bias is None else _whole_bias(call)
-        # of the same names in torch.ops and torch, the second is reached sooner
+        # of the same names in torch.ops and torch, the second has less overhead
         out, lse, *_, seed, at, _ = torch._scaled_dot_product_cudnn_attention(
             query, key, value, bias, True, spec.dropout, flags.causal, False, scale=spec.scale
         )

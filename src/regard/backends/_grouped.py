@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard import masks
 from regard.backends._schedule import from_intervals, steps_of
 from regard.backends._steps import Gathered, Run, Step
 
@@ -230,7 +229,7 @@ def _from_table(mask: Mask, spec: CallSpec, offset: int) -> Steps | None:
 
 def _without_causal(mask: Mask) -> tuple[bool, Mask]:
     """Whether a mask is causal() & something, and that something."""
-    others = [part for part in mask.conjuncts if part != masks.causal()]
+    others = [part for part in mask.conjuncts if not part.is_causal]
     if len(others) in (0, len(mask.conjuncts)):
         return False, mask
     return True, functools.reduce(operator.and_, others)

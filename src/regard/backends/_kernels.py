@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from regard.spec import CallSpec
 
-cpu_forward = torch._scaled_dot_product_flash_attention_for_cpu  # the same op as in torch.ops, sooner reached
+cpu_forward = torch._scaled_dot_product_flash_attention_for_cpu  # the same op as in torch.ops, with less overhead
 cpu_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default._op
 
 

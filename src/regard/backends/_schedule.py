@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from regard.masks import Mask
     from regard.spec import Call
 
-# below this many rows a step of its own costs more to launch than the pairs it saves
+# below this many rows, a step of its own costs more to launch than the pairs it saves
 SHORT = 32
-# rows of a tile step; small, since a band of width w pays for w + TILE keys a row
+# rows of a tile step; small, since a band of width w pays for w + TILE keys per row
 TILE = 64
 
 

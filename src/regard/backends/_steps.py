@@ -102,7 +102,7 @@ class Step(NamedTuple):
         return self.lines(spec) * self.width / (2 if self.kind == "triangle" else 1)
 
     def cut(self, most: int) -> Iterator[Step]:
-        """The same, so many pieces at a time."""
+        """The same, this many pieces at a time."""
         for start in range(0, self.number, most):
             at = tuple(first + start * far for first, far in zip(self.places, self.far, strict=True))
             yield self._replace(number=min(most, self.number - start), at=at)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from regard.backends._base import accumulation, reads_values
+from regard.backends._base import accumulation, reads_values, refuse_transforms
 from regard.backends._bias import add_bias_gradient, bias_over
 from regard.backends._dropout import Draw, kept_scale
 from regard.backends._grouped import Steps
@@ -41,11 +41,7 @@ class Blockwise(TiledBackend):
     about = "pure torch in tiles: memory O(L), empty tiles skipped, every modifier"
 
     def refuse(self, spec: CallSpec) -> list[str]:
-        if spec.mode == "transform":
-            return ["torch.func transforms (vmap, grad, jvp) need operations that torch can see through: use eager"]
-        if spec.mode == "dual":
-            return ["it has no forward-mode derivative: use eager"]
-        return []
+        return refuse_transforms(spec)
 
     def takes_rules(self, spec: CallSpec) -> bool:
         return True

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from regard.backends._autograd import held_tensors, second_derivative
-from regard.backends._base import Backend, has_triton
+from regard.backends._base import Backend, has_triton, refuse_transforms
 from regard.backends._flex_rules import BLOCK, blocks_of, score_of
 from regard.masks._flex import Frame
 from regard.spec import Result
@@ -41,13 +41,10 @@ class Flex(Backend):
     def refuse(self, spec: CallSpec) -> list[str]:
         if spec.device != "cuda":
             return [f"FlexAttention's kernels are for CUDA, the call is on {spec.device}"]
-        if spec.mode == "transform":
-            return ["torch.func transforms (vmap, grad, jvp) need operations that torch can see through: use eager"]
-        if spec.mode == "dual":
-            return ["it has no forward-mode derivative: use eager"]
+        if reasons := refuse_transforms(spec):
+            return reasons
         if spec.mode == "compile":
             return ["it compiles its own kernels, which cannot happen inside torch.compile"]
-        reasons = []
         if not has_triton():
             reasons.append("triton is not installed")
         if spec.dtype == torch.float64:
@@ -151,7 +148,7 @@ def _with_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor
 
 
 def _options(call: Call) -> dict[str, int] | None:
-    # tiles of a bias, loaded some stages ahead, would not fit the shared memory beside keys and values
+    # tiles of a bias, loaded some stages ahead, would not fit into shared memory with keys and values
     return None if call.bias is None else {"num_stages": 1}
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from regard.backends import _cuda, _kernels, _products
-from regard.backends._base import reads_values
+from regard.backends._base import reads_values, refuse_transforms
 from regard.backends._bias import bias_over, is_rule, items_of, may_hide, short_steps
 from regard.backends._grouped import Steps, grouped_steps
 from regard.backends._kernel_call import KernelCall, show_nan
@@ -40,14 +40,11 @@ KEPT_NUMBERS = 1 << 18
 
 class Sdpa(TiledBackend):
     name = "sdpa"
-    about = "torch's fused kernels, one call or one a step"
+    about = "torch's fused kernels, one call, or one per step"
 
     def refuse(self, spec: CallSpec) -> list[str]:
-        if spec.mode == "transform":
-            return ["torch.func transforms (vmap, grad, jvp) need operations that torch can see through: use eager"]
-        if spec.mode == "dual":
-            return ["it has no forward-mode derivative: use eager"]
-        reasons = []
+        if reasons := refuse_transforms(spec):
+            return reasons
         if spec.softcap is not None:
             reasons.append("the fused kernels have no softcap")
         if not spec.unit_stride:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from numbers import Integral, Real
+from numbers import Real
 
 import torch
 from torch import Tensor
 
+from regard._checks import check_count
 from regard.bias._base import Bias
 from regard.bias._rule import Rule, constant, working
 from regard.masks._arguments import plain
@@ -24,10 +25,7 @@ def alibi(num_heads: int, *, slopes: Sequence[float] | Tensor | None = None) -> 
     The published slopes of n = 2^k heads are 2^(−8/n), 2^(−16/n), …, 2^−8. For another n they are those of the next
     smaller power of two, then every second one of the next larger.
     """
-    if isinstance(num_heads, bool) or not isinstance(num_heads, Integral):
-        raise TypeError(f"num_heads must be an int, got {num_heads!r} ({type(num_heads).__name__})")
-    if num_heads < 1:
-        raise ValueError(f"num_heads must be at least 1, got {num_heads}")
+    check_count("num_heads", num_heads)
     if slopes is None:
         return _Alibi(int(num_heads), published_slopes(int(num_heads)))
     if isinstance(slopes, Tensor):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
+from regard._checks import check_count
 from regard.bias._base import Bias
 from regard.bias._rule import Offset, Rule, constant, working
 from regard.positions import _checks
@@ -45,12 +46,12 @@ class T5Bias(Bias, nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        _checks.size("num_heads", num_heads)
-        _checks.size("num_buckets", num_buckets, 4 if bidirectional else 2)
+        check_count("num_heads", num_heads)
+        check_count("num_buckets", num_buckets, 4 if bidirectional else 2)
         if bidirectional and num_buckets % 2:
             raise ValueError(f"num_buckets must be even when bidirectional (half for each side), got {num_buckets}")
         exact = num_buckets // (4 if bidirectional else 2)
-        _checks.size("max_distance", max_distance, exact + 1)
+        check_count("max_distance", max_distance, exact + 1)
         _checks.above("std", std)
         self.num_heads, self.num_buckets, self.max_distance = num_heads, num_buckets, max_distance
         self.bidirectional, self.std = bidirectional, std

@@ -4,7 +4,7 @@
     cache = RollingCache(window=1023, sinks=4)             the first few and the newest: bounded for ever
     cache = PagedCache(BlockPool(1024, block_size=16))     blocks that sequences share, copied when written to
     cache = keep("key_mass", budget=64).caches(model)      of `regard.edits`: those keys that received most
-    cache = LatentCache(4096)                              one small tensor a token, for `regard.nn.LatentAttention`
+    cache = LatentCache(4096)                              one small tensor per token, for `regard.nn.LatentAttention`
 
 All of them have `attend`, `reorder`, `fork`, `position`, `lengths` and `bytes`. All but `KeptCache`, which drops what
 it cannot bring back, take `int8=True` (of a `PagedCache`, its pool) and have `update`, `padded`, `truncate`, `to` and

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from regard import api, masks
+from regard._checks import check_count
 from regard.backends import _stored
 from regard.backends._stored import Stored
 from regard.bias import Bias
 from regard.cache import _pieces, _storage
 from regard.cache._given import Made, autocasts, check_heads, fits
-from regard.cache._lengths import Fresh, Lengths, check_count, counts_of, first_row, places_of
+from regard.cache._lengths import Fresh, Lengths, counts_of, first_row, places_of
 from regard.cache._storage import Parts
 from regard.masks import Mask
 
@@ -154,7 +155,7 @@ class TokenCache(ABC):
 
     @abstractmethod
     def _check_room(self, made: Made, added: Sequence[int]) -> None:
-        """Raise, with nothing changed, where there is no room for so many more tokens of such sizes."""
+        """Raise, with nothing changed, where there is no room for that many more tokens of such sizes."""
 
     @abstractmethod
     def _allocate(self, made: Made, batch: int) -> None:
@@ -305,13 +306,13 @@ class TokenCache(ABC):
         query: Tensor,
         key: Tensor,
         value: Tensor | None,
-        mask: Mask | None,
-        bias: Any,
-        scale: float | None,
-        softcap: float | None,
-        sinks: Tensor | None,
-        value_dim: int | None,
-        backend: str,
+        mask: Mask | None = None,
+        bias: Any = None,
+        scale: float | None = None,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+        value_dim: int | None = None,
+        backend: str = "auto",
     ) -> Tensor:
         recorded = torch.is_grad_enabled() and _wants_gradients(query, key, value, bias, sinks)
         at_once = recorded or self._is_read_whole(fresh, key) or torch.compiler.is_compiling()
@@ -449,22 +450,8 @@ class Padded:
     def preview(self, key: Tensor, value: Tensor | None = None) -> Preview:
         return self.cache._preview(self._fresh, key, value)
 
-    def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor | None = None,
-        *,
-        mask: Mask | None = None,
-        bias: Any = None,
-        scale: float | None = None,
-        softcap: float | None = None,
-        sinks: Tensor | None = None,
-        value_dim: int | None = None,
-        backend: str = "auto",
-    ) -> Tensor:
-        given = (query, key, value, mask, bias, scale, softcap, sinks, value_dim, backend)
-        return self.cache._attend(self._fresh, *given)
+    def attend(self, query: Tensor, key: Tensor, value: Tensor | None = None, **how: Any) -> Tensor:
+        return self.cache._attend(self._fresh, query, key, value, **how)
 
 
 def _all_of(key: Tensor) -> Fresh:

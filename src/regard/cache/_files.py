@@ -29,10 +29,11 @@ _MOST_BLOCKS = 1 << 24
 def move(cache: _Slots, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
     """In place, as a module moves; int8 numbers stay int8 and are read as the new dtype."""
     check_dtype(dtype)
+    place = None if device is None else torch.device(device)
     made = cache._made
     if made is None:
         return  # it takes the place and dtype of its first tokens
-    place = made.device if device is None else torch.device(device)
+    place = made.device if place is None else place
     kind = made.dtype if dtype is None else dtype
 
     def moved(part: Tensor) -> Tensor:

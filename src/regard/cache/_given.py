@@ -35,7 +35,7 @@ class Made:
 
     def check(self, key: Tensor, value: Tensor | None) -> None:
         if (value is None) != (self.value_dim is None):
-            what = "keys and values" if self.value_dim is not None else "one tensor a token, without values"
+            what = "keys and values" if self.value_dim is not None else "one tensor per token, without values"
             raise ValueError(f"value is {'None' if value is None else 'given'}, but this cache holds {what}")
         for name, given, dim in (("key", key, self.key_dim), ("value", value, self.value_dim)):
             if given is None:

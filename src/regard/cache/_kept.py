@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from regard import api, masks
+from regard import api
 from regard.cache._base import CacheFull, Updated
 from regard.cache._lengths import counts_of
 from regard.cache._paged import BlockPool, PagedCache
@@ -118,7 +118,7 @@ class KeptCache:
             raise ValueError("a KeptCache holds keys and values; latent attention takes a LatentCache")
         if bias is not None:
             raise ValueError("bias goes by the positions of keys, and in a KeptCache they move: leave it out")
-        if not (mask is None and query.shape[2] == 1) and mask != masks.causal():
+        if not (mask is None and query.shape[2] == 1) and not (isinstance(mask, Mask) and mask.is_causal):
             raise ValueError(f"a KeptCache goes with mask=masks.causal(), got {mask!r}: keys have moved in it")
 
     def update(self, key: Tensor, value: Tensor | None = None) -> Updated:

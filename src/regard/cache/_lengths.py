@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from numbers import Integral
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from regard._checks import check_count
 
 
 class Lengths:
@@ -130,7 +131,7 @@ def places_of(fresh: Fresh, start: Lengths, new: Tensor) -> tuple[Tensor, Tensor
     return items.flatten(), (first + steps).flatten(), steps.flatten()
 
 
-def counts_of(name: str, given: Any, least: int = 0) -> list[int]:
+def counts_of(name: str, given: Any) -> list[int]:
     """A list of ints from what a caller gave: a sequence of ints, or an integer tensor [batch]."""
     if isinstance(given, Tensor):
         if given.dim() != 1 or given.is_floating_point() or given.dtype == torch.bool:
@@ -138,15 +139,8 @@ def counts_of(name: str, given: Any, least: int = 0) -> list[int]:
         given = given.tolist()
     if isinstance(given, (str, bytes)) or not isinstance(given, Sequence):
         raise TypeError(f"{name} must be one int for each item, got {type(given).__name__}")
-    if given and set(map(type, given)) == {int} and min(given) >= least:
+    if given and set(map(type, given)) == {int} and min(given) >= 0:
         return list(given)  # thousands of rows in each step of a beam search
     for number in given:
-        check_count(f"each of {name}", number, least)
+        check_count(f"each of {name}", number, 0)
     return [int(number) for number in given]
-
-
-def check_count(name: str, given: object, least: int) -> None:
-    if isinstance(given, bool) or not isinstance(given, Integral):
-        raise TypeError(f"{name} must be an int, got {given!r} ({type(given).__name__})")
-    if given < least:
-        raise ValueError(f"{name} must be at least {least}, got {given}")

@@ -10,11 +10,12 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
+from regard._checks import check_count
 from regard.backends._stored import Stored
 from regard.cache import _files, _paged_files, _storage
 from regard.cache._base import CacheFull, TokenCache
 from regard.cache._given import Made
-from regard.cache._lengths import Fresh, Lengths, check_count, counts_of, places_of
+from regard.cache._lengths import Fresh, Lengths, counts_of, places_of
 from regard.cache._slots import shortened
 from regard.cache._storage import Parts
 
@@ -201,8 +202,9 @@ class PagedCache(TokenCache):
         if isinstance(device, torch.dtype):  # to(torch.bfloat16), as a tensor takes it
             device, dtype = None, device
         _files.check_dtype(dtype)
+        place = None if device is None else torch.device(device)
         if self._made is not None:  # else it takes the place and dtype of its first tokens
-            place = self._made.device if device is None else torch.device(device)
+            place = self._made.device if place is None else place
             kind = self._made.dtype if dtype is None else dtype
             if (place, kind) != (self._made.device, self._made.dtype):
                 with torch.inference_mode(False):

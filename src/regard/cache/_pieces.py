@@ -115,7 +115,7 @@ def _calls(
 
 def sees_all(mask: Mask | None) -> bool:
     """Whether the newest token sees all that is held."""
-    return mask is None or mask == masks.causal()
+    return mask is None or mask.is_causal
 
 
 def _first(mask: Mask | None, rows: int, keys: int, offset: int | Tensor) -> int:

@@ -11,11 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from regard._checks import check_count
 from regard.backends._stored import Stored
 from regard.cache import _files, _storage
 from regard.cache._base import CacheFull, TokenCache, Updated
 from regard.cache._given import Made
-from regard.cache._lengths import Fresh, Lengths, check_count, counts_of, places_of
+from regard.cache._lengths import Fresh, Lengths, counts_of, places_of
 from regard.cache._masks import check_rolling, rolling_mask
 from regard.cache._storage import Parts
 from regard.masks import Mask
@@ -180,7 +181,7 @@ class LatentCache(KVCache):
     def _check_new(self, fresh: Fresh, key: Tensor, value: Tensor | None) -> None:
         if value is not None:
             raise ValueError(
-                "value was given to a LatentCache, which holds one tensor a token, for regard.nn.LatentAttention. "
+                "value was given to a LatentCache, which holds one tensor per token, for regard.nn.LatentAttention. "
                 "Other modules take a KVCache, RollingCache or PagedCache"
             )
         super()._check_new(fresh, key, value)
@@ -201,7 +202,7 @@ class RollingCache(_Slots):
     def __init__(self, window: int, *, sinks: int = 0, int8: bool = False) -> None:
         check_count("window", window, 0)
         check_count("sinks", sinks, 0)
-        # tokens are moved to the front when the memory is full: with so much room, less than one a step on average
+        # tokens are moved to the front when the memory is full: with so much room, less than once per step on average
         super().__init__(int(sinks) + int(window) + max(int(window), 64), int8)
         self.window = int(window)
         self.sinks = int(sinks)
@@ -304,8 +305,8 @@ class RollingCache(_Slots):
         self._shown = (self._key, self._value)  # the longer copy of a long chunk goes with the call
         return found
 
-    def _attend(self, *given: Any) -> Tensor:
-        out = super()._attend(*given)
+    def _attend(self, *given: Any, **how: Any) -> Tensor:
+        out = super()._attend(*given, **how)
         self._shown = (self._key, self._value)
         return out
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 Parts = tuple[Tensor, ...]
 
-# One scale for so many neighbouring numbers of a head. A number is off by at most 1/254 of its group's largest: among
+# One scale for this many neighbouring numbers of a head. A number is off by at most 1/254 of its group's largest: among
 # 32 normal numbers, 0.5 % of their spread on average; and one number that is far too large spoils 31 others only.
 GROUP = 32
 _TOP = 127
@@ -30,7 +30,7 @@ def allocate(lead: tuple[int, ...], dim: int, dtype: torch.dtype, device: torch.
 
 
 def encode(numbers: Tensor) -> Parts:
-    """What is stored for [..., dim] in one byte a number. In a group that holds NaN or an infinity all become NaN."""
+    """What is stored for [..., dim] in one byte per number. In a group that holds NaN or an infinity all become NaN."""
     numbers = numbers.detach()
     dim = numbers.shape[-1]
     grouped = F.pad(numbers.float(), (0, -dim % GROUP))

@@ -33,7 +33,7 @@ def one_of(names: Sequence[str]) -> Callable[[str], list[str]]:
 
 
 def some_of(names: Sequence[str]) -> Callable[[str], list[str]]:
-    """Complete the last of several names with commas between them; none is offered twice."""
+    """Complete the last of several comma-separated names; none is offered twice."""
 
     def offer(incomplete: str) -> list[str]:
         before, comma, last = incomplete.rpartition(",")

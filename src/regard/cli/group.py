@@ -9,19 +9,35 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from regard.cli import chinese
+
 OPTIONAL = ("matplotlib", "transformers", "safetensors", "tokenizers", "sacrebleu")  # packages that some commands need
 
 
-class Command(TyperCommand):
+class _Helping:
+    """Flags show no type, and `--lang zh` gives the help in Chinese."""
+
     def get_params(self, ctx: Any) -> Any:
-        return _untyped_flags(super().get_params(ctx))
+        return _untyped_flags(super().get_params(ctx))  # type: ignore[misc]
+
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        if chinese.asked_for(args):
+            ctx.meta["regard.lang"] = "zh"  # also seen by the commands inside
+        return super().parse_args(ctx, args)  # type: ignore[misc]
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        if ctx.meta.get("regard.lang") == "zh" and chinese.has_help(ctx):
+            formatter.write(chinese.page(self, ctx))
+        else:
+            super().format_help(ctx, formatter)  # type: ignore[misc]
 
 
-class Commands(TyperGroup):
+class Command(_Helping, TyperCommand):
+    pass
+
+
+class Commands(_Helping, TyperGroup):
     """Exits with 0, with 1 where a check failed, with 2 on bad input, and with 130 after Ctrl-C."""
-
-    def get_params(self, ctx: Any) -> Any:
-        return _untyped_flags(super().get_params(ctx))
 
     def main(self, *args: Any, standalone_mode: bool = True, **named: Any) -> Any:
         named["standalone_mode"] = False

@@ -58,6 +58,8 @@ def _class_for(transformers: Any, config: Any, answers: bool, gguf: str | None) 
     writes = gguf is not None and config.model_type in names.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     if answers and (writes or stored.endswith(("ForCausalLM", "LMHeadModel"))):
         return transformers.AutoModelForCausalLM
+    if config.model_type not in names.MODEL_MAPPING_NAMES:  # vision-encoder-decoder, and others that have one class
+        return getattr(transformers, stored, transformers.AutoModel)
     return transformers.AutoModel
 
 
@@ -122,7 +124,10 @@ def _limit(loaded: Loaded, length: int) -> int | None:
     """How many tokens are read: what was asked for, or what the model has positions for."""
     import torch
 
-    most = getattr(loaded.model.config, "max_position_embeddings", None)
+    config = loaded.model.config
+    most = getattr(config, "max_position_embeddings", None)
+    if most is None:  # a model of two parts, such as CLIP: what the part that reads text takes
+        most = getattr(config.get_text_config(), "max_position_embeddings", None)
     for name, part in loaded.model.named_modules():
         # RoBERTa and its relatives count positions from behind that of padding
         if (
@@ -136,13 +141,26 @@ def _limit(loaded: Loaded, length: int) -> int | None:
     return length or most
 
 
+def outputs(model: Any, given: dict[str, Any]) -> Any:
+    """What the model gives. Whatever goes wrong in there is about this input: one line, with what may be missing."""
+    try:
+        return model(**given)
+    except Exception as error:
+        takes = _parameters(model)
+        options = {"pixel_values": "--image", "input_features": "--audio", "input_values": "--audio"}
+        wanted = [option for name, option in options.items() if name in takes and name not in given]
+        hint = f"; it also takes {wanted[0]} FILE" if wanted else ""
+        said = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+        raise ValueError(f"{type(model).__name__} cannot read this ({said}){hint}") from error
+
+
 def written(model: Any, given: dict[str, Any]) -> Any:
     """What the decoder reads: the tokens that the model itself writes, each of which looked at the source."""
     import torch
     import transformers
 
     with torch.inference_mode(), quiet(transformers):
-        if (hasattr(model, "generate") and hasattr(model, "lm_head")) or hasattr(model, "proj_out"):
+        if model.can_generate():
             return model.generate(**given, max_new_tokens=32, do_sample=False, num_beams=1)
     start = getattr(model.config, "decoder_start_token_id", None)
     return torch.tensor([[0 if start is None else start]])

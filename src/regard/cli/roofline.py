@@ -2,16 +2,59 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import typer
 
+from regard._display.texts import Catalogue, text
 from regard.cli import terminal
 
 if TYPE_CHECKING:
     from regard.cost import AttentionCall, Device, Spread
 
 LONGEST = 60.0  # seconds: a call that takes more is not timed
+WORDS: Catalogue = {
+    "call": (
+        "attention: {batch} × {heads} heads of {dim}, {length} tokens, {kind}, {dtype}",
+        "注意力：{batch} × {heads} 个头，维度 {dim}，{length} 个词元，{kind}，{dtype}",
+    ),
+    "over": ("{heads} over {shared}", "{heads}/{shared}"),
+    "causal": ("causal", "因果"),
+    "every pair": ("every pair", "全部配对"),
+    "window": (", window {window}", "，窗口 {window}"),
+    "memory": ("memory", "内存"),
+    "at least": ("at least", "至少"),
+    "predicted": ("predicted", "预测"),
+    "bound by": ("bound by", "受限于"),
+    "measured": ("measured", "实测"),
+    "ratio": ("ratio", "倍数"),
+    "forward": ("forward", "前向"),
+    "backward": ("backward", "反向"),
+    "matrix products": ("matrix products", "矩阵乘法"),
+    "softmax": ("softmax", "softmax"),
+    "thread": (", 1 thread", "，1 个线程"),
+    "threads": (", {count} threads", "，{count} 个线程"),
+    "device": ("{name}{threads} ({source}, {date}):", "{name}{threads}（{source}，{date}）："),
+    "exponentials": ("{count} exponentials/s, ", "每秒 {count} 次指数运算，"),
+    "rates": ("{flops}FLOP/s, {softmax}{bytes}B/s", "{flops}FLOP/s，{softmax}{bytes}B/s"),
+    "spread": (
+        "Its tokens in parts on several GPUs, forward; the GPU that has most:",
+        "词元分到多个 GPU 上，前向；任务最多的那个 GPU：",
+    ),
+    "computing": ("computing", "计算"),
+    "received": ("received", "接收"),
+    "from other machines": ("from other machines", "来自其他机器"),
+    "receiving": ("receiving", "接收用时"),
+    "in all": ("in all", "合计"),
+    "keys and values": ("keys and values", "键和值"),
+    "links": (
+        "8 GPUs a machine, {near:g} GB/s to a GPU within it and {far:g} GB/s from outside.",
+        "每台机器 8 个 GPU；机器内每个 GPU {near:g} GB/s，机器外 {far:g} GB/s。",
+    ),
+    "measuring": ("measuring this machine, once", "正在测量这台机器（只需一次）"),
+    "timing": ("timing the call", "正在计时"),
+}
 
 
 def show(
@@ -23,6 +66,7 @@ def show(
     as_json: bool,
     gpus: str | None = None,
     links: tuple[float, float] = (450.0, 50.0),
+    lang: str = "en",
 ) -> None:
     from regard import cost
 
@@ -38,20 +82,20 @@ def show(
     sizes["causal"] = sizes["causal"] or sizes.get("window") is not None
     usual = "fp32" if on is None else "bf16"
     call = cost.AttentionCall(**sizes, dtype=usual if dtype is None else dtype)
-    device = _this_machine(threads) if on is None else named(on)
+    device = _this_machine(threads, lang) if on is None else named(on)
     found = {way: cost.roofline(call, device, backward=way == "backward") for way in ("forward", "backward")}
     times: dict[str, float] = {}
     if timed:
-        times = _timed(call, threads, found["forward"].seconds + found["backward"].seconds)
+        times = _timed(call, threads, found["forward"].seconds + found["backward"].seconds, lang)
     near, far = (each * 1e9 for each in links)
     several = [cost.spread(call, device, count, link=near, between=far) for count in counts]
     if as_json:
         spreads = {"spread": [each.to_dict() for each in several]} if several else {}
         terminal.data(_data(call, device, found, times) | spreads)
     else:
-        _print(call, device, found, times)
+        _print(call, device, found, times, lang)
         if several:
-            _print_spread(several, links)
+            _print_spread(several, links, lang)
 
 
 def _counts(gpus: str | None) -> list[int]:
@@ -62,17 +106,19 @@ def _counts(gpus: str | None) -> list[int]:
     return [int(word) for word in words]
 
 
-def _print_spread(several: list[Spread], links: tuple[float, float]) -> None:
-    from regard.cost._tables import columns, seconds, size
+def _print_spread(several: list[Spread], links: tuple[float, float], lang: str) -> None:
+    from regard._display.units import seconds, size
+    from regard.cost._tables import columns
 
-    typer.echo("Its tokens in parts on several GPUs, forward; the GPU that has most:")
-    rows = [("GPUs", "computing", "received", "from other machines", "receiving", "in all", "keys and values")]
+    typer.echo(text(WORDS, lang, "spread"))
+    heads = ("computing", "received", "from other machines", "receiving", "in all", "keys and values")
+    rows: list[tuple[str, ...]] = [("GPUs" if lang == "en" else "GPU", *(text(WORDS, lang, key) for key in heads))]
     for each in several:
         sizes = size(each.received), size(each.from_machines), seconds(each.receiving), seconds(each.seconds)
         rows.append((str(each.gpus), seconds(each.computing), *sizes, size(each.room)))
     for line in columns(rows):
         typer.echo(line)
-    typer.echo(f"8 GPUs a machine, {links[0]:g} GB/s to a GPU within it and {links[1]:g} GB/s from outside.")
+    typer.echo(text(WORDS, lang, "links", near=links[0], far=links[1]))
 
 
 def named(on: str) -> Device:
@@ -84,7 +130,7 @@ def named(on: str) -> Device:
     return cost.device(on)
 
 
-def _this_machine(threads: int | None) -> Device:
+def _this_machine(threads: int | None, lang: str) -> Device:
     """What `regard info --measure` found, or finds now."""
     import torch
 
@@ -96,18 +142,18 @@ def _this_machine(threads: int | None) -> Device:
     known = cost.measured(threads or torch.get_num_threads())
     if known is not None:
         return known
-    with terminal.saying("measuring this machine, once"):
+    with terminal.saying(text(WORDS, lang, "measuring")):
         found = cost.measure(threads=threads)
     _devices.keep(found)
     return found
 
 
-def _timed(call: AttentionCall, threads: int | None, predicted: float) -> dict[str, float]:
+def _timed(call: AttentionCall, threads: int | None, predicted: float, lang: str) -> dict[str, float]:
     from regard import cost
 
     if predicted > LONGEST:
         raise ValueError(f"--measure would take more than {predicted:.0f} s for one run; give a shorter --length")
-    with terminal.saying("timing the call"):
+    with terminal.saying(text(WORDS, lang, "timing")):
         try:
             forward, backward = cost.measure_call(call, threads=threads)
         except (RuntimeError, MemoryError) as error:
@@ -128,25 +174,34 @@ def _data(call: AttentionCall, device: Device, found: dict[str, Any], times: dic
     return data
 
 
-def _print(call: AttentionCall, device: Device, found: dict[str, Any], times: dict[str, float]) -> None:
-    from regard.cost._tables import columns, count, seconds, size, whole
+def _print(
+    call: AttentionCall, device: Device, found: dict[str, Any], times: dict[str, float], lang: str = "en"
+) -> None:
+    from regard._display.units import count, seconds, size, whole
+    from regard.cost._tables import columns
 
-    kind = "causal" if call.causal else "every pair"
-    kind += f", window {call.window}" if call.window is not None else ""
-    shared = "" if call.kv_heads is None else f" over {call.kv_heads}"
-    heads = f"{whole(call.batch)} × {whole(call.heads)}{shared} heads of {call.head_dim}"
-    typer.echo(f"attention: {heads}, {whole(call.length)} tokens, {kind}, {call.dtype}")
+    say = partial(text, WORDS, lang)
+    kind = say("causal" if call.causal else "every pair")
+    kind += say("window", window=call.window) if call.window is not None else ""
+    heads = whole(call.heads)
+    heads = heads if call.kv_heads is None else say("over", heads=heads, shared=call.kv_heads)
+    sizes = {"batch": whole(call.batch), "heads": heads, "dim": call.head_dim, "length": whole(call.length)}
+    typer.echo(say("call", **sizes, kind=kind, dtype=call.dtype))
     # a published peak cannot be passed; rates that were measured can, by a call that runs better than they did
     predicted = "at least" if device.threads is None else "predicted"
-    rows = [("", "FLOP", "memory", predicted, "bound by", *(("measured", "ratio") if times else ()))]
+    names = ("memory", predicted, "bound by", *(("measured", "ratio") if times else ()))
+    rows: list[tuple[str, ...]] = [("", "FLOP", *map(say, names))]
     for way, one in found.items():
         backward = way == "backward"
         flops, memory = call.flops(backward=backward), call.bytes(backward=backward)
-        beside = (seconds(times[way]), f"{times[way] / one.seconds:.2f}") if times else ()
-        rows.append((way, count(flops), size(memory), seconds(one.seconds), one.bound, *beside))
+        measured = (seconds(times[way]), f"{times[way] / one.seconds:.2f}") if times else ()
+        rows.append((say(way), count(flops), size(memory), seconds(one.seconds), say(one.bound), *measured))
     for line in columns(rows):
         typer.echo(line)
-    threads = "" if device.threads is None else f", {device.threads} thread{'s' if device.threads > 1 else ''}"
-    softmax = "" if device.exponentials is None else f"{count(device.exponentials)} exponentials/s, "
-    typer.echo(f"{device.name}{threads} ({device.source}, {device.date}):")
-    typer.echo(f"{count(device.flops[call.dtype])}FLOP/s, {softmax}{count(device.bandwidth)}B/s")
+    threads = (
+        "" if device.threads is None else say("thread" if device.threads == 1 else "threads", count=device.threads)
+    )
+    softmax = "" if device.exponentials is None else say("exponentials", count=count(device.exponentials))
+    typer.echo(say("device", name=device.name, threads=threads, source=device.source, date=device.date))
+    rates = {"flops": count(device.flops[call.dtype]), "bytes": count(device.bandwidth)}
+    typer.echo(say("rates", softmax=softmax, **rates))

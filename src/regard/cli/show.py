@@ -16,7 +16,7 @@ COLOURS = {"pass": "green", "fail": "red", "refused": "yellow", "n.a.": "dim"}
 
 
 def reports(console: Console, found: Sequence[Report], detailed: Collection[str]) -> None:
-    """One line a rule, one column an implementation; then what failed, with its numbers, for those in `detailed`."""
+    """One line per rule, one column per implementation; then what failed, with its numbers, for those in `detailed`."""
     table = Table(show_edge=False, pad_edge=False)
     table.add_column("rule", justify="right")
     table.add_column("what is promised", ratio=1)

@@ -92,11 +92,11 @@ class Cost:
             found["config"]["rotary_scaling"] = {"kind": type(scaling).__name__, **found["config"]["rotary_scaling"]}
         return found | {"crossings": asdict(self.crossings)}
 
-    def plot(self) -> Figure:
-        """FLOPs, activations and cache against the length; needs matplotlib."""
+    def plot(self, lang: str = "en") -> Figure:
+        """FLOPs, activations and cache against the length, in English or Chinese ("zh"); needs matplotlib."""
         from regard.cost._plots import draw
 
-        return draw(self)
+        return draw(self, lang)
 
     def table(self, lang: str = "en") -> str:
         """The bill as text, in English or Chinese ("zh")."""

@@ -21,7 +21,7 @@ class Run:
     source: int  # tokens that an encoder reads as well
     numbers: Numbers
     latent: LatentConfig | None = None  # takes the place of each layer's attention
-    experts: Experts | None = None  # each layer's feed-forward is so many, of which a token sees some
+    experts: Experts | None = None  # each layer has several feed-forwards, of which a token sees some
 
     @property
     def tokens(self) -> int:
@@ -120,17 +120,17 @@ def _latent(config: LatentConfig, run: Run) -> list[Op]:
         run.batch, heads, heads, run.length, run.length, key, value,
         pairs=causal_pairs(run.length), masked=True, rotary=rope,
     )  # fmt: skip
-    # the norm's input is a part of [latent, rotary key]; what it gives is put beside the turned key again; and the
+    # the norm's input is a part of [latent, rotary key]; what it gives is put next to the turned key again; and the
     # matrix that expands is kept once more, in the order in which the product wants it
     copied = numbers.size == 2 and not numbers.cuda  # the norm works on a copy in float32
-    beside = 0 if copied else tokens * rope * numbers.size
+    rotary = 0 if copied else tokens * rope * numbers.size
     joined = tokens * (rank + rope) * numbers.size
     expanded = rank * heads * (plain + value)
     return [
         *queries,
         _ops.linear(PROJECTIONS, tokens, config.embed_dim, rank + rope, bias=config.bias),
         _ops.norm(tokens, rank, "rms", numbers),
-        _ops.keep(PROJECTIONS, beside + joined + expanded * numbers.size),
+        _ops.keep(PROJECTIONS, rotary + joined + expanded * numbers.size),
         _ops.linear(PROJECTIONS, tokens, rank, heads * (plain + value), bias=False),
         _ops.attention(call, numbers),
         _ops.linear(PROJECTIONS, tokens, heads * value, config.embed_dim, bias=config.bias),

@@ -122,7 +122,7 @@ def remember(key: str, value: Any) -> None:
 
 
 def measured(threads: int, where: str = "cpu") -> Device | None:
-    """What was measured on this machine with so many threads, by `regard info --measure`; None before that."""
+    """What was measured on this machine with this many threads, by `regard info --measure`; None before that."""
     found = remembered(_key(where, threads))
     try:
         return None if found is None else Device(**found)

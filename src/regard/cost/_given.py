@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from regard import models
+from regard import _checks, models
 from regard.cost._ops import Experts
 from regard.models import DecoderConfig, DeepSeekConfig, EncoderConfig, LatentConfig, TransformerConfig, WhisperConfig
 
@@ -38,11 +38,8 @@ def check_device(given: object) -> None:
 
 
 def check_count(name: str, count: object, least: int = 1) -> None:
-    if isinstance(count, bool) or not isinstance(count, int):
-        raise TypeError(f"{name} must be an int, got {count!r} ({type(count).__name__})")
-    if count < least:
-        raise ValueError(f"{name} must be at least {least}, got {count}")
-    if count > MOST:
+    _checks.check_count(name, count, least, kind=int)
+    if count > MOST:  # type: ignore[operator]
         raise ValueError(f"{name} must be at most 2**62, got {count}")
 
 

@@ -26,7 +26,7 @@ Work = Callable[[], object]
 
 
 def measure(where: str = "cpu", *, threads: int | None = None, seconds: float = 3.0) -> Device:
-    """Measure this machine's rates, in about so many seconds.
+    """Measure this machine's rates, in about this many seconds.
 
     On a CPU products and softmax are those of tiles as attention works on them, in float32; half precision is computed
     in float32 too. On a GPU products are those of large matrices, in each dtype, and exponentials stay unknown.
@@ -53,7 +53,7 @@ def measure(where: str = "cpu", *, threads: int | None = None, seconds: float = 
 def measure_call(
     call: AttentionCall, where: str = "cpu", *, threads: int | None = None, seconds: float = 1.0
 ) -> tuple[float, float]:
-    """Seconds of one forward and of one backward pass of a call here: medians over about so many seconds each.
+    """Seconds of one forward and of one backward pass of a call here: medians over about this many seconds each.
 
     Args:
         call: what is computed, of random numbers.
@@ -127,7 +127,7 @@ def _tile_products(dtype: torch.dtype, seconds: float) -> float:
         torch.bmm(query, key, out=scores)
         torch.bmm(weights, value, out=out)
 
-    # the best run: others had something else beside them
+    # the best run: the others shared the machine with something else
     return 4 * count * rows * keys * dim / min(times(work, "cpu", seconds))
 
 

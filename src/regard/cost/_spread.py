@@ -21,7 +21,7 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True)
 class Spread:
-    """A call on so many GPUs; bytes and seconds are those of the GPU that has most.
+    """A call on several GPUs; bytes and seconds are those of the GPU that has most.
 
     Args:
         gpus: how many.

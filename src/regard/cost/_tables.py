@@ -9,47 +9,14 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from regard._display.texts import breaks, left, right, text, width
-from regard.cost._words import WORDS
+from regard._display.units import count, flop, size, whole
+from regard.cost._words import WORDS, named
 
 if TYPE_CHECKING:
     from regard.cost._cost import Cost
     from regard.cost._sums import Part
 
 WIDTH = 80
-
-
-def count(number: float) -> str:
-    """With a prefix of thousands: 174.6 G."""
-    return _prefixed(number, 1000, ("", "k", "M", "G", "T", "P", "E", "Z", "Y"), "")
-
-
-def size(number: float) -> str:
-    """Bytes, with a prefix of 1024s: 325.2 GiB."""
-    return _prefixed(number, 1024, ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei", "Zi", "Yi"), "B")
-
-
-def seconds(time: float) -> str:
-    for unit, step in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        if time >= step:
-            return f"{time / step:.3g} {unit}" if time < 1000 * step else f"{time:.3g} s"
-    return f"{time * 1e9:.3g} ns"
-
-
-def flop(number: float) -> str:
-    return f"{count(number)}FLOP" if count(number)[-1].isalpha() else f"{count(number)} FLOP"
-
-
-def _prefixed(number: float, step: int, prefixes: Sequence[str], unit: str) -> str:
-    left = number
-    for prefix in prefixes:
-        if left < step - 0.05:
-            return f"{left:.4g} {prefix}{unit}".rstrip()
-        left /= step
-    return f"{number:.1e}"
-
-
-def whole(number: int) -> str:
-    return f"{number:,}".replace(",", " ")
 
 
 def columns(rows: Iterable[Sequence[str]]) -> list[str]:
@@ -74,7 +41,7 @@ class _Bill:
     def lines(self) -> list[str]:
         cost, say = self.cost, self.say
         weights = {"parameters": whole(cost.parameters), "bytes": size(cost.weight_bytes), "dtype": cost.dtype}
-        found = [say("head", name=cost.name, **weights), *self._wrapped(self._what_runs())]
+        found = [say("head", name=named(cost.name, self.lang), **weights), *self._wrapped(self._what_runs())]
         if cost.experts is not None:
             count, some = cost.experts
             found += self._wrapped(say("active", active=whole(cost.active_parameters), some=some, count=count))
@@ -82,7 +49,9 @@ class _Bill:
         if cost.cache is not None:
             found += ["", *self._cache()]
         found += ["", *self._crossings()]
-        return found + [line for note in cost.notes for line in self._wrapped(say("note", note=note), "      ")]
+        return found + [
+            line for note in cost.notes for line in self._wrapped(say("note", note=named(note, self.lang)), "      ")
+        ]
 
     def _wrapped(self, line: str, indent: str = "") -> list[str]:
         if self.lang == "en":
@@ -119,7 +88,7 @@ class _Bill:
             *(self._row(self._named(part.name), [part]) for part in cost.parts),
             self._row(say("in all"), cost.parts),
         ]
-        rows += [self._row(say("one", layer=name), parts) for name, parts in cost.layers.items()]
+        rows += [self._row(say("one", layer=named(name, self.lang)), parts) for name, parts in cost.layers.items()]
         lines = columns(rows)
         rule = "-" * max(map(width, lines))
         parts = 2 + len(cost.parts)
@@ -140,13 +109,15 @@ class _Bill:
     def _cache(self) -> list[str]:
         own, say = self.cost.cache, self.say
         assert own is not None
-        rows: list[Sequence[str]] = [[say(key) for key in ("cache", "a layer", "in all", "in int8", "of the weights")]]
+        rows: list[Sequence[str]] = [
+            [say(key) for key in ("cache", "per layer", "in all", "in int8", "of the weights")]
+        ]
         for kind, (plain, small) in own.kinds.items():
             share = _percent(plain / self.cost.weight_bytes)
-            rows.append((kind, size(plain // own.layers), size(plain), size(small), share))
+            rows.append((named(kind, self.lang), size(plain // own.layers), size(plain), size(small), share))
         lines = columns(rows)
         each = {"token": size(own.token), "layer": size(own.layer), "total": size(own.total)}
-        said = self._wrapped(say("own", kind=own.kind, **each), "  ")
+        said = self._wrapped(say("own", kind=named(own.kind, self.lang), **each), "  ")
         return [lines[0], "-" * max(map(width, lines)), *lines[1:], *said]
 
     def _crossings(self) -> list[str]:
@@ -166,7 +137,7 @@ class _Bill:
         for what, where, pairs in rows:
             never = where is None and not pairs
             said = say("never", what=what) if never else say("from", where=f"{self._at(where)}{pairs}", what=what)
-            lines += self._wrapped(said)
+            lines += self._wrapped(said.replace("） ", "）"))
         return lines
 
     def _at(self, length: int | None) -> str:

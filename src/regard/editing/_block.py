@@ -64,7 +64,7 @@ def edit(
     names = paths(model)
     if isinstance(heads, Mapping):
         if layers is not None:
-            raise ValueError("layers is given beside heads by layer, which say both; give one")
+            raise ValueError("layers is given together with heads by layer, which say both; give one")
         layers = list(heads)
         if not heads:
             raise ValueError("heads is an empty mapping, which means no heads at all; leave it out for all of them")

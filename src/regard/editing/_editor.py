@@ -110,7 +110,7 @@ class Editor(Watcher):
         if _in_backward() or _checkpointed():
             raise self._refuse(
                 site, layer, "gradient checkpointing runs it again in the backward pass, where an edit may be gone: "
-                "switch it off (model.gradient_checkpointing_disable())"
+                "switch it off (model.gradient_checkpointing_disable(), say)"
             )  # fmt: skip
         turn = self._met_before[site]
         self._met_before[site] += 1

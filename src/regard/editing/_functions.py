@@ -16,6 +16,7 @@ from regard import masks
 from regard.compat import _attention as compat
 from regard.editing._written import Written
 from regard.watching._layout import _count
+from regard.watching._packed import packed_heads, unpacked, unpacked_mask
 from regard.watching._seen import Seen, hiding
 from regard.watching._silence import silent
 
@@ -75,13 +76,15 @@ class Functions(TorchFunctionMode):
         if bias is not None and len(batch) != 2:
             bias = bias.reshape(-1, *bias.shape[1:])
         mask, bias = _of_heads(mask, bias, q)
+        if heads := packed_heads(*q.shape[1:3]):
+            mask, bias, q = _apart(mask, bias, q, heads)
         scale = given.get("scale")
         seen = Seen(q, k, v, mask, hiding(bias), None if scale is None else float(scale), offset=offset, placed=causal)
         shape = q.shape[:3]
         out = editor.attend(
             seen, float(given.get("dropout_p") or 0.0), lambda: plain().reshape(*shape, v.shape[3]), met
         )
-        return out.reshape(*batch, *out.shape[2:]) if len(batch) != 2 or batch != tuple(shape[:2]) else out
+        return out.reshape(*full[:-1], out.shape[3])
 
 
 def _in_four_dims(three: list[Tensor], grouped: bool, met: Met) -> tuple[Tensor, Tensor, Tensor, tuple[int, ...]]:
@@ -106,6 +109,13 @@ def _of_heads(mask: Any, bias: Tensor | None, q: Tensor) -> tuple[Any, Tensor | 
     if mask is not None and mask.tensors:
         mask = masks.keep(split(mask.tensors[0]))
     return mask, None if bias is None else split(bias)
+
+
+def _apart(mask: Any, bias: Tensor | None, q: Tensor, heads: int) -> tuple[Any, Tensor | None, Tensor]:
+    """Heads that were handed over as queries, as heads."""
+    if mask is not None and mask.tensors:
+        mask = masks.keep(unpacked_mask(mask.tensors[0], q.shape, heads))
+    return mask, None if bias is None else unpacked_mask(bias, q.shape, heads), unpacked(q, heads)
 
 
 def _in_operator() -> bool:

@@ -1,4 +1,4 @@
-"""What a watch keeps of a run, beside statistics: outputs of heads, and what their patterns come from."""
+"""What a watch keeps of a run in addition to statistics: outputs of heads, and what their patterns come from."""
 
 from __future__ import annotations
 

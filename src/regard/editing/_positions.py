@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
 
+from regard.watching._caches import cache_of, layer_number, tokens_held, tokens_seen
 from regard.watching._modules import Frame, attending, has_cache
 
 if TYPE_CHECKING:
@@ -34,11 +35,12 @@ def of_self(seen: Seen | InMemory, stack: Sequence[Frame], counted: int) -> Posi
     """``counted``: tokens that a cache seems to have dropped, by the calls that came before."""
     queries, keys = seen.queries, seen.keys
     read: int | Tensor | None
-    total = None if seen.placed else _held(stack, queries, keys)
+    total = tokens_held(stack, queries, keys)
+    offset = keys - queries if seen.offset is None else seen.offset
     if total is not None:
         read = min(total, keys)
-        return Positions(read - queries, total - queries, read, total - read)
-    offset = keys - queries if seen.offset is None else seen.offset
+        offset = offset if seen.placed and not seen.placeless else read - queries
+        return Positions(offset, total - queries, read, total - read)
     read = offset + queries
     if seen.placed and not (isinstance(read, int) and read == keys):
         everything = getattr(seen, "mask", None) is None and getattr(seen, "bias", None) is None
@@ -51,30 +53,12 @@ def of_self(seen: Seen | InMemory, stack: Sequence[Frame], counted: int) -> Posi
     return Positions(offset, lengths[0] - queries if len(set(lengths)) == 1 else None, read, dropped)
 
 
-def _held(stack: Sequence[Frame], queries: int, keys: int) -> int | None:
-    """How many tokens a cache of Hugging Face's has seen, those of this call too, which it holds by now."""
-    frame = attending(stack)
-    cache = _cache(frame)
-    if cache is None:
-        return None
-    number = _number(frame)
-    total = _seen(cache, number) or _seen(cache, 0)  # some layers use the keys of another
-    if total < queries:
-        return None
-    if keys > total:  # memory that is set aside whole is handed over whole; other keys are none of the cache's
-        layers = getattr(getattr(cache, "self_attention_cache", cache), "layers", ())
-        memory = getattr(layers[number], "keys", None) if number < len(layers) else None
-        if not isinstance(memory, Tensor) or memory.shape[-2] != keys:
-            return None
-    return total
-
-
 def _of_decoder(queries: int, stack: Sequence[Frame]) -> int | None:
     """The position of the decoder's first token in this call. Its self attention ran before, and filled the cache."""
     frame = attending(stack)
-    cache = _cache(frame)
+    cache = cache_of(frame)
     if cache is not None and hasattr(cache, "self_attention_cache"):
-        before = _seen(cache, _number(frame)) - queries
+        before = tokens_seen(cache, layer_number(frame)) - queries
         return before if before >= 0 else None
     for frame in stack:  # a layer of regard's own
         given = frame.given()
@@ -93,24 +77,3 @@ def _lengths(stack: Sequence[Frame], queries: int) -> list[int]:
             more = queries if getattr(cache, "attends_whole", False) else 0  # it counts them after the call
             return [length + more for length in lengths]
     return []
-
-
-def _cache(frame: Frame) -> Any:
-    """The Hugging Face cache that the module which attends was handed itself: one above may be of other modules."""
-    for name, value in frame.given().items():
-        if ("past" in name or "cache" in name) and hasattr(value, "get_seq_length"):
-            return value
-    return None
-
-
-def _seen(cache: Any, number: int) -> int:
-    """Tokens that a layer of the cache has seen; 0 where it does not count them."""
-    try:
-        return int(cache.get_seq_length(number))
-    except (TypeError, ValueError):  # Reformer's gives None, layers without attention raise
-        return 0
-
-
-def _number(frame: Frame) -> int:
-    number = getattr(frame.module, "layer_idx", None)
-    return number if isinstance(number, int) else 0

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from regard import masks
+from regard._checks import check_count
 from regard.cache._kept import POLICIES, Budget, KeptCache
 from regard.edits._edit import Change, Edit, Place
 
@@ -128,20 +129,18 @@ def keep(policy: str, budget: int, *, first: int = 0, recent: int | None = None)
         policy: by what keys stay: "key_mass", all the weight they were given so far; "window", what the last
             ``recent`` queries of each call gave; "recent", the newest.
         budget: keys that stay, the first and the newest included.
-        first: so many first tokens always stay.
-        recent: so many newest always stay; budget // 4 when None. The policy "recent" fills its budget with them.
+        first: number of first tokens that always stay.
+        recent: number of newest tokens that always stay; budget // 4 when None. The policy "recent" fills its
+            budget with them.
     """
     if policy not in POLICIES:
         raise ValueError(f"policy must be one of {', '.join(map(repr, POLICIES))}, got {policy!r}")
     for name, given, least in (("budget", budget, 1), ("first", first, 0), ("recent", recent, 0)):
         if name == "recent" and given is None:
             continue
-        if isinstance(given, bool) or not isinstance(given, int):
-            raise TypeError(f"{name} must be an int, got {given!r}")
-        if given < least:
-            raise ValueError(f"{name} must be at least {least}, got {given}")
+        check_count(name, given, least, kind=int)
     if policy == "recent" and recent is not None:
-        raise ValueError('recent is given beside the policy "recent", which fills its budget with the newest')
+        raise ValueError('recent is given with the policy "recent", which fills its budget with the newest')
     if first > budget:
         raise ValueError(f"first={first} is more than budget={budget}, which includes them")
     newest = budget - first if policy == "recent" else (budget // 4 if recent is None else recent)

@@ -79,7 +79,7 @@ def ablate(how: str, reference: Recording | None = None, *, queries: Where | Non
     if reference is not None:
         _check_recording(reference, "reference", "output")
         if how == "zero":
-            raise ValueError('reference is given beside ablate("zero"), which needs none')
+            raise ValueError('reference is given with ablate("zero"), which needs none')
     return Ablate(how, reference, _places.checked("queries", queries), seed)
 
 

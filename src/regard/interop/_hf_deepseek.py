@@ -66,8 +66,8 @@ def whole_config(source: Source) -> DeepSeekConfig:
     fields.only("scoring_func", "sigmoid")
     fields.only("topk_method", "noaux_tc")
     fields.only("moe_layer_freq", 1)
-    beside = ("num_mtp_layers", "num_nextn_predict_layers", "qk_head_dim", "head_dim", "num_local_experts")
-    fields.close(*beside, "ep_size", "aux_loss_alpha", "seq_aux", "router_aux_loss_coef", "output_router_logits")
+    ignored = ("num_mtp_layers", "num_nextn_predict_layers", "qk_head_dim", "head_dim", "num_local_experts")
+    fields.close(*ignored, "ep_size", "aux_loss_alpha", "seq_aux", "router_aux_loss_coef", "output_router_logits")
     return config
 
 

@@ -14,7 +14,9 @@ from regard.interop._hf_export_llamas import refuse, to_llama_or_like
 from regard.interop._hf_families import FAMILIES
 from regard.interop._hf_family import Family
 from regard.interop._hf_t5 import to_t5
+from regard.interop._single import to_single
 from regard.models import T5, Decoder, DecoderConfig, DeepSeek, Encoder, EncoderConfig
+from regard.nn import MultiHeadAttention
 
 
 def to_hf(model: nn.Module) -> Any:
@@ -23,17 +25,22 @@ def to_hf(model: nn.Module) -> Any:
     A `T5` stays one; an `Encoder` becomes a BERT, RoBERTa or DistilBERT; a `Decoder` a GPT-2, Llama, Mistral, Qwen2,
     Qwen3, Gemma or Gemma 2: the first of them that has all that its configuration says; a `DeepSeek` a DeepSeek-V3.
 
+    A single `regard.nn.MultiHeadAttention` becomes a `ViTAttention`, or a `BertSelfAttention` if it has no output
+    projection, as `from_hf` leaves it.
+
     What comes back from `from_hf` is bitwise what was given. Token numbers with a meaning (padding, start, end) are not
     part of our configurations: set them in the result's `config` and `generation_config`.
 
     Raises:
-        TypeError: `model` is no `Encoder`, `Decoder` or `T5`.
+        TypeError: `model` is no `Encoder`, `Decoder`, `T5`, `DeepSeek` or `MultiHeadAttention`.
         ValueError: it does what none of them can, by name.
     """
     try:
         import transformers
     except ImportError:
         raise ImportError("to_hf needs Hugging Face's transformers: pip install transformers") from None
+    if type(model) is MultiHeadAttention:
+        return to_single(transformers, model)
     first = next(model.parameters(), None)
     made: dict[str, Any] = {"dtype": None if first is None else first.dtype}
     with torch.device("cpu" if first is None else first.device):
@@ -48,7 +55,10 @@ def to_hf(model: nn.Module) -> Any:
         elif isinstance(model, Decoder):
             kind, built = to_llama_or_like(transformers, model.config, **made)
         else:
-            raise TypeError(f"to_hf takes a regard.models.Encoder, Decoder or T5, got {type(model).__name__}")
+            raise TypeError(
+                "to_hf takes a regard.models.Encoder, Decoder, T5 or DeepSeek, or a regard.nn.MultiHeadAttention, got "
+                f"{type(model).__name__}"
+            )
     family = WHOLE if kind == "deepseek_v3" else FAMILIES[kind]
     state = _state(family, model)
     if isinstance(model, DeepSeek):

@@ -10,7 +10,7 @@ from typing import Any
 from regard.positions import DynamicNTK, Linear, Llama3, Scaling, YaRN
 
 # Fields that say nothing about what a forward pass computes.
-_BESIDE = frozenset([
+_IGNORED = frozenset([
     "_attn_implementation", "_attn_implementation_autoset", "_attn_implementation_internal", "_commit_hash",
     "_model_name_or_path", "_name_or_path", "_num_labels", "architectures", "attn_implementation", "auto_map",
     "bos_token_id", "chunk_size_feed_forward", "cls_token_id", "decoder_start_token_id", "dtype", "eos_token_id",
@@ -21,7 +21,7 @@ _BESIDE = frozenset([
     "sep_token_id", "task_specific_params", "tokenizer_class", "torch_dtype", "torchscript",
     "transformers.js_config", "transformers_version", "unk_token_id", "use_bfloat16", "use_cache", "use_return_dict",
 ])  # fmt: skip
-# Of generate, which older files keep beside the model's own.
+# Of generate, which older files keep next to the model's own.
 _OF_GENERATION = frozenset([
     "bad_words_ids", "begin_suppress_tokens", "diversity_penalty", "do_sample", "early_stopping",
     "encoder_no_repeat_ngram_size", "exponential_decay_length_penalty", "forced_bos_token_id",
@@ -114,11 +114,11 @@ class Fields:
         longest = self.given.get("max_position_embeddings", 2048)
         return base, _scaling(kind, rope, longest)
 
-    def close(self, *beside: str) -> None:
+    def close(self, *ignored: str) -> None:
         self.only("quantization_config", None)
         self.only("pruned_heads", None, {})
         self.only("per_layer_config", None)
-        known = self._taken | _BESIDE | _OF_GENERATION | set(beside)
+        known = self._taken | _IGNORED | _OF_GENERATION | set(ignored)
         unknown = sorted(name for name, value in self.given.items() if name not in known and value is not None)
         unknown = [name for name in unknown if not any(fnmatch.fnmatchcase(name, each) for each in self._ignore)]
         if unknown:

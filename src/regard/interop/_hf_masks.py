@@ -125,6 +125,9 @@ def _parts(function: Callable[..., Any], module: str) -> Iterator[Callable[..., 
     if name == "and_masks":
         for part in inside["mask_functions"]:
             yield from _parts(part, module)
+    elif name == "remap_positions_for_packed_sequence":
+        # counts positions anew in each packed sequence, and is joined with what keeps these apart: distances stay
+        yield from _parts(inside["mask_function"], module)
     else:
         yield function
 

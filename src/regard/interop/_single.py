@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.interop._hf_export_llamas import refuse
 from regard.nn import MultiHeadAttention
 
 # Names of the four projections; the last may be missing, where what follows the heads belongs to another module.
@@ -117,6 +118,45 @@ def attention_of(module: nn.Module) -> MultiHeadAttention:
             if ours.bias is not None:
                 ours.bias.copy_(theirs.bias)
     return found.train(module.training)
+
+
+def to_single(transformers: Any, module: MultiHeadAttention) -> nn.Module:
+    """The way back: a ViTAttention of Hugging Face's, or a BertSelfAttention where there is no output projection."""
+    heads, bare = module.num_heads, isinstance(module.out_proj, nn.Identity)
+    widths = {module.embed_dim, module.key_dim, module.value_dim}
+    widths |= {heads * module.head_dim, heads * module.value_head_dim}
+    refuse(
+        "BertSelfAttention" if bare else "ViTAttention",
+        {
+            f"num_kv_heads={module.num_kv_heads}": module.num_kv_heads != heads,
+            "inputs or heads of several widths": len(widths) > 1,
+            "packed=True": module.packed,
+            "qk_norm=True": module.q_norm is not None,
+            "positions": module.positions is not None,
+            f"scale={module.scale}": module.scale is not None,
+            f"softcap={module.softcap}": module.softcap is not None,
+            "sinks=True": module.sinks is not None,
+            f"out_dropout={module.out_dropout}": module.out_dropout != 0.0,
+            "qkv_bias=False without an output projection": bare and not module.packed and module.q_proj.bias is None,
+            "out_bias=False": not bare and module.out_proj.bias is None,
+        },
+    )
+    sizes = {"hidden_size": module.embed_dim, "num_attention_heads": heads, "attn_implementation": "sdpa"}
+    sizes["attention_probs_dropout_prob"] = module.dropout
+    built: nn.Module
+    if bare:
+        built = transformers.models.bert.modeling_bert.BertSelfAttention(transformers.BertConfig(**sizes))
+    else:
+        config = transformers.ViTConfig(**sizes, qkv_bias=module.q_proj.bias is not None)
+        built = transformers.models.vit.modeling_vit.ViTAttention(config)
+    built = built.to(module.q_proj.weight.device, module.q_proj.weight.dtype)
+    names = _names(built)
+    ours = (module.q_proj, module.k_proj, module.v_proj, module.out_proj)
+    with torch.no_grad():
+        for name, projection in zip(names, ours, strict=True):
+            if name is not None:
+                getattr(built, name).load_state_dict(projection.state_dict())
+    return built.train(module.training)
 
 
 def _num_heads(module: Any) -> int | None:

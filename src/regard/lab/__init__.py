@@ -14,8 +14,7 @@ import difflib
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from regard._display.texts import Catalogue
-from regard.lab._words import words_of
+from regard._display.texts import Catalogue, read
 
 if TYPE_CHECKING:
     from regard.lab._blur import blur as blur
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
     from regard.lab._variance import variance as variance
     from regard.lab._why_softmax import why_softmax as why_softmax
 
-# Name on the command line: the function of this module, whose file and texts are called likewise.
+# Name on the command line: the function of this module, whose file is called likewise, as are its texts in words.json.
 TOPICS = {
     "E1": "two_tokens",
     "E2": "two_heads",
@@ -100,7 +99,7 @@ def run(name: str) -> Result:
 
 def words(name: str) -> Catalogue:
     """The texts of an experiment, English and Chinese side by side; nothing is run."""
-    return words_of(TOPICS[find(name)])
+    return read("regard.lab", "words.json", TOPICS[find(name)])
 
 
 def __getattr__(name: str) -> Any:

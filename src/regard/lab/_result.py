@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from regard import api
+from regard import api, lab
+from regard._checks import check_count
 from regard._display import texts
 from regard._walk._table import Matrix, Row, Table
-from regard.lab._words import words_of
 from regard.statistics import Want
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Result:
     """
 
     name: ClassVar[str]  # "E3"
-    topic: ClassVar[str]  # "variance": the function, and the file its words are in
+    topic: ClassVar[str]  # "variance": the function, and its part of words.json
 
     def to_dict(self, lang: str = "en") -> dict[str, Any]:
         """All numbers as what JSON holds, and the title in a language."""
@@ -49,7 +49,7 @@ class Result:
     @classmethod
     def words(cls) -> texts.Catalogue:
         """All texts of the experiment, by key; `claim`, `right` and `why` only where a note is wrong."""
-        return words_of(cls.topic)
+        return lab.words(cls.topic)
 
     def say(self, key: str, lang: str = "en", **values: object) -> str:
         """One text of the experiment."""
@@ -73,10 +73,7 @@ def look(
 def check_counts(**given: int) -> None:
     """Arguments that count something: whole numbers from 1 on."""
     for name, value in given.items():
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(f"{name} must be an int, got {value!r}")
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")
+        check_count(name, value, kind=int)
 
 
 def rows(tensor: Tensor) -> Matrix:

@@ -12,8 +12,8 @@ import numpy as np
 from regard import lab
 from regard._display.texts import Catalogue, text
 from regard._walk._examples import check_options
-from regard._walk._examples_words import EXAMPLES
 from regard._walk._story import Panel, Step, Story
+from regard._walk._words import EXAMPLES
 
 if TYPE_CHECKING:
     from regard._walk._inputs import Settings

@@ -55,37 +55,18 @@ def linear_attention(
         TypeError, ValueError: as ``regard.attention``; ``regard.Refused`` for a mask or form that cannot be.
     """
     request = make_request(
-        query,
-        key,
-        value,
-        mask=mask,
-        feature_map=feature_map,
-        scale=scale,
-        normalize=normalize,
-        decay=decay,
-        log_gate=log_gate,
-        query_offset=query_offset,
-        state=state,
-    )
+        query, key, value, mask=mask, feature_map=feature_map, scale=scale, normalize=normalize, decay=decay,
+        log_gate=log_gate, query_offset=query_offset, state=state,
+    )  # fmt: skip
     chosen, _, _ = choose(request, form)
     return _forms.run(request, chosen)
 
 
 def explain_linear(query: Tensor, key: Tensor, value: Tensor, *, form: str = "auto", **keywords: Any) -> LinearPlan:
     """How ``linear_attention`` would run this call; runs nothing and leaves a state as it is."""
-    usual = {
-        "mask": None,
-        "feature_map": "elu",
-        "scale": None,
-        "normalize": True,
-        "decay": None,
-        "log_gate": None,
-        "query_offset": None,
-        "state": None,
-    }
-    unknown = keywords.keys() - usual.keys()
-    if unknown:
+    known = make_request.__kwdefaults__ or {}
+    if unknown := keywords.keys() - known.keys():
         raise TypeError(
-            f"linear_attention has no argument {', '.join(sorted(unknown))}; it has {', '.join(usual)}, form"
+            f"linear_attention has no argument {', '.join(sorted(unknown))}; it has {', '.join(known)}, form"
         )
-    return LinearPlan(make_request(query, key, value, **{**usual, **keywords}), form)
+    return LinearPlan(make_request(query, key, value, **keywords), form)

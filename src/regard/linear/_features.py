@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from regard._checks import check_count
 from regard.backends._base import accumulation
 
 Map = Callable[[Tensor], Tensor]
@@ -52,10 +53,7 @@ class RandomFeatures(nn.Module):
     ) -> None:
         super().__init__()
         for name, size in (("head_dim", head_dim), ("count", count)):
-            if isinstance(size, bool) or not isinstance(size, int):
-                raise TypeError(f"{name} must be an int, got {size!r} ({type(size).__name__})")
-            if size < 1:
-                raise ValueError(f"{name} must be at least 1, got {size}")
+            check_count(name, size, kind=int)
         self.head_dim = head_dim
         self.count = count
         self.orthogonal = orthogonal

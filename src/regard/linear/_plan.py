@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import textwrap
-
 import torch
 
+from regard._display.units import flop, size
 from regard.linear import _forms, _fused
 from regard.linear._request import Request
 from regard.plan import Cost, Plan
-from regard.plan._table import binary, si
+from regard.plan._table import call_in_words, in_lines
 from regard.spec import Refused
 
 FORMS = {
     "whole": "one sum over all keys, read by every query",
     "fused": "the chunks by our Triton kernels, their sums in float32",
     "chunked": "products inside chunks, sums between them: time O(L)",
-    "recurrent": "one token after another: O(1) a token",
+    "recurrent": "one token after another: O(1) per token",
     "quadratic": "all L × S weights at once: any mask",
 }
 
@@ -84,29 +83,25 @@ class LinearPlan(Plan):
 
     def __str__(self) -> str:
         spec, cost = self.spec, self.cost
-        heads = f"H={spec.heads}" + (f" Hkv={spec.kv_heads}" if spec.kv_heads != spec.heads else "")
-        sizes = f"B={spec.batch} {heads} L={spec.queries} S={spec.keys} D={spec.head_dim}"
-        sizes += f" Dv={spec.value_dim}" if spec.value_dim != spec.head_dim else ""
         pairs = f"{'' if cost.kept_exact else 'at most '}{cost.kept_pairs:,}, none of them computed one by one"
         if self.backend == "quadratic":
             pairs = (
                 f"{'' if cost.kept_exact else 'at most '}{cost.kept_pairs:,} of {spec.pairs:,}, all of them computed"
             )
         lines = [
-            ("call", f"linear attention {sizes} {str(spec.dtype).removeprefix('torch.')} on {spec.device}"),
+            ("call", f"linear attention {call_in_words(spec)}"),
             ("form", f"{self.backend}: {self.reason}"),
-            ("features", f"{self.features}, {self.num_features} a head"),
+            ("features", f"{self.features}, {self.num_features} per head"),
             ("pairs meant", pairs),
-            ("state", f"{binary(self.state_bytes)}, whatever the length"),
-            ("flops", f"{si(cost.flops, 'FLOP')}   bytes {binary(cost.bytes)}   peak memory {binary(cost.peak_bytes)}"),
+            ("state", f"{size(self.state_bytes)}, whatever the length"),
+            ("flops", f"{flop(cost.flops)}   bytes {size(cost.bytes)}   peak memory {size(cost.peak_bytes)}"),
             *(
                 (f"not {name}", "; ".join(self.refusals.get(name, ["can run, not chosen"])))
                 for name in FORMS
                 if name != self.backend
             ),
         ]
-        wrapped = (textwrap.fill(f"{label:<14} {text}", 80, subsequent_indent=" " * 15) for label, text in lines)
-        return "\n".join(wrapped)
+        return in_lines(lines)
 
 
 def _cost(request: Request, form: str, features: int, state_bytes: int) -> Cost:

@@ -57,14 +57,14 @@ def make_request(
     key: Tensor,
     value: Tensor,
     *,
-    mask: Mask | None,
-    feature_map: Any,
-    scale: float | None,
-    normalize: bool,
-    decay: Tensor | Sequence[float] | None,
-    log_gate: Tensor | None,
-    query_offset: int | Tensor | None,
-    state: LinearState | None,
+    mask: Mask | None = None,
+    feature_map: Any = "elu",
+    scale: float | None = None,
+    normalize: bool = True,
+    decay: Tensor | Sequence[float] | None = None,
+    log_gate: Tensor | None = None,
+    query_offset: int | Tensor | None = None,
+    state: LinearState | None = None,
 ) -> Request:
     for name, given in (("query", query), ("key", key), ("value", value)):
         if isinstance(given, Tensor) and given.is_nested:
@@ -153,7 +153,7 @@ def _rates(decay: object) -> Tensor:
         return decay
     numbers = list(decay) if isinstance(decay, Iterable) and not isinstance(decay, (str, bytes)) else [None]
     if not all(isinstance(number, Real) and not isinstance(number, bool) for number in numbers):
-        raise TypeError(f"decay must be a tensor or a sequence of one number in (0, 1] a head, got {decay!r}")
+        raise TypeError(f"decay must be a tensor or a sequence of one number in (0, 1] per head, got {decay!r}")
     return torch.tensor([float(number) for number in numbers], dtype=torch.float64)  # type: ignore[arg-type]
 
 

@@ -13,7 +13,7 @@ from regard.masks._arguments import describe, plain
 from regard.masks._blocks import BlockTable, block_table, most_blocks
 from regard.masks._count import kept_pairs
 from regard.masks._facts import Facts, KeySets
-from regard.masks._flags import Fused, trimmed
+from regard.masks._flags import CAUSAL, Fused, trimmed
 from regard.masks._grid import Grid
 from regard.masks._intervals import RowIntervals, Spans, Strip, row_intervals
 from regard.masks._memo import Memo, shared_memo, versions
@@ -88,7 +88,7 @@ class Mask(Facts):
         return None
 
     def _most_keys(self, S: int) -> int:
-        """At most so many of S keys are seen by one row."""
+        """The most of S keys that one row sees."""
         return S
 
     def _flags(self) -> Fused | None:
@@ -259,6 +259,11 @@ class Mask(Facts):
     def flags(self) -> Fused | None:
         """The flags of a fused kernel that mean the same in a call of any size; None when there are none."""
         return self._flags()
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether the mask is the causal one, however it was written."""
+        return self._flags() == CAUSAL
 
     def fused(self, L: int, S: int, offset: Offset) -> Fused | None:
         """The flags of a fused kernel that mean the same, from the structure alone; None when there are none."""

@@ -150,7 +150,7 @@ def cells(L: int, S: int, block: int) -> int:
 
 
 def most_blocks(mask: Mask, L: int, S: int, offset: int | Tensor, B: int, block: int) -> int:
-    """At most so many blocks are listed for a mask, 0 where intervals say all; in O(L), without listing them."""
+    """The most blocks that are listed for a mask, 0 where intervals say all; in O(L), without listing them."""
     offsets = offset_array(offset)
     if offsets is None:
         return B * cells(L, S, block)

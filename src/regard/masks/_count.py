@@ -147,7 +147,7 @@ def _of_blocks(mask: Mask, L: int, S: int, offset: int | Tensor, B: int) -> int:
 
 
 def _bound(mask: Mask, L: int, S: int, offset: int | Tensor, B: int, H: int) -> int:
-    """At most so many, from what is known of each rule: & keeps no more than the fewer, | no more than both."""
+    """An upper bound, from what is known of each rule: & keeps no more than the fewer, | no more than both."""
     every = B * H * L * S
 
     def ask(part: Mask) -> int | None:

@@ -116,6 +116,11 @@ class Facts:
         return self.fold(lambda mask: mask._about_keys(), _all, _all, _same)
 
     @property
+    def placeless(self) -> bool:
+        """Whether the place of the queries among the keys (``query_offset``) says nothing to the mask."""
+        return all(leaf._by_call or leaf.about_keys for leaf in self.leaves)
+
+    @property
     def bounded(self) -> bool:
         """Whether the mask hides every key that is neither near nor among the first."""
         return self.fold(lambda mask: mask._recent, _any, _all, lambda _: False)

@@ -24,6 +24,9 @@ class Fused(NamedTuple):
     documents: Documents | None = None
 
 
+CAUSAL = Fused(causal=True, right=0)
+
+
 def merged(a: Fused | None, b: Fused | None) -> Fused | None:
     """The flags of both together; None when one kernel call cannot take both."""
     if a is None or b is None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from regard.masks import _intervals
 from regard.masks._base import Mask, Structure
 from regard.masks._facts import KeySets
-from regard.masks._flags import Fused
+from regard.masks._flags import CAUSAL, Fused
 from regard.masks._flex import Frame, Predicate
 from regard.masks._grid import Grid
 from regard.masks._intervals import EMPTY, FULL, PARTIAL, Spans, States, Strip, Whole
@@ -74,7 +74,7 @@ class Causal(_Numbers):
         return [(_intervals.ZERO, strip.clip(strip.i + 1))]
 
     def _flags(self) -> Fused | None:
-        return Fused(causal=True, right=0)
+        return CAUSAL
 
     def _predicate(self, frame: Frame) -> Predicate:
         return frame.of_distance(self.kind, rule=lambda i, j: j <= i)

@@ -289,13 +289,10 @@ class Decoder(nn.Module):
         if self.position_embedding is not None:
             x = _parts.add_positions(self.position_embedding, x, first)
         x = F.dropout(x, self.config.dropout, self.training)
-        hidden = [x] if keep else []
         checkpointed = self.checkpoint_layers and self.training and caches is None
-        for layer, mask, cache in zip(self.layers, seen, caches or [None] * len(self.layers), strict=True):
-            x = _parts.call(layer, checkpointed, x, mask, cache)
-            if keep:
-                hidden.append(x)
-        return self.norm(x), tuple(hidden)
+        given = zip(seen, caches or [None] * len(self.layers), strict=True)
+        x, hidden = _parts.through(self.layers, x, given, checkpointed=checkpointed, keep=keep)
+        return self.norm(x), hidden
 
     def _masks(
         self, caches: Sequence[Any], tokens: int, given: Mask | None, lengths: Any = None, side: str = "right"

@@ -23,10 +23,10 @@ class DeepSeekConfig(DecoderConfig):
 
     Args:
         kv_lora_rank, nope_dim, rope_dim, value_head_dim, q_lora_rank: as in `regard.nn.LatentAttention`.
-        dense_layers: so many layers at the start have a feed-forward of `ff_dim`; the others have experts.
+        dense_layers: number of layers at the start that have a feed-forward of `ff_dim`; the others have experts.
         experts, active_experts: how many a layer has, and how many a token goes through.
         expert_dim: `ff_dim` of an expert.
-        shared_experts: every token goes through these too; they are one feed-forward of so many times `expert_dim`.
+        shared_experts: every token goes through these too; they are one feed-forward of this many times `expert_dim`.
         expert_groups, active_groups: experts are in groups of equal size, and a token chooses among the experts of its
             best groups (those whose two best experts have the largest sum).
         expert_scale: what the experts give is multiplied by this.
@@ -162,7 +162,7 @@ def _feed_forward(config: DeepSeekConfig, inner: int, made: dict[str, Any]) -> F
 class DeepSeek(Decoder):
     """DeepSeek-V3: token numbers in, logits of the next token out; everything that a `Decoder` does.
 
-    Its caches are `LatentCache`s: kv_lora_rank + rope_dim numbers a token and layer.
+    Its caches are `LatentCache`s: kv_lora_rank + rope_dim numbers per token and layer.
     """
 
     config: DeepSeekConfig

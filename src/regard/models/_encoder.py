@@ -145,8 +145,8 @@ class PatchInput(nn.Module):
         return self.position_embedding(torch.cat([first, patches], dim=1))  # type: ignore[no-any-return]
 
 
-class EncoderLayer(nn.Module):
-    """Attention and feed-forward, each added to what came in, with the norm after the sum or before the branch."""
+class EncoderLayer(_parts.Residual):
+    """Attention, then feed-forward."""
 
     def __init__(self, config: EncoderConfig, **made: Any) -> None:
         super().__init__()
@@ -166,11 +166,8 @@ class EncoderLayer(nn.Module):
         self.feed_forward_norm = nn.LayerNorm(config.embed_dim, eps=config.norm_eps, **made)
 
     def forward(self, x: Tensor, mask: Mask | None) -> Tensor:
-        if self.pre_norm:
-            x = x + self.attention(self.attention_norm(x), mask=mask)
-            return x + self.feed_forward(self.feed_forward_norm(x))  # type: ignore[no-any-return]
-        x = self.attention_norm(x + self.attention(x, mask=mask))
-        return self.feed_forward_norm(x + self.feed_forward(x))  # type: ignore[no-any-return]
+        x = self.add(x, self.attention_norm, self.attention, mask=mask)
+        return self.add(x, self.feed_forward_norm, self.feed_forward)
 
 
 class MaskedLM(nn.Module):
@@ -250,17 +247,14 @@ class Encoder(nn.Module):
             x = self.norm(x)
         x = F.dropout(x, self.config.dropout, self.training)
         mask = _parts.padding_mask(mask, lengths, side)
-        hidden = [x] if hidden_states else []
-        for layer in self.layers:
-            x = _parts.call(layer, self.checkpoint_layers and self.training, x, mask)
-            if hidden_states:
-                hidden.append(x)
+        checkpointed, given = self.checkpoint_layers and self.training, [(mask,)] * len(self.layers)
+        x, hidden = _parts.through(self.layers, x, given, checkpointed=checkpointed, keep=hidden_states)
         if self.config.norm == "pre":
             x = self.norm(x)
         if head is not None:
             first = _parts.first_position(lengths, side, x)
             x = self.read(x, head, first=0 if isinstance(first, int) else -first)
-        return (x, tuple(hidden)) if hidden_states else x
+        return (x, hidden) if hidden_states else x
 
     def read(self, states: Tensor, head: str, *, first: int | Tensor = 0) -> Tensor:
         """The output of a head for states that `forward` gave; `first` is where each item begins (`[batch]`)."""

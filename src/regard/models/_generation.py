@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
+from regard._checks import check_count
 from regard.cache import CacheFull, KVCache, TokenCache
 from regard.models._parts import check_caches
 from regard.models._sampling import NOTHING, Draws, Sampling
@@ -222,13 +223,6 @@ def token_numbers(name: str, given: Any) -> list[int]:
 def check_vocabulary(name: str, tokens: Any, words: int) -> None:
     if wrong := [token for token in tokens if not 0 <= token < words]:
         raise ValueError(f"{name} holds {wrong[0]}; the model's tokens are 0 … {words - 1}")
-
-
-def check_count(name: str, number: Any) -> None:
-    if isinstance(number, bool) or not isinstance(number, Integral):
-        raise TypeError(f"{name} must be an int, got {number!r} ({type(number).__name__})")
-    if number < 1:
-        raise ValueError(f"{name} must be at least 1, got {number}")
 
 
 def check_generation(model: Any, max_new_tokens: int) -> None:

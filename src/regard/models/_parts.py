@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard import masks
+from regard._checks import check_count
 from regard.masks import Mask
 from regard.masks._arguments import plain
 from regard.positions import LearnedPositions
@@ -76,13 +77,33 @@ class FeedForward(nn.Module):
         return self.activation
 
 
-def call(layer: nn.Module, checkpointed: bool, *given: Any) -> Any:
-    """The layer's output; checkpointed, its inside is computed again in the backward pass instead of being kept."""
-    if checkpointed and torch.is_grad_enabled():
-        from torch.utils.checkpoint import checkpoint
+class Residual(nn.Module):
+    """A layer of branches, each added to its input, with the norm before the branch (`pre_norm`) or after the sum."""
 
-        return checkpoint(layer, *given, use_reentrant=False)
-    return layer(*given)
+    pre_norm: bool
+
+    def add(self, x: Tensor, norm: nn.Module, branch: nn.Module, *given: Any, **more: Any) -> Tensor:
+        if self.pre_norm:
+            return x + branch(norm(x), *given, **more)  # type: ignore[no-any-return]
+        return norm(x + branch(x, *given, **more))  # type: ignore[no-any-return]
+
+
+def through(layers: Iterable[Any], x: Tensor, given: Iterable[Any], *, checkpointed: bool, keep: bool) -> Hidden:
+    """`x` through the layers, each with what it is given; with `keep`, the input of the first and every output too.
+
+    Checkpointed, the inside of a layer is computed again in the backward pass instead of being kept.
+    """
+    hidden = [x] if keep else []
+    for layer, more in zip(layers, given, strict=True):
+        if checkpointed and torch.is_grad_enabled():
+            from torch.utils.checkpoint import checkpoint
+
+            x = checkpoint(layer, x, *more, use_reentrant=False)
+        else:
+            x = layer(x, *more)
+        if keep:
+            hidden.append(x)
+    return x, tuple(hidden)
 
 
 def padding_mask(mask: Mask | None, lengths: Any, side: str) -> Mask | None:
@@ -162,13 +183,8 @@ def check_caches(caches: Any, layers: int) -> None:
 def check_sizes(config: Any, *names: str) -> None:
     """Sizes of a configuration; None is one that was left out."""
     for name in names:
-        size = getattr(config, name)
-        if size is None:
-            continue
-        if isinstance(size, bool) or not isinstance(size, int):
-            raise TypeError(f"{name} must be an int, got {size!r} ({type(size).__name__})")
-        if size < 1:
-            raise ValueError(f"{name} must be at least 1, got {size}")
+        if getattr(config, name) is not None:
+            check_count(name, getattr(config, name), kind=int)
 
 
 def check_choice(config: Any, name: str, choices: Iterable[str]) -> None:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.models._generation import check_count, check_generation, check_vocabulary, token_numbers
+from regard._checks import check_count
+from regard.models._generation import check_generation, check_vocabulary, token_numbers
 from regard.models._sampling import Draws, Sampling
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ _dispatch_modes, _function_modes = torch._C._len_torch_dispatch_stack, torch._C.
 
 
 def is_worthwhile(model: Decoder, new_tokens: int) -> bool:
-    """Whether graphs can hold the model's steps, and so many of them are asked for."""
+    """Whether graphs can hold the model's steps, and enough of them are asked for."""
     weight = model.token_embedding.weight
     usual = weight.device.type == "cuda" and weight.dtype != torch.float64 and type(weight) is nn.Parameter
     return usual and new_tokens >= _FEWEST and can_be_recorded(model) and not _is_watched(model)

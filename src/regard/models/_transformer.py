@@ -81,7 +81,7 @@ class TransformerConfig:
         _parts.check_flags(self)
 
 
-class _Layer(nn.Module):
+class _Layer(_parts.Residual):
     """What the layers of encoder and decoder share: sub-layers, each with its residual and norm."""
 
     def __init__(self, config: TransformerConfig, **made: Any) -> None:
@@ -99,11 +99,6 @@ class _Layer(nn.Module):
             **made,
         )
         self.feed_forward_norm = _norm(config, **made)
-
-    def add(self, x: Tensor, norm: nn.Module, branch: nn.Module, *given: Any, **more: Any) -> Tensor:
-        if self.pre_norm:
-            return x + branch(norm(x), *given, **more)  # type: ignore[no-any-return]
-        return norm(x + branch(x, *given, **more))  # type: ignore[no-any-return]
 
 
 class EncoderLayer(_Layer):
@@ -296,12 +291,10 @@ class Transformer(nn.Module):
         x = F.dropout(self.embed_source(source, lengths, side), self.config.dropout, self.training)
         x = x if self.encoder_input_norm is None else self.encoder_input_norm(x)
         mask = _parts.padding_mask(None, lengths, side)
-        hidden = [x] if keep else []
-        for layer in self.encoder_layers:
-            x = _parts.call(layer, self.checkpoint_layers and self.training, x, mask, self.encoder_bias)
-            if keep:
-                hidden.append(x)
-        return x if self.encoder_norm is None else self.encoder_norm(x), tuple(hidden)
+        given = [(mask, self.encoder_bias)] * len(self.encoder_layers)
+        checkpointed = self.checkpoint_layers and self.training
+        x, hidden = _parts.through(self.encoder_layers, x, given, checkpointed=checkpointed, keep=keep)
+        return x if self.encoder_norm is None else self.encoder_norm(x), hidden
 
     def _decode(
         self,
@@ -328,13 +321,10 @@ class Transformer(nn.Module):
             mask = None if target.shape[1] == 1 else mask  # the newest token sees all that is held
         x = F.dropout(self.embed_target(target, first), self.config.dropout, self.training)
         x = x if self.decoder_input_norm is None else self.decoder_input_norm(x)
-        hidden = [x] if keep else []
         checkpointed = self.checkpoint_layers and self.training and caches is None
-        for layer, (cache, memory_cache) in zip(self.decoder_layers, pairs, strict=True):
-            x = _parts.call(layer, checkpointed, x, memory, mask, memory_mask, cache, memory_cache, self.decoder_bias)
-            if keep:
-                hidden.append(x)
-        return x if self.decoder_norm is None else self.decoder_norm(x), tuple(hidden)
+        given = [(memory, mask, memory_mask, *pair, self.decoder_bias) for pair in pairs]
+        x, hidden = _parts.through(self.decoder_layers, x, given, checkpointed=checkpointed, keep=keep)
+        return x if self.decoder_norm is None else self.decoder_norm(x), hidden
 
     def caches(self, capacity: int, memory_tokens: int) -> list[LayerCaches]:
         """For each decoder layer, room for `capacity` target tokens, and for the source's."""

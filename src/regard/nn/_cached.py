@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from regard import api, masks
+from regard.cache._base import both
 from regard.masks import Mask
 from regard.masks._arguments import plain
 from regard.nn._checks import check_update
@@ -117,7 +118,7 @@ def update(
     """The call over all that the cache holds."""
     query, key, value = tensors
     key, value, offset = check_update(cache.update(key, value))  # type: ignore[arg-type]
-    mask = _both(keywords["mask"], getattr(cache, "filled", None))
+    mask = both(keywords["mask"], getattr(cache, "filled", None))
     return (query, key, value), {**keywords, "mask": mask, "query_offset": offset}
 
 
@@ -131,14 +132,8 @@ def explain(cache: Any, tensors: Heads, keywords: dict[str, Any], want: Want | N
         raise TypeError(f"cache: {type(cache).__name__} has no preview(key, value), which explain needs")
     key, value, offset, filled, pieces = cache.preview(*tensors[1:])
     value = value if tensors[2] is not None else value[..., : more.pop("value_dim")]
-    keywords = {**keywords, "mask": _both(keywords["mask"], filled), "query_offset": offset}
+    keywords = {**keywords, "mask": both(keywords["mask"], filled), "query_offset": offset}
     plan = api.explain(tensors[0], key, value, want=want, **keywords, **more)
     if pieces > 1 and want is None:
         plan.reason += f"; the cache is read in {pieces} pieces, each a call of its own"
     return plan
-
-
-def _both(mask: Any, other: Mask | None) -> Any:
-    if mask is None or other is None:
-        return other if mask is None else mask
-    return mask & other

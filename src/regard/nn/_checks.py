@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from regard._checks import check_count
 
 # What autocast casts to its own dtype; float64 and integers it leaves as they are.
 _CAST = (torch.float32, torch.float16, torch.bfloat16)
@@ -15,12 +17,8 @@ _CAST = (torch.float32, torch.float16, torch.bfloat16)
 def check_sizes(sizes: dict[str, int | None]) -> None:
     """Sizes of the constructor by name; None is one that was left out."""
     for name, size in sizes.items():
-        if size is None:
-            continue
-        if isinstance(size, bool) or not isinstance(size, Integral):
-            raise TypeError(f"{name} must be an int, got {size!r} ({type(size).__name__})")
-        if size < 1:
-            raise ValueError(f"{name} must be at least 1, got {size}")
+        if size is not None:
+            check_count(name, size)
 
 
 def check_heads(embed_dim: int, num_heads: int, num_kv_heads: int, head_dim: int | None) -> None:

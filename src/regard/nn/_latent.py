@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from regard import api
 from regard.cache import TokenCache
@@ -14,6 +13,7 @@ from regard.cache._base import Padded
 from regard.latent import absorb, expand, raise_values
 from regard.masks import Mask
 from regard.nn import _cached, _checks, _inputs
+from regard.nn._heads import check_inputs, finish
 from regard.nn._inputs import Inputs
 from regard.nn._protocols import Positions
 from regard.positions import Rotary
@@ -163,10 +163,10 @@ class LatentAttention(nn.Module):
             mask, bias = call.keywords["mask"], call.keywords["bias"]
             heads = cache.attend(*given, mask=mask, bias=bias, value_dim=self.kv_lora_rank, scale=self.scale)
             heads = raise_values(heads, w_uv)
-            return self._finish(heads, call)
+            return finish(self, heads, call)
         call, tensors, keywords, absorbed = self._arranged(call, cache)
         heads = api.attention(*tensors, **keywords)
-        return self._finish(raise_values(heads, self.up_projections[1]) if absorbed else heads, call)
+        return finish(self, raise_values(heads, self.up_projections[1]) if absorbed else heads, call)
 
     _forward_aside = _cached.aside(forward)
 
@@ -192,7 +192,7 @@ class LatentAttention(nn.Module):
         output = self._output(absorbed) if want is not None and want.value_mass else None
         seen = api.observe(*tensors, want=want, output=output, differentiable=differentiable, **keywords)
         heads = raise_values(seen.out, self.up_projections[1]) if absorbed else seen.out
-        seen.out = self._finish(heads, call)
+        seen.out = finish(self, heads, call)
         return seen
 
     def explain(
@@ -293,36 +293,17 @@ class LatentAttention(nn.Module):
         q = self.q_proj(x) if self.q_lora_rank is None else self.q_up_proj(self.q_norm(self.q_down_proj(x)))
         return _inputs.split_heads(q, self.num_heads)
 
-    def _finish(self, heads: Tensor, call: _Call) -> Tensor:
-        out: Tensor = self.out_proj(heads.transpose(1, 2).flatten(2))
-        if self.training and self.out_dropout > 0.0:
-            out = F.dropout(out, self.out_dropout)
-        if call.pads is not None and call.itself:
-            out = out.masked_fill(call.pads.unsqueeze(-1), 0.0)
-        return out if call.inputs.ragged is None else _inputs.to_nested(out, call.inputs.ragged)
-
     def _check(self, inputs: Inputs, cache: object) -> None:
         if cache is not None:
-            if inputs.ragged is not None:
-                raise ValueError("cache takes padded [batch, token, dim] input; got nested tensors")
             if not isinstance(cache, (TokenCache, Padded)):
                 raise TypeError(
-                    "cache must be one of regard.cache that holds one tensor a token, such as LatentCache(capacity); "
+                    "cache must be one of regard.cache that holds one tensor per token, such as LatentCache(capacity); "
                     f"got {type(cache).__name__}"
                 )
             _cached.claim(cache, self)
-        elif inputs.ragged is None:
-            _checks.check_batch(*inputs[:3])
-        if inputs.query_offset is not None:
-            raise ValueError(
-                "positions cannot be placed on nested query and key of different lengths; attend item by item"
-            )
+        check_inputs(self, inputs, cache is not None, ("embed_dim",) * 3)
         first = self.q_proj if self.q_lora_rank is None else self.q_down_proj
         for name, x, projection in (("query", inputs.query, first), ("key", inputs.key, self.kv_down_proj)):
-            if x.shape[-1] != self.embed_dim:
-                raise ValueError(
-                    f"{name} has width {x.shape[-1]}; the module was built with embed_dim={self.embed_dim}"
-                )
             _checks.check_dtype(name, x, projection)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any, **keywords: Any) -> None:

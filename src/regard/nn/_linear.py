@@ -14,8 +14,8 @@ from regard.linear._plan import LinearPlan
 from regard.linear._state import LinearState
 from regard.masks import Mask
 from regard.nn import _checks, _inputs
+from regard.nn._heads import ProjectedHeads, check_inputs, finish, shown
 from regard.nn._inputs import Inputs, split_heads, without_padding
-from regard.nn._layouts import convert_projections
 from regard.nn._protocols import Positions
 
 # gates begin near 1: the sigmoid's logarithm over this, so that an untrained module forgets over hundreds of tokens
@@ -27,9 +27,10 @@ class _Call(NamedTuple):
     tensors: tuple[Tensor, Tensor, Tensor]
     keywords: dict[str, Any]
     pads: Tensor | None  # [B or 1, L]: query rows that are padding
+    itself: bool
 
 
-class LinearAttention(nn.Module):
+class LinearAttention(ProjectedHeads):
     """Multi-head linear attention, called as `MultiHeadAttention` is.
 
         layer = LinearAttention(512, 8)
@@ -44,14 +45,13 @@ class LinearAttention(nn.Module):
         key_dim, value_dim, qkv_bias, out_bias, qk_norm, out_dropout, positions: likewise.
         feature_map: "elu", "relu", "identity", a `regard.linear.RandomFeatures` or another module or function.
         normalize: whether the weights of a row are divided by their sum.
-        decay: None, one number in (0, 1] a head, or "retention" for 1 − 2^(−5−head).
-        gate: a factor a token and head, computed from `key` (`gate_proj`), by which earlier tokens fade.
+        decay: None, one number in (0, 1] per head, or "retention" for 1 − 2^(−5−head).
+        gate: earlier tokens fade by one factor per token and head, computed from `key` (`gate_proj`).
         out_norm: RMS-normalise each head's result (`out_norm`), as models without a normaliser do.
 
     The weights start as those of `MultiHeadAttention`.
     """
 
-    packed = False
     _decay_bits: Tensor | None
 
     def __init__(
@@ -77,29 +77,13 @@ class LinearAttention(nn.Module):
         device: Any = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
-        num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        sizes = {"embed_dim": embed_dim, "num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
-        _checks.check_sizes(sizes | {"value_head_dim": value_head_dim, "key_dim": key_dim, "value_dim": value_dim})
-        _checks.check_heads(embed_dim, num_heads, num_kv_heads, head_dim)
-        _checks.check_probability("out_dropout", out_dropout)
-        _checks.check_positions(positions)
-        self.embed_dim = embed_dim
-        self.num_heads = num_heads
-        self.num_kv_heads = num_kv_heads
-        self.head_dim = embed_dim // num_heads if head_dim is None else head_dim
-        self.value_head_dim = self.head_dim if value_head_dim is None else value_head_dim
-        self.key_dim = embed_dim if key_dim is None else key_dim
-        self.value_dim = self.key_dim if value_dim is None else value_dim
+        super().__init__(
+            embed_dim, num_heads, num_kv_heads, head_dim, value_head_dim, key_dim, value_dim, qkv_bias=qkv_bias,
+            packed=False, out_dropout=out_dropout, positions=positions, device=device, dtype=dtype,
+        )  # fmt: skip
         self.feature_map = feature_map
         self.normalize = normalize
-        self.out_dropout = out_dropout
-        self.positions = positions
-
         made: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.q_proj = nn.Linear(embed_dim, num_heads * self.head_dim, bias=qkv_bias, **made)
-        self.k_proj = nn.Linear(self.key_dim, num_kv_heads * self.head_dim, bias=qkv_bias, **made)
-        self.v_proj = nn.Linear(self.value_dim, num_kv_heads * self.value_head_dim, bias=qkv_bias, **made)
         self.gate_proj = nn.Linear(self.key_dim, num_heads, **made) if gate else None
         self.q_norm = nn.RMSNorm(self.head_dim, eps=1e-6, **made) if qk_norm else None
         self.k_norm = nn.RMSNorm(self.head_dim, eps=1e-6, **made) if qk_norm else None
@@ -114,14 +98,6 @@ class LinearAttention(nn.Module):
     def decay(self) -> Tensor | None:
         """`[num_heads]` in float64, or None."""
         return None if self._decay_bits is None else self._decay_bits.view(torch.float64)
-
-    def reset_parameters(self) -> None:
-        for projection in (self.q_proj, self.k_proj, self.v_proj):
-            nn.init.xavier_uniform_(projection.weight)
-        self.out_proj.reset_parameters()
-        for projection in (self.q_proj, self.k_proj, self.v_proj, self.out_proj):
-            if projection.bias is not None:
-                nn.init.zeros_(projection.bias)
 
     def forward(
         self,
@@ -145,12 +121,7 @@ class LinearAttention(nn.Module):
         heads = linear_attention(*call.tensors, **call.keywords)
         if self.out_norm is not None:
             heads = self.out_norm(heads)
-        out: Tensor = self.out_proj(heads.transpose(1, 2).flatten(2))
-        if self.training and self.out_dropout > 0.0:
-            out = F.dropout(out, self.out_dropout)
-        if call.pads is not None:
-            out = out.masked_fill(call.pads.unsqueeze(-1), 0.0)
-        return out if call.inputs.ragged is None else _inputs.to_nested(out, call.inputs.ragged)
+        return finish(self, heads, call)
 
     def explain(
         self,
@@ -199,7 +170,7 @@ class LinearAttention(nn.Module):
             "query_offset": offset,
             "state": cache,
         }
-        return _Call(inputs, (q, k, v), keywords, rows)
+        return _Call(inputs, (q, k, v), keywords, rows, itself)
 
     def _check(self, inputs: Inputs, cache: LinearState | None) -> None:
         if cache is not None:
@@ -208,37 +179,21 @@ class LinearAttention(nn.Module):
                     f"cache must be a regard.linear.LinearState, got {type(cache).__name__}: linear attention keeps a "
                     "sum over its tokens, not their keys and values"
                 )
-            if inputs.ragged is not None:
-                raise ValueError("cache takes padded [batch, token, dim] input; got nested tensors")
-        if inputs.ragged is None:
             _checks.check_batch(*inputs[:3])
-        if self.positions is not None and inputs.query_offset is not None:
-            raise ValueError(
-                "positions cannot be placed on nested query and key of different lengths; attend item by item"
-            )
-        widths = (("embed_dim", self.embed_dim), ("key_dim", self.key_dim), ("value_dim", self.value_dim))
-        for name, x, (width_name, width) in zip(("query", "key", "value"), inputs[:3], widths, strict=True):
-            if x.shape[-1] != width:
-                raise ValueError(f"{name} has width {x.shape[-1]}; the module was built with {width_name}={width}")
+        check_inputs(self, inputs, cache is not None)
         _checks.check_dtypes(self, *inputs[:3])
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any, **keywords: Any) -> None:
-        widths = (self.q_proj.out_features, self.k_proj.out_features, self.v_proj.out_features)
-        convert_projections(state_dict, prefix, packed=False, widths=widths)
-        super()._load_from_state_dict(state_dict, prefix, *rest, **keywords)
-
     def extra_repr(self) -> str:
-        shown: dict[str, Any] = {"embed_dim": self.embed_dim, "num_heads": self.num_heads, "head_dim": self.head_dim}
+        sizes: dict[str, Any] = {"embed_dim": self.embed_dim, "num_heads": self.num_heads, "head_dim": self.head_dim}
         others: dict[str, tuple[Any, Any]] = {
             "num_kv_heads": (self.num_kv_heads, self.num_heads),
             "value_head_dim": (self.value_head_dim, self.head_dim),
             "normalize": (self.normalize, True),
             "out_dropout": (self.out_dropout, 0.0),
         }
-        shown |= {name: given for name, (given, usual) in others.items() if given != usual}
         if isinstance(self.feature_map, str):
-            shown["feature_map"] = self.feature_map
-        return ", ".join(f"{name}={given}" for name, given in shown.items())
+            others["feature_map"] = (self.feature_map, None)
+        return shown(sizes, others)
 
 
 def _rates(decay: Sequence[float] | str | None, num_heads: int, device: Any) -> Tensor | None:
@@ -246,7 +201,7 @@ def _rates(decay: Sequence[float] | str | None, num_heads: int, device: Any) -> 
         return None
     if isinstance(decay, str):
         if decay != "retention":
-            raise ValueError(f"decay must be 'retention' or one number in (0, 1] a head, got {decay!r}")
+            raise ValueError(f"decay must be 'retention' or one number in (0, 1] per head, got {decay!r}")
         return 1 - torch.exp2(-5.0 - torch.arange(num_heads, device=device, dtype=torch.float64))
     rates = torch.as_tensor(decay, device=device)
     if not rates.is_floating_point():

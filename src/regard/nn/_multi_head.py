@@ -21,8 +21,8 @@ from regard.nn._cached import (
     update,
     without_rows,
 )
+from regard.nn._heads import ProjectedHeads, check_inputs, finish, shown
 from regard.nn._inputs import Inputs
-from regard.nn._layouts import convert_projections
 from regard.nn._protocols import Cache, Positions
 from regard.statistics import Want
 
@@ -38,7 +38,7 @@ class _Call(NamedTuple):
     itself: bool  # self attention: padding among the keys is padding among the rows
 
 
-class MultiHeadAttention(nn.Module):
+class MultiHeadAttention(ProjectedHeads):
     """Concat(head_1 … head_H) W^O, with head_i = attention(Q W_i^Q, K W_i^K, V W_i^V).
 
         mha = MultiHeadAttention(512, 8)
@@ -95,40 +95,14 @@ class MultiHeadAttention(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
-        num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        sizes = {"embed_dim": embed_dim, "num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
-        _checks.check_sizes({**sizes, "value_head_dim": value_head_dim, "key_dim": key_dim, "value_dim": value_dim})
-        _checks.check_heads(embed_dim, num_heads, num_kv_heads, head_dim)
+        super().__init__(
+            embed_dim, num_heads, num_kv_heads, head_dim, value_head_dim, key_dim, value_dim, qkv_bias=qkv_bias,
+            packed=packed, out_dropout=out_dropout, positions=positions, device=device, dtype=dtype,
+        )  # fmt: skip
         _checks.check_probability("dropout", dropout)
-        _checks.check_probability("out_dropout", out_dropout)
-        _checks.check_positions(positions)
-        self.embed_dim = embed_dim
-        self.num_heads = num_heads
-        self.num_kv_heads = num_kv_heads
-        self.head_dim = embed_dim // num_heads if head_dim is None else head_dim
-        self.value_head_dim = self.head_dim if value_head_dim is None else value_head_dim
-        self.key_dim = embed_dim if key_dim is None else key_dim
-        self.value_dim = self.key_dim if value_dim is None else value_dim
-        self.packed = packed
         self.dropout = dropout
-        self.out_dropout = out_dropout
-        self.positions = positions
         self.scale, self.softcap, self.backend = scale, softcap, backend
-
         made: dict[str, Any] = {"device": device, "dtype": dtype}
-        q_width, k_width, v_width = self.projection_widths
-        if packed:
-            if (self.key_dim, self.value_dim) != (embed_dim, embed_dim):
-                raise ValueError(
-                    f"packed=True needs one width for query, key and value; got embed_dim {embed_dim}, key_dim "
-                    f"{self.key_dim}, value_dim {self.value_dim}: leave packed out"
-                )
-            self.qkv_proj = nn.Linear(embed_dim, q_width + k_width + v_width, bias=qkv_bias, **made)
-        else:
-            self.q_proj = nn.Linear(embed_dim, q_width, bias=qkv_bias, **made)
-            self.k_proj = nn.Linear(self.key_dim, k_width, bias=qkv_bias, **made)
-            self.v_proj = nn.Linear(self.value_dim, v_width, bias=qkv_bias, **made)
         self.q_norm = nn.RMSNorm(self.head_dim, eps=1e-6, **made) if qk_norm else None
         self.k_norm = nn.RMSNorm(self.head_dim, eps=1e-6, **made) if qk_norm else None
         self.out_proj = nn.Linear(num_heads * self.value_head_dim, embed_dim, bias=out_bias, **made)
@@ -137,23 +111,8 @@ class MultiHeadAttention(nn.Module):
         self.sinks = nn.Parameter(torch.empty(num_heads, **made)) if sinks else None
         self.reset_parameters()
 
-    @property
-    def projection_widths(self) -> tuple[int, int, int]:
-        """Total widths of the projected query, key and value: the rows of `qkv_proj` in order."""
-        return (
-            self.num_heads * self.head_dim,
-            self.num_kv_heads * self.head_dim,
-            self.num_kv_heads * self.value_head_dim,
-        )
-
     def reset_parameters(self) -> None:
-        projections = (self.qkv_proj,) if self.packed else (self.q_proj, self.k_proj, self.v_proj)
-        for projection in projections:
-            nn.init.xavier_uniform_(projection.weight)
-        self.out_proj.reset_parameters()
-        for projection in (*projections, self.out_proj):
-            if projection.bias is not None:
-                nn.init.zeros_(projection.bias)
+        super().reset_parameters()
         if self.sinks is not None:
             nn.init.zeros_(self.sinks)
 
@@ -189,14 +148,14 @@ class MultiHeadAttention(nn.Module):
             return self._forward_aside(query, key, value, mask=mask, bias=bias, cache=cache, **how)
         call = self._prepare(query, key, value, mask, bias, cache, how)
         if cache is None:
-            return self._finish(api.attention(*call.tensors, **call.keywords), call)
+            return finish(self, api.attention(*call.tensors, **call.keywords), call)
         if can_attend(cache, call.keywords):
             found: Any = cache
             keywords = call.keywords
             out = found.attend(*call.tensors, mask=keywords["mask"], bias=keywords["bias"], **call.how)
-            return self._finish(out, call)
+            return finish(self, out, call)
         call = self._through(cache, call)
-        return self._finish(api.attention(*call.tensors, **call.keywords), call)
+        return finish(self, api.attention(*call.tensors, **call.keywords), call)
 
     _forward_aside = aside(forward)
 
@@ -224,7 +183,7 @@ class MultiHeadAttention(nn.Module):
         call = call if cache is None else self._through(cache, call)
         output = self.out_proj.weight if want is not None and want.value_mass else None
         seen = api.observe(*call.tensors, want=want, output=output, differentiable=differentiable, **call.keywords)
-        seen.out = self._finish(seen.out, call)
+        seen.out = finish(self, seen.out, call)
         return seen
 
     def explain(
@@ -261,10 +220,14 @@ class MultiHeadAttention(nn.Module):
         itself = key is None or key is query
         positions = self.positions
         inputs = _inputs.arrange(query, key, value, mask, may_pack=bias is None and positions is None)
-        self._check(inputs, cache, positions)
+        check_inputs(self, inputs, cache is not None)
+        if cache is not None:
+            _checks.check_cache(cache, with_positions=positions is not None)
+            claim(cache, self)
         keys = inputs.key
         pads = _inputs.padding(mask, keys.shape[1], keys.device) if cache is None else pads_of(cache, query)
         if pads is not None:
+            api.refuse_padding_in_block()
             inputs = _inputs.without_padding(inputs, pads, itself)
         try:
             q, k, v = self._project(inputs)
@@ -306,14 +269,6 @@ class MultiHeadAttention(nn.Module):
             pads = _inputs.padding_of_new_rows(call.inputs.mask, *tensors[:2], keywords["query_offset"])
         return call._replace(tensors=tensors, keywords=keywords, pads=pads)
 
-    def _finish(self, heads: Tensor, call: _Call) -> Tensor:
-        out: Tensor = self.out_proj(heads.transpose(1, 2).flatten(2))
-        if self.training and self.out_dropout > 0.0:
-            out = F.dropout(out, self.out_dropout)
-        if call.pads is not None and call.itself:
-            out = out.masked_fill(call.pads.unsqueeze(-1), 0.0)
-        return out if call.inputs.ragged is None else _inputs.to_nested(out, call.inputs.ragged)
-
     def _project(self, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
         query, key, value = inputs[:3]
         if not self.packed:
@@ -328,29 +283,8 @@ class MultiHeadAttention(nn.Module):
         q, k, v = (F.linear(x, w, b) for x, w, b in zip((query, key, value), weights, biases, strict=True))
         return q, k, v
 
-    def _check(self, inputs: Inputs, cache: Cache | None, positions: object) -> None:
-        if cache is not None:
-            if inputs.ragged is not None:
-                raise ValueError("cache takes padded [batch, token, dim] input; got nested tensors")
-            _checks.check_cache(cache, with_positions=positions is not None)
-            claim(cache, self)
-        elif inputs.ragged is None:
-            _checks.check_batch(*inputs[:3])
-        if positions is not None and inputs.query_offset is not None:
-            raise ValueError(
-                "positions cannot be placed on nested query and key of different lengths; attend item by item"
-            )
-        widths = (("embed_dim", self.embed_dim), ("key_dim", self.key_dim), ("value_dim", self.value_dim))
-        for name, x, (width_name, width) in zip(("query", "key", "value"), inputs[:3], widths, strict=True):
-            if x.shape[-1] != width:
-                raise ValueError(f"{name} has width {x.shape[-1]}; the module was built with {width_name}={width}")
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any, **keywords: Any) -> None:
-        convert_projections(state_dict, prefix, packed=self.packed, widths=self.projection_widths)
-        super()._load_from_state_dict(state_dict, prefix, *rest, **keywords)
-
     def extra_repr(self) -> str:
-        shown = {"embed_dim": self.embed_dim, "num_heads": self.num_heads, "head_dim": self.head_dim}
+        sizes = {"embed_dim": self.embed_dim, "num_heads": self.num_heads, "head_dim": self.head_dim}
         others: dict[str, tuple[Any, Any]] = {
             "num_kv_heads": (self.num_kv_heads, self.num_heads),
             "value_head_dim": (self.value_head_dim, self.head_dim),
@@ -360,7 +294,7 @@ class MultiHeadAttention(nn.Module):
             "out_dropout": (self.out_dropout, 0.0),
             "scale": (self.scale, None),
             "softcap": (self.softcap, None),
+            "sinks": (self.sinks is not None, False),
             "backend": (self.backend, "auto"),
         }
-        shown |= {name: given for name, (given, usual) in others.items() if given != usual}
-        return ", ".join(f"{name}={given}" for name, given in shown.items())
+        return shown(sizes, others)

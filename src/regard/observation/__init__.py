@@ -21,7 +21,7 @@ _ASK = {
     "top_weights": "top_k=8",
     "distance": "distance=True",
     "first_mass": "first=4",
-    "weights": "weights=(slice(0, 64), slice(0, 64))",
+    "weights": "weights=(slice(0, 64), slice(0, 64))) or, for a short input, regard.Want(weights='all'",
     "pairs": "pairs=[(5, 0), (5, 4)]",
     "relations": "scores=True",
     "value_length": "value_mass=True",

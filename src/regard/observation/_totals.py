@@ -8,7 +8,6 @@ import torch
 
 from regard import statistics
 from regard.backends._base import accumulation
-from regard.observation._top import top_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -143,7 +142,8 @@ class Totals:
         p = p[:, :, inside.start - tile.rows.start : inside.stop - tile.rows.start]
         first, count = 0, 1
         if self.want.map is not None:
-            first, last = (self._row_cell(i - self.queries.start) for i in (inside.start, inside.stop - 1))
+            ends = (inside.start - self.queries.start, inside.stop - 1 - self.queries.start)
+            first, last = (statistics.cell_of(row, len(self.queries), self.grid[0]) for row in ends)
             count = last - first + 1
         if count == 1:
             sums = p.sum(2, keepdim=True)  # [items, heads, cells, keys]
@@ -160,11 +160,6 @@ class Totals:
                 into = self.parts[cells][tile.items, tile.heads, first : first + count]
                 into.index_add_(3, self.key_cells[run.start : run.stop], part)
             start += run.stop - run.start
-
-    def _row_cell(self, row: int) -> int:
-        """The map row of a query, without asking the device: the last c with ⌊c·n/rows⌋ <= row."""
-        rows, size = self.grid[0], len(self.queries)
-        return ((row + 1) * rows - 1) // size
 
     def _distance(self, tile: Tile) -> None:
         """Sums along diagonals: in ``padded``, moving on by one row and one column is one fixed stride."""
@@ -188,9 +183,7 @@ class Totals:
         spec, offset = self.call.spec, self.call.offset
         ahead = torch.arange(diagonals.shape[-1], device=diagonals.device) - (spec.queries - 1)
         behind = (offset.view(-1, 1, 1) if isinstance(offset, torch.Tensor) else offset) - ahead
-        bucket = statistics.bucket_of(behind.abs()).expand(diagonals.shape)
-        found = diagonals.new_zeros(*diagonals.shape[:2], statistics.BUCKETS, dtype=torch.float64)
-        return found.scatter_add_(2, bucket, diagonals.double()).to(diagonals.dtype)
+        return statistics.bucket_sums(behind.abs(), diagonals)
 
     def _copies(self, tile: Tile) -> None:
         at, start = (tile.items, tile.heads), 0
@@ -221,7 +214,7 @@ class Totals:
             numbers[..., columns].masked_fill_(pairs, -1.0)
         if self.call.bias is not None:
             numbers.masked_fill_(tile.z <= statistics.NEVER, -1.0)
-        weights, columns_found = top_of(numbers, self.want.top_k)
+        weights, columns_found = statistics.top_of(numbers, self.want.top_k)
         at = (tile.items, tile.heads, slice(tile.rows.start, tile.rows.stop))
         found = _keys(tile)[columns_found]
         kept = weights.shape[-1]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _LIMIT = 4096
 
-# Query-key pairs up to which plain operations on all of them are sooner done than tiles are launched, and pairs of one
+# Query-key pairs up to which plain operations on all of them take less time than launching tiles, and pairs of one
 # head from which a kernel that has to be compiled first is worth it.
 FEW_PAIRS = {"cpu": 8_000, "cuda": 1_000_000}
 COMPILED_PAIRS = 1 << 20
@@ -63,7 +63,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "flex",
         lambda spec: spec.queries * spec.keys >= COMPILED_PAIRS,
-        "a kernel compiled for the call is worth it from a million pairs a head",
+        "a kernel compiled for the call is worth it from a million pairs per head",
         "benchmarks/backends_gpu.py",
     ),
     Rule(

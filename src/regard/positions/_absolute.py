@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from regard._checks import check_count
 from regard.masks._arguments import plain
 from regard.positions import _checks
 
@@ -24,8 +25,8 @@ def sinusoidal(
     as of a batch whose items stand at different places, `[batch, length, dim]`. Computed in float64 where the device
     has it, and given in `dtype` (torch's default dtype when not given). The paper adds it to embeddings times √dim.
     """
-    _checks.size("length", length, 0)
-    _checks.size("dim", dim)
+    check_count("length", length, 0)
+    check_count("dim", dim)
     _checks.above("base", base, 1.0)
     first = _checks.start("offset", offset)
     if device is None:
@@ -64,8 +65,8 @@ class LearnedPositions(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        _checks.size("length", length)
-        _checks.size("dim", dim)
+        check_count("length", length)
+        check_count("dim", dim)
         _checks.above("std", std)
         self.length, self.dim, self.std = length, dim, std
         self.weight = nn.Parameter(torch.empty(length, dim, device=device, dtype=dtype))

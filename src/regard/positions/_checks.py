@@ -9,18 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard._checks import check_count
+
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
-def size(name: str, value: Any, least: int = 1) -> None:
-    if isinstance(value, bool) or not isinstance(value, (Integral, torch.SymInt)):
-        raise TypeError(f"{name} must be an int, got {value!r} ({type(value).__name__})")
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, got {value}")
-
-
 def even_size(name: str, value: Any) -> None:
-    size(name, value, 2)
+    check_count(name, value, 2)
     if value % 2:
         raise ValueError(f"{name} must be even (entries are turned in pairs), got {value}")
 

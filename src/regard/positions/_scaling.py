@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from regard._checks import check_count
 from regard.positions import _checks
 
 
@@ -50,16 +51,11 @@ class Linear:
 
     factor: float
 
+    magnitude = 1.0
+    by_length = False
+
     def __post_init__(self) -> None:
         _checks.at_least_one("factor", self.factor)
-
-    @property
-    def magnitude(self) -> float:
-        return 1.0
-
-    @property
-    def by_length(self) -> bool:
-        return False
 
     def frequencies(self, dim: int, base: float, length: int | Tensor | None = None) -> Tensor:
         return plain_frequencies(dim, base) / self.factor
@@ -76,17 +72,12 @@ class DynamicNTK:
     factor: float
     original_length: int
 
+    magnitude = 1.0
+    by_length = True
+
     def __post_init__(self) -> None:
         _checks.at_least_one("factor", self.factor)
-        _checks.size("original_length", self.original_length)
-
-    @property
-    def magnitude(self) -> float:
-        return 1.0
-
-    @property
-    def by_length(self) -> bool:
-        return True
+        check_count("original_length", self.original_length)
 
     def frequencies(self, dim: int, base: float, length: int | Tensor | None = None) -> Tensor:
         if dim <= 2:
@@ -119,9 +110,11 @@ class YaRN:
     mscale_all_dim: float | None = None
     truncate: bool = True
 
+    by_length = False
+
     def __post_init__(self) -> None:
         _checks.at_least_one("factor", self.factor)
-        _checks.size("original_length", self.original_length)
+        check_count("original_length", self.original_length)
         _checks.above("beta_slow", self.beta_slow)
         _checks.above("beta_fast", self.beta_fast, self.beta_slow)
         if self.attention_factor is not None:
@@ -143,10 +136,6 @@ class YaRN:
         """What DeepSeek multiplies the attention's `scale` by, besides the magnitude of the tables."""
         return self._gain(self.mscale_all_dim) ** 2 if self.mscale_all_dim else 1.0
 
-    @property
-    def by_length(self) -> bool:
-        return False
-
     def frequencies(self, dim: int, base: float, length: int | Tensor | None = None) -> Tensor:
         low, high = self._pair_of(self.beta_fast, dim, base), self._pair_of(self.beta_slow, dim, base)
         if self.truncate:
@@ -160,7 +149,7 @@ class YaRN:
         return 1.0 / (self.factor * periods) * (1 - keep) + 1.0 / periods * keep
 
     def _pair_of(self, turns: float, dim: int, base: float) -> float:
-        """The (fractional) pair that turns so many times within the original length."""
+        """The (fractional) pair that turns this many times within the original length."""
         return (dim * math.log(self.original_length / (turns * 2 * math.pi))) / (2 * math.log(base))
 
 
@@ -174,19 +163,14 @@ class Llama3:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
 
+    magnitude = 1.0
+    by_length = False
+
     def __post_init__(self) -> None:
         _checks.at_least_one("factor", self.factor)
-        _checks.size("original_length", self.original_length)
+        check_count("original_length", self.original_length)
         _checks.above("low_freq_factor", self.low_freq_factor)
         _checks.above("high_freq_factor", self.high_freq_factor, self.low_freq_factor)
-
-    @property
-    def magnitude(self) -> float:
-        return 1.0
-
-    @property
-    def by_length(self) -> bool:
-        return False
 
     def frequencies(self, dim: int, base: float, length: int | Tensor | None = None) -> Tensor:
         plain = plain_frequencies(dim, base)

@@ -242,11 +242,15 @@ class Recording:
         head: int | None = None,
         call: int = 0,
         item: int = 0,
+        lang: str = "en",
     ) -> Figure:
-        """A matplotlib figure: "map" (one head, or a layer's heads), "entropy" or "keys" (what receives most)."""
+        """A matplotlib figure: "map" (one head, or a layer's heads), "entropy" or "keys" (what receives most).
+
+        Its labels are in English, or in Chinese with ``lang="zh"``, which needs a font that has Chinese letters.
+        """
         from regard.recording._plots import draw
 
-        return draw(self.cpu(), kind, layer, head, call, item)
+        return draw(self.cpu(), kind, layer, head, call, item, lang)
 
     def save(self, path: str | Path) -> None:
         """Write a ``.regard`` file: safetensors with a JSON header. The file is replaced whole or not at all."""
@@ -314,6 +318,8 @@ class Recording:
         encoder = "encoder" in call.site.path.split(".")
         source = self._source_tokens and (of_keys if call.kind == "cross" else encoder)
         if call.kind == "cross" and of_keys and not self._source_tokens:
+            return []
+        if call.kind == "self" and not call.of_text:
             return []
         tokens = self._source_tokens if source else self._tokens
         return tokens[item if len(tokens) > 1 else 0] if len(tokens) in (1, call.batch) else []

@@ -89,6 +89,7 @@ class Recorded:
         written_out: bool = False,
         first_key: int = 0,
         projection: str | None = None,
+        of_text: bool = True,
     ) -> None:
         self.site = site
         self.layer = layer
@@ -104,6 +105,7 @@ class Recorded:
         self.first_key = first_key  # which token the first key is: a cache may have dropped those before
         # the output projection, by its path, through which the lengths of values were taken; None: of the values alone
         self.projection = projection
+        self.of_text = of_text  # False in the part of a model that reads an image or a sound, which tokens do not name
 
     @property
     def path(self) -> str:

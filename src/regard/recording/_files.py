@@ -42,6 +42,7 @@ def save(recording: Recording, path: Path) -> None:
                 "written_out": call.written_out,
                 "first_key": call.first_key,
                 **({} if call.projection is None else {"projection": call.projection}),
+                **({} if call.of_text else {"of_text": False}),
             }
         )
     header = {
@@ -99,8 +100,8 @@ def _call(entry: dict[str, Any], index: int, tensors: dict[str, Tensor], sites: 
     # files of older versions have neither
     written_out, first_key = entry.get("written_out", False), entry.get("first_key", 0)
     _need(isinstance(written_out, bool) and _count(first_key), "a call is malformed")
-    projection = entry.get("projection")
-    _need(projection is None or isinstance(projection, str), "a call is malformed")
+    projection, of_text = entry.get("projection"), entry.get("of_text", True)
+    _need((projection is None or isinstance(projection, str)) and isinstance(of_text, bool), "a call is malformed")
     layer, number, keys = entry.get("layer"), entry.get("pass"), entry.get("keys")
     _need(_count(layer) and _count(number) and _count(keys) and all(map(_count, heads)), "a call is malformed")
     _need(entry.get("kind") in KINDS and entry.get("phase") in PHASES, "a call is of no known kind")
@@ -128,6 +129,7 @@ def _call(entry: dict[str, Any], index: int, tensors: dict[str, Tensor], sites: 
         written_out=written_out,
         first_key=first_key,
         projection=projection,
+        of_text=of_text,
     )
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from regard._page._character import LOCAL_KEYS, NEAR_BUCKETS, RULES, label
 from regard.recording._summary_words import WORDS
 
 if TYPE_CHECKING:
@@ -14,15 +15,11 @@ if TYPE_CHECKING:
 
     from regard.recording._calls import Recorded
 
-PREVIOUS = 0.5
-FIRST = 0.5
-LOCAL = 0.8
-NEAR = 7  # tokens: distances 0 … 7 fill buckets 0 … 3
-LOCAL_KEYS = 32
-BROAD = 0.8
-
+_LEAST = {name: least for name, _, least in RULES}
+# Those of the page's rules that have their statistic here, as the summary writes them.
+_WRITTEN = {"first": "first-token", "previous": "previous-token", "local": "local", "broad": "broad"}
 THRESHOLD_NUMBERS = {
-    "first": FIRST, "previous": PREVIOUS, "local": LOCAL, "near": NEAR, "keys": LOCAL_KEYS, "broad": BROAD
+    **{name: _LEAST[name] for name in _WRITTEN}, "near": 2 ** (NEAR_BUCKETS - 1) - 1, "keys": LOCAL_KEYS
 }  # fmt: skip
 THRESHOLDS = WORDS["thresholds"][0].format(**THRESHOLD_NUMBERS)
 
@@ -43,7 +40,7 @@ def describe(call: Recorded) -> list[dict[str, Any]]:
     if "distance" in call.parts and call.kind == "self":
         share = call.distance / call.distance.sum(-1, keepdim=True).clamp_min(1e-30)
         numbers["distance"] = (share * _middles(share)).sum(-1)
-        numbers["near"] = share[..., : int(math.log2(NEAR + 1)) + 1].sum(-1)
+        numbers["near"] = share[..., :NEAR_BUCKETS].sum(-1)
     if "top_keys" in call.parts and call.kind == "self":
         numbers["previous"] = _previous(call) / rows
     names = ("entropy", "spread", "max_weight", "first", "distance", "near", "previous")
@@ -54,27 +51,8 @@ def describe(call: Recorded) -> list[dict[str, Any]]:
             row = {key: None if value is not None and math.isnan(value) else value for key, value in row.items()}
             if "first_value" in numbers:
                 row["first_value"] = float(numbers["first_value"][item, at])
-            found.append({"item": item, "head": head, **row, "label": label(row, call)})
+            found.append({"item": item, "head": head, **row, "label": _WRITTEN.get(label(row, call.keys), "")})
     return found
-
-
-def label(row: dict[str, Any], call: Recorded) -> str:
-    """The head's name by the thresholds above; empty when none fits."""
-    if call.keys < 2:
-        return ""
-    if _reaches(row["first"], FIRST):
-        return "first-token"
-    if _reaches(row["previous"], PREVIOUS):
-        return "previous-token"
-    if call.keys >= LOCAL_KEYS and _reaches(row["near"], LOCAL):
-        return "local"
-    if _reaches(row["spread"], BROAD):
-        return "broad"
-    return ""
-
-
-def _reaches(value: float | None, least: float) -> bool:
-    return value is not None and value >= least
 
 
 def first_key(mass: Tensor) -> Tensor:

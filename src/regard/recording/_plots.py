@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from regard._display.texts import Catalogue, text
 from regard.recording._summary import show
+from regard.recording._summary_words import WORDS as LABELS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,10 +21,33 @@ if TYPE_CHECKING:
 KINDS = ("map", "entropy", "keys")
 _LABELS = 40  # positions that are named along an axis, at most
 _BARS = 24
+WORDS: Catalogue = {
+    "head": ("head {head}", "头 {head}"),
+    "labelled": ("head {head}: {label}", "头 {head}：{label}"),
+    "heads": ("{count} heads", "{count} 个头"),
+    "layer": ("layer", "层"),
+    "place": ("layer {layer}: {path}", "第 {layer} 层：{path}"),
+    "weight": ("weight", "权重"),
+    "mean weight": ("mean weight", "平均权重"),
+    "key": ("key", "键"),
+    "query": ("query", "查询"),
+    "most": ("most possible", "最大可能值"),
+    "a head": ("a head", "一个头"),
+    "mean": ("mean of the layer", "该层平均"),
+    "entropy": ("entropy (nats)", "熵（nat）"),
+    "share": ("share of the weight received", "得到的权重占比"),
+    "keys": ("layer {layer}, {who}: the keys that receive most", "第 {layer} 层，{who}：得到最多权重的键"),
+}
 
 
 def draw(
-    recording: Recording, kind: str | None, layer: int | str | None, head: int | None, call: int, item: int
+    recording: Recording,
+    kind: str | None,
+    layer: int | str | None,
+    head: int | None,
+    call: int,
+    item: int,
+    lang: str = "en",
 ) -> Figure:
     if kind is None:
         kind = "entropy" if layer is None else "map"
@@ -29,26 +55,42 @@ def draw(
         raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
     if not recording.calls:
         raise ValueError("the recording is empty: nothing attended inside the block")
+    try:
+        from regard._display.figures import lettered
+    except ImportError as error:
+        raise ImportError("plots need matplotlib: pip install matplotlib") from error
+    with lettered(lang):
+        return _drawn(recording, kind, layer, head, call, item, partial(text, WORDS, lang), partial(text, LABELS, lang))
+
+
+def _drawn(
+    recording: Recording,
+    kind: str,
+    layer: int | str | None,
+    head: int | None,
+    call: int,
+    item: int,
+    say: Any,
+    named: Any,
+) -> Figure:
     if kind == "entropy":
-        return _entropy(recording, layer, item)
+        return _entropy(recording, layer, item, say)
     if layer is None:
         raise ValueError(f"kind={kind!r} needs a layer, such as layer=0")
     heads = recording.select(layer, recording.at(layer)[call].heads[0], call=call, item=item).call.heads
     if head is not None:
         heads = (head,)
     chosen = [recording.select(layer, one, call=call, item=item) for one in heads]
-    return _keys(recording, chosen) if kind == "keys" else _maps(recording, chosen)
+    return _keys(chosen, say) if kind == "keys" else _maps(recording, chosen, say, named)
 
 
 def _figure(width: float, height: float) -> Figure:
-    try:
-        from regard._display.figures import Figure
-    except ImportError as error:
-        raise ImportError("plots need matplotlib: pip install matplotlib") from error
+    from regard._display.figures import Figure
+
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def _maps(recording: Recording, heads: list[Head]) -> Figure:
+def _maps(recording: Recording, heads: list[Head], say: Any, named: Any) -> Figure:
     columns = min(4, math.ceil(math.sqrt(len(heads))))
     rows = math.ceil(len(heads) / columns)
     alone = len(heads) == 1
@@ -66,16 +108,18 @@ def _maps(recording: Recording, heads: list[Head]) -> Figure:
             extent=(-0.5, head.call.keys - 0.5, head.call.queries - 0.5, -0.5),
         )
         label = _label(recording, head)
-        axes.set_title(f"head {head.head}{': ' + label if label else ''}", fontsize=10)
+        title = say("labelled", head=head.head, label=named(label)) if label else say("head", head=head.head)
+        axes.set_title(title, fontsize=10)
         if alone:
             _name_ticks(axes, head)
         else:
             axes.tick_params(labelsize=7)
     if alone:
-        figure.colorbar(picture, label="weight" if head.call.queries * head.call.keys == values.size else "mean weight")
-    figure.suptitle(f"layer {heads[0].call.layer}: {heads[0].call.path}", fontsize=11, parse_math=False)
-    figure.supxlabel("key", fontsize=9)
-    figure.supylabel("query", fontsize=9)
+        exact = head.call.queries * head.call.keys == values.size
+        figure.colorbar(picture, label=say("weight" if exact else "mean weight"))
+    figure.suptitle(say("place", layer=heads[0].call.layer, path=heads[0].call.path), fontsize=11, parse_math=False)
+    figure.supxlabel(say("key"), fontsize=9)
+    figure.supylabel(say("query"), fontsize=9)
     return figure
 
 
@@ -106,7 +150,7 @@ def _label(recording: Recording, head: Head) -> str:
     return next(str(row["label"]) for row in rows if (row["item"], row["head"]) == (head.item, head.head))
 
 
-def _entropy(recording: Recording, layer: int | str | None, item: int) -> Figure:
+def _entropy(recording: Recording, layer: int | str | None, item: int, say: Any) -> Figure:
     """Of one layer: each head along the queries. Of all: mean of each head, by layer."""
     figure = _figure(7.2, 4.0)
     axes = figure.add_subplot()
@@ -114,30 +158,32 @@ def _entropy(recording: Recording, layer: int | str | None, item: int) -> Figure
         call = recording.at(layer)[0]
         colours = _colours(len(call.heads))
         for at, number in enumerate(call.heads):
-            axes.plot(call.entropy[item, at].numpy(), label=f"head {number}", linewidth=1, color=colours[at])
+            label = say("head", head=number)
+            axes.plot(call.entropy[item, at].numpy(), label=label, linewidth=1, color=colours[at])
         counts = call.counts()[item, 0]
         most = counts.clamp_min(1).log().masked_fill(counts == 0, torch.nan)
-        axes.plot(most.numpy(), color="0.6", linestyle="--", linewidth=1, label="most possible")
-        axes.set_xlabel("query")
-        axes.set_title(f"layer {call.layer}: {call.path}", fontsize=11, parse_math=False)
+        axes.plot(most.numpy(), color="0.6", linestyle="--", linewidth=1, label=say("most"))
+        axes.set_xlabel(say("query"))
+        axes.set_title(say("place", layer=call.layer, path=call.path), fontsize=11, parse_math=False)
         axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     else:
         rows = [row for row in recording.to_dicts() if row["item"] == item and row["entropy"] is not None]
-        axes.scatter([row["layer"] for row in rows], [row["entropy"] for row in rows], s=14, alpha=0.5, label="a head")
+        places, found = [row["layer"] for row in rows], [row["entropy"] for row in rows]
+        axes.scatter(places, found, s=14, alpha=0.5, label=say("a head"))
         layers = sorted({row["layer"] for row in rows})
         means = [torch.tensor([row["entropy"] for row in rows if row["layer"] == at]).mean().item() for at in layers]
-        axes.plot(layers, means, color="C1", label="mean of the layer")
+        axes.plot(layers, means, color="C1", label=say("mean"))
         axes.set_xticks(layers if len(layers) <= 16 else layers[:: math.ceil(len(layers) / 16)])
-        axes.set_xlabel("layer")
+        axes.set_xlabel(say("layer"))
         axes.set_title(recording.title, fontsize=11, parse_math=False)
         axes.legend(fontsize=8)
-    axes.set_ylabel("entropy (nats)")
+    axes.set_ylabel(say("entropy"))
     axes.set_ylim(bottom=0)
     return figure
 
 
 def _colours(count: int) -> list[Any]:
-    """A colour a head; the usual ten would come round again."""
+    """One colour per head; the usual ten would come round again."""
     if count <= 10:
         return [f"C{at}" for at in range(count)]
     from matplotlib import colormaps
@@ -145,7 +191,7 @@ def _colours(count: int) -> list[Any]:
     return [colormaps["turbo"](0.05 + 0.9 * at / (count - 1)) for at in range(count)]
 
 
-def _keys(recording: Recording, heads: list[Head]) -> Figure:
+def _keys(heads: list[Head], say: Any) -> Figure:
     """The keys that receive most, heads added up."""
     mass = torch.stack([head.key_mass for head in heads]).sum(0)
     share = mass / mass.sum().clamp_min(1e-30)
@@ -155,7 +201,7 @@ def _keys(recording: Recording, heads: list[Head]) -> Figure:
     axes.bar(range(len(best)), share[best].numpy())
     names = [f"{show(heads[0].key_tokens[at])} ({at})" for at in best.tolist()]
     axes.set_xticks(range(len(best)), names, rotation=90, fontsize=7, parse_math=False)
-    axes.set_ylabel("share of the weight received")
-    who = f"head {heads[0].head}" if len(heads) == 1 else f"{len(heads)} heads"
-    axes.set_title(f"layer {heads[0].call.layer}, {who}: the keys that receive most", fontsize=11)
+    axes.set_ylabel(say("share"))
+    who = say("head", head=heads[0].head) if len(heads) == 1 else say("heads", count=len(heads))
+    axes.set_title(say("keys", layer=heads[0].call.layer, who=who), fontsize=11)
     return figure

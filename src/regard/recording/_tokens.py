@@ -28,6 +28,7 @@ def ids_to_text(tokenizer: Any, ids: Any) -> list[list[str]]:
     for token in {token for row in rows for token in row}:
         text = tokenizer.decode([token]) if hasattr(tokenizer, "decode") else ""
         if not text or "�" in text:
-            text = str(tokenizer.convert_ids_to_tokens([token])[0])
+            name = tokenizer.convert_ids_to_tokens([token])[0]
+            text = f"<id {token}>" if name is None else str(name)  # a model may have more ids than its tokenizer
         texts[token] = text
     return [[texts[token] for token in row] for row in rows]

@@ -72,9 +72,8 @@ def statistics_of(
         found["pairs"] = weights[:, :, pairs[:, 0], pairs[:, 1]].to(dtype)
     if want.map is not None and "map" in found:
         shape = found["map"].shape[2:]
-        sizes = [
-            torch.bincount(_cells(n, m, weights), minlength=m) for n, m in zip((len(counted), keys), shape, strict=True)
-        ]
+        counts = zip((len(counted), keys), shape, strict=True)
+        sizes = [statistics.cell_sizes(size, count, weights.device) for size, count in counts]
         for name in {"map", "value_map"} & set(found):
             found[name] /= sizes[0][:, None] * sizes[1]
     return found
@@ -110,8 +109,8 @@ def _cells(size: int, count: int, like: Tensor) -> Tensor:
 
 def _top(p: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Largest first, ties to the lower key; keys of weight 0 are no keys that were looked at."""
-    best, at = torch.sort(p, dim=-1, descending=True, stable=True)
-    best, at = best[..., :k], at[..., :k].masked_fill(best[..., :k] <= 0, -1)
+    best, at = statistics.top_of(p, k)
+    at = at.masked_fill(best <= 0, -1)
     if best.shape[-1] < k:
         short = k - best.shape[-1]
         best = torch.nn.functional.pad(best, (0, short))
@@ -123,6 +122,4 @@ def _by_distance(p: Tensor, rows: range, offset: int | Tensor) -> Tensor:
     i = torch.arange(rows.start, rows.stop, device=p.device)[:, None]
     start = offset.to(p.device).view(-1, 1, 1, 1) if isinstance(offset, torch.Tensor) else offset
     apart = (i + start - torch.arange(p.shape[3], device=p.device)).abs()
-    bucket = statistics.bucket_of(apart).long().expand(p.shape)
-    found = p.new_zeros(*p.shape[:2], statistics.BUCKETS, dtype=torch.float64)
-    return found.scatter_add_(2, bucket.flatten(2), p.flatten(2).double()).to(p.dtype)
+    return statistics.bucket_sums(apart, p)

@@ -1,4 +1,4 @@
-"""Rules 34 to 39: layouts, backends, modes."""
+"""Rules 34 to 39 and 71: layouts, backends, modes."""
 
 from __future__ import annotations
 
@@ -157,6 +157,33 @@ def plan(t: Trial, case: str) -> str:
     expect(named in ("auto", found.backend), f"plan.backend is {found.backend!r} where {named!r} was asked for")
     expect(found.backend in str(found), "printing the plan does not show the backend")
     return f"{found.backend}: {found.reason}"
+
+
+@rule(71, "equal calls get equal plans, whatever ran before", ("plain", "causal", "everything", "decode"), WIDE)
+def the_plan_does_not_remember(t: Trial, case: str) -> str:
+    explain = t.need("explain")
+
+    def found() -> Any:  # each time other tensors and another mask, with the same in them
+        sizes = (2, 3, 1, 63, 11) if case == "decode" else (2, 3, 33, 33, 11)
+        call = composites(t)["everything"] if case == "everything" else t.call(*sizes)
+        call.tree = ("causal",) if case in ("causal", "decode") else call.tree
+        plan = explain(call.query, call.key, call.value, **call.keywords())
+        return plan.backend, plan.reason, str(plan)
+
+    first = found()
+    for others in (t.call(1, 3, 63, 63, 11, tree=("window", 3, 0)), t.call(2, 3, 1, 111, 11, tree=("causal",))):
+        explain(others.query, others.key, others.value, **others.keywords())
+        others.run(t.fn)
+        again = found()
+        expect(again == first, f"the plan was {first[0]}: {first[1]}; after another call it is {again[0]}: {again[1]}")
+    return f"{first[0]}, each time"
+
+
+@rule(71, "what a plan names can run, at every size", ("1", "63", "257", "513"), WIDE)
+def the_plan_can_run(t: Trial, dim: str) -> str:
+    call = t.call(1, 2, 5, 7, int(dim), tree=("causal",))
+    plan = t.need("explain")(call.query, call.key, call.value, **call.keywords())
+    return f"{plan.backend}: {t.agrees(call, gradients=False)}"
 
 
 DTYPE = "the output has q's dtype and device; under autocast the autocast dtype"

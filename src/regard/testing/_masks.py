@@ -34,7 +34,7 @@ def trees(L: int, S: int) -> dict[str, Tree]:
         "columns": ("columns", 2),
         "strided": ("strided", 3),
         "blocks": ("blocks", 5, (3, 4), 2),
-        "blocks a head": ("blocks", 6, (2, 3, 3, 4), 3),
+        "blocks by head": ("blocks", 6, (2, 3, 3, 4), 3),
         "random blocks": ("random_blocks", 2, 2, 9),
         "keep": ("keep", 7, (L, S)),
         "keep an item": ("keep", 8, (2, 3, L, S)),
@@ -283,7 +283,7 @@ def random_blocks_choose_count(t: Trial, case: str) -> str:
         blocks = dense.reshape(12 // size, size, 12 // size, size).transpose(0, 2, 1, 3)
         whole = blocks.all((2, 3))
         expect(bool((whole == blocks.any((2, 3))).all()), "a block is neither wholly permitted nor wholly hidden")
-        expect(bool((whole.sum(1) == count).all()), f"blocks a row: {whole.sum(1)}, expected {count}")
+        expect(bool((whole.sum(1) == count).all()), f"blocks per row: {whole.sum(1)}, expected {count}")
     return "count blocks in every row"
 
 

@@ -9,7 +9,7 @@ import torch
 from regard import Want, watch
 from regard.recording import Recording
 from regard.train._tokens import START, STOP
-from regard.train._translate import Translator
+from regard.train._translate import Translation, Translator
 
 
 class Aligned(NamedTuple):
@@ -22,13 +22,16 @@ class Aligned(NamedTuple):
     recording: Recording
 
 
-def align(translator: Translator, line: str, *, layers: int | None = None) -> Aligned:
-    """Translate a sentence with the first model and watch it read the result.
+def align(
+    translator: Translator, line: str, *, translation: Translation | None = None, layers: int | None = None
+) -> Aligned:
+    """Watch the first model read a sentence and its translation.
 
     Args:
+        translation: of this sentence by this translator; the best of a beam search when not given.
         layers: average over this many last decoder layers; over all when not given.
     """
-    [[best]] = translator([line], best=1)
+    best = translator([line])[0][0] if translation is None else translation
     words, model = translator.words, translator.models[0]
     source = [*words.encode([line])[0], STOP]
     target = [*best.tokens, STOP]

@@ -38,15 +38,23 @@ def model_of(settings: Settings, vocabulary: int, device: torch.device | str | N
 
 
 def encode_pairs(words: Words, pairs: Pairs, settings: Settings, *, dropping: int | None = None) -> Corpus:
-    """`dropping` is the seed of BPE-dropout; None splits as translation does."""
+    """Pairs with a side longer than `max_tokens` are left out. `dropping` is the seed of BPE-dropout; None splits as
+    translation does.
+
+    Raises:
+        ValueError: all pairs are that long.
+    """
     source, target = (
         words.encode(lines)
         if dropping is None
         else words.encode_dropping(lines, settings.bpe_dropout, 2 * dropping + side)
         for side, lines in enumerate(pairs)
     )
-    longest = settings.max_tokens - 1
-    return parallel([each[:longest] for each in source], [each[:longest] for each in target])
+    # the start and the stop token stand with them; half a sentence would teach to stop early
+    kept = [pair for pair in zip(source, target, strict=True) if max(map(len, pair)) < settings.max_tokens]
+    if not kept:
+        raise ValueError(f"all {len(source)} sentences have max_tokens={settings.max_tokens} tokens or more; raise it")
+    return parallel(*zip(*kept, strict=True))
 
 
 def translation_trainer(
@@ -81,9 +89,11 @@ def translation_trainer(
         return bleu([each[0].text for each in found], data.valid.target, lowercase=settings.lowercase)
 
     valid = encode_pairs(words, data.valid, settings)
-    return Trainer(
+    trainer = Trainer(
         model, settings, words, encode, valid, Path(out), device, score=score if with_bleu else None, how=how
     )
+    trainer.left_out = len(data.train.source) - len(plain.target.lengths)
+    return trainer
 
 
 def language_trainer(
@@ -98,7 +108,7 @@ def language_trainer(
     device = torch.device(device)
     cut = max(1, len(lines) * 9 // 10)
     if cut >= len(lines):
-        raise ValueError(f"the text has {len(lines)} line; expected at least two, to hold one out for validation")
+        raise ValueError(f"expected a text of at least two lines, to hold one out for validation; got {len(lines)}")
     words = Words.learn(lines[:cut], vocab_size=settings.vocab_size, lowercase=settings.lowercase)
     words = Words.read(Processes(device).agree(words.as_json()))
     torch.manual_seed(settings.seed)
@@ -107,5 +117,10 @@ def language_trainer(
     def corpus(part: Sequence[str]) -> Corpus:
         return running([token for ids in words.encode(part) for token in ids], settings.max_tokens)
 
-    train = corpus(lines[:cut])
-    return Trainer(model, settings, words, lambda epoch: train, corpus(lines[cut:]), Path(out), device, how=how)
+    train, valid = corpus(lines[:cut]), corpus(lines[cut:])
+    if not len(train.target.lengths) or not len(valid.target.lengths):
+        raise ValueError(
+            f"the text has too few tokens: of its {len(lines)} lines, the first {cut} and the other "
+            f"{len(lines) - cut}, which are held out for validation, need two tokens each"
+        )
+    return Trainer(model, settings, words, lambda epoch: train, valid, Path(out), device, how=how)

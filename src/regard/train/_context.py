@@ -14,6 +14,7 @@ from torch import Tensor
 
 import regard
 from regard import Observation, Plan, Want
+from regard.api import outside_block
 from regard.masks import Mask
 
 LAYOUTS = ("balanced", "contiguous")
@@ -71,7 +72,8 @@ class ContextParallel:
             return regard.attention(query, key, value, **keywords)
         calls = self._calls(query, key, keywords)
         keys, values = self.gather(key), self.gather(value)
-        return torch.cat([regard.attention(query[:, :, rows], keys, values, **given) for rows, given in calls], 2)
+        with outside_block():
+            return torch.cat([regard.attention(query[:, :, rows], keys, values, **given) for rows, given in calls], 2)
 
     def observe(self, query: Tensor, key: Tensor, value: Tensor, *, want: Want | None = None, **keywords: Any) -> Any:
         """`regard.observe`: `.out` has this process's rows, the statistics are those of the whole sequence.
@@ -86,7 +88,8 @@ class ContextParallel:
         part = self._part_of(want, query.shape[2] * self.count)
         calls = self._calls(query, key, keywords)
         keys, values = self.gather(key), self.gather(value)
-        seen = [regard.observe(query[:, :, rows], keys, values, want=part, **given) for rows, given in calls]
+        with outside_block():
+            seen = [regard.observe(query[:, :, rows], keys, values, want=part, **given) for rows, given in calls]
         found: dict[str, Tensor] = {}
         for name in (*_ROWS, "map", "value_map"):
             if name in vars(seen[0]):
@@ -106,7 +109,8 @@ class ContextParallel:
         keys = key.new_empty(1).expand(shape)
         values = value.new_empty(1).expand(*shape[:3], value.shape[3])
         calls = self._calls(query, key, keywords)
-        return [regard.explain(query[:, :, rows], keys, values, **given) for rows, given in calls]
+        with outside_block():
+            return [regard.explain(query[:, :, rows], keys, values, **given) for rows, given in calls]
 
     def _number(self, tokens: int) -> int:
         """Of pieces."""

@@ -45,7 +45,7 @@ def _bleu(lowercase: bool) -> Any:
     try:
         from sacrebleu.metrics.bleu import BLEU
     except ImportError:
-        raise ImportError("BLEU is computed by sacrebleu: pip install 'regard[train]'") from None
+        raise ImportError("BLEU is computed by sacrebleu: pip install sacrebleu") from None
     return BLEU(lowercase=lowercase, force=True)  # its advice about detokenising goes to stderr
 
 
@@ -102,12 +102,12 @@ def compare(
 
     systems = [("theirs", list(theirs)), ("ours", list(ours))]
     found = []
-    for (
-        name,
-        metric,
-    ) in metrics.items():  # one at a time: its results go by the metric's own name, and BLEU is here twice
+    # one at a time: its results go by the metric's own name, and BLEU is here twice
+    for name, metric in metrics.items():
         results: Any = PairedTest(systems, {name: metric}, [list(references)], test_type="bs", n_samples=samples)()[1]
         [(base, own)] = [pair for key, pair in results.items() if key != "System"]
-        interval = own.mean - own.ci, own.mean + own.ci
-        found.append(Compared(name, float(own.score), float(base.score), interval, float(own.p_value)))
+        interval = float(own.mean - own.ci), float(own.mean + own.ci)
+        # sacreBLEU counts the draws that differ by more than the scores do: none where nothing differs, ever
+        p_value = 1.0 if own.score == base.score else float(own.p_value)
+        found.append(Compared(name, float(own.score), float(base.score), interval, p_value))
     return found

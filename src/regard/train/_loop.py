@@ -74,6 +74,7 @@ class Trainer:
         self.best: dict[str, float] = {}
         self.since_best = 0
         self.seconds = 0.0
+        self.left_out = 0  # training sentences that are too long
         self.ended: str | None = None
         self._asked_to_stop = False
 

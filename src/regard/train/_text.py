@@ -45,8 +45,8 @@ def read_lines(path: str | Path) -> Lines:
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         raise ValueError(
-            f"{path}, line {line}: byte {raw[error.start]:#04x} is not UTF-8; convert the file "
-            "(iconv -f LATIN1 -t UTF-8)"
+            f"{path}, line {line}: byte {raw[error.start]:#04x} is not UTF-8; convert the file, "
+            "for example with iconv -f LATIN1 -t UTF-8"
         ) from None
     lines = text.split("\n")
     if lines and not lines[-1]:
@@ -112,7 +112,7 @@ def split(pairs: Pairs, held_out: int = 1000) -> Data:
     """The last sentences for validation, the others for training."""
     count = min(held_out, max(1, len(pairs.source) // 10))
     if count >= len(pairs.source):
-        raise ValueError(f"{len(pairs.source)} sentences are too few to hold one out for validation")
+        raise ValueError(f"expected at least two sentences, to hold one out for validation; got {len(pairs.source)}")
     return Data(
         Pairs(pairs.source[:-count], pairs.target[:-count]), Pairs(pairs.source[-count:], pairs.target[-count:])
     )

@@ -8,6 +8,7 @@ _written       a softmax and the product that follows; _exponentials: the ways i
 _axes, _layout which axis of the weights is batch, head, query, key
 _seen          a call given by query, key and value; _in_memory: one given by its weights
 _modules       the modules under way; _padding: which queries are padding, by what those were told
+_caches        the tokens that a cache has seen; _packed: heads that a function hands over as queries
 _around        what operators do not say: regard's own calls, foreign kernels, compiled code
 """
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from regard.backends import _guard
-from regard.watching import _seen
+from regard.watching import _packed, _seen
 from regard.watching._silence import silence, silent
 
 if TYPE_CHECKING:
@@ -127,7 +127,8 @@ def _interface(get: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(real)
         def shown(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, *rest: Any, **given: Any) -> Any:
             before = [(watcher, watcher.met) for watcher in here()]
-            out = real(module, query, key, value, attention_mask, *rest, **given)
+            with _packed.asking(query):
+                out = real(module, query, key, value, attention_mask, *rest, **given)
             if all(watcher.met == met for watcher, met in before):  # none of its operators was known
                 for watcher, _ in before:
                     watcher.see(

@@ -213,3 +213,9 @@ def _warn_of_gaps(watcher: Watcher) -> None:
             "shows no softmax over keys (state spaces, convolutions, linear attention, a kernel of its own)",
             stacklevel=4,
         )
+    elif not watcher.passes and not recording.calls:
+        warnings.warn(
+            f"regard.watch did not see {recording.title} run in the block: call the model there; if a function "
+            "compiled by torch.compile calls it, call that function uncompiled",
+            stacklevel=4,
+        )

@@ -140,6 +140,7 @@ def _note(tracker: Tracker, out: Tensor, axis: int, lse: Tensor) -> None:
 
 EXPONENTIALS: dict[Any, Callable[[Tracker, Any, Any, Any], None]] = {
     aten._softmax: _softmax,
+    aten.softmax: _softmax,  # with ``out=`` alone; else torch takes it apart
     aten._safe_softmax: _safe_softmax,
     aten._masked_softmax: _masked_softmax,
     aten._log_softmax: _log_softmax,
@@ -154,4 +155,4 @@ EXPONENTIALS: dict[Any, Callable[[Tracker, Any, Any, Any], None]] = {
 }
 
 # Those that say by themselves that a softmax is taken.
-SOFTMAXES = frozenset((aten._softmax, aten._safe_softmax, aten._masked_softmax, aten._log_softmax))
+SOFTMAXES = frozenset((aten._softmax, aten.softmax, aten._safe_softmax, aten._masked_softmax, aten._log_softmax))

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from regard import masks
 from regard.masks import Mask
+from regard.watching._packed import packed_heads, unpacked, unpacked_mask
 from regard.watching._seen import Seen, Unseen, hiding, recognised
 
 aten = torch.ops.aten
@@ -18,7 +19,12 @@ aten = torch.ops.aten
 def _kernel(given: dict[str, Any], out: Any) -> Seen:
     """The kernels behind torch.nn.functional.scaled_dot_product_attention, [batch, head, token, dim]."""
     q, k, v = (_plain(given[name]) for name in ("query", "key", "value"))
-    mask, bias = additive(given.get("attn_mask", given.get("attn_bias")), q, k)
+    added = given.get("attn_mask", given.get("attn_bias"))
+    result = out[0] if isinstance(out, (tuple, list)) else out
+    if heads := packed_heads(*q.shape[1:3]):
+        added = None if added is None else unpacked_mask(added.detach(), q.shape, heads)
+        q, result = unpacked(q, heads), unpacked(result, heads)
+    mask, bias = additive(added, q, k)
     offset = None
     if given["is_causal"]:
         mask, offset = masks.causal(), 0  # counted from the top left
@@ -35,7 +41,7 @@ def _kernel(given: dict[str, Any], out: Any) -> Seen:
         offset=offset,
         placed=offset is not None,
         lse=None if lse is None else lse.detach().reshape(q.shape[:3]).contiguous(),
-        result=out[0] if isinstance(out, (tuple, list)) else out,
+        result=result,
     )
 
 

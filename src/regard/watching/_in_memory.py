@@ -23,6 +23,7 @@ class InMemory(NamedTuple):
     placed: bool = False
     real: Tensor | None = None
     written_out: bool = True
+    placeless: bool = True  # weights are what they are, wherever the queries stand
     value: Tensor | None = None  # [batch, head, key, dim], where the product with values shows them
     result: Tensor | None = None  # that product, [batch, head, query, dim]
     live: Tensor | None = None  # the softmax's output with its place in autograd's graph, where it was kept

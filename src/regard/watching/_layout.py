@@ -33,7 +33,7 @@ def laid_out(
     known: Weights, rows: Sequence[Piece], heads: Sequence[Piece] | None, heads_dim: int | None, modules: Sequence[Any]
 ) -> InMemory:
     """``rows`` are the axes that the product kept apart from batch and keys; ``heads`` those that were laid next to the
-    values' dim, None when none were seen to be."""
+    values' dim, None when none were seen to be; () when an axis was cut in two, and neither part was laid there."""
     found = arranged(known, rows, heads, heads_dim, modules)
     shape, axis = known.softmax.shape, known.softmax.axis
     weights = rearranged(known.final, found.pieces(known.final_dims), found.groups)
@@ -51,7 +51,7 @@ def arranged(
     if known.changed:
         raise Unseen(f"its weights are {known.changed} between the softmax and the product with values")
     shape, axis = known.softmax.shape, known.softmax.axis
-    found = _heads(known, heads, heads_dim, modules)
+    found = _heads(known, rows, heads, heads_dim, modules)
     dims = [_axes.cut(dim, found) for dim in known.final_dims]
     if any(dim is None for dim in dims):
         raise Unseen(_unclear(shape))
@@ -65,7 +65,7 @@ def arranged(
 
 
 def _heads(
-    known: Weights, heads: Sequence[Piece] | None, heads_dim: int | None, modules: Sequence[Any]
+    known: Weights, rows: Sequence[Piece], heads: Sequence[Piece] | None, heads_dim: int | None, modules: Sequence[Any]
 ) -> tuple[Piece, ...]:
     shape, axis = known.softmax.shape, known.softmax.axis
     if heads_dim is not None:
@@ -75,16 +75,30 @@ def _heads(
     count = _count(modules)
     if heads and not (count == 1 and len(shape) <= 3):
         return tuple(heads)
-    if count == 1 or (len(shape) <= 3 and count is None):
+    if count == 1 or (len(shape) <= 3 and count is None and heads is None):
         return ()
-    candidates = [n for n, size in enumerate(shape) if n != axis and size == count]
-    if len(shape) > 4 and len(candidates) == 1:
-        return _axes.whole(candidates[0], shape[candidates[0]])
-    if axis == len(shape) - 1 and (len(shape) == 4 or (len(shape) > 4 and known.softmax.by_function)):
-        return _axes.whole(axis - 2, shape[axis - 2])  # [..., head, query, key], as torch's own function has it
-    if len(shape) == 4 and len(candidates) == 1:
-        return _axes.whole(candidates[0], shape[candidates[0]])
-    raise Unseen(_unclear(shape))
+    at = _head_axis(known, {piece.axis for piece in rows}, count)
+    if at is None:
+        raise Unseen(_unclear(shape))
+    return _axes.whole(at, shape[at])
+
+
+def _head_axis(known: Weights, rows: set[int], count: int | None) -> int | None:
+    """The axis of the heads by what the module calls their number, or by the order in which code has them."""
+    shape, axis = known.softmax.shape, known.softmax.axis
+    if len(shape) < 4:
+        return None
+    counted = [n for n, size in enumerate(shape) if n != axis and size == count and (n not in rows or len(rows) > 1)]
+    if len(counted) == 1:
+        return counted[0]
+    if axis != len(shape) - 1:
+        return None
+    if len(shape) > 4:
+        return axis - 2 if known.softmax.by_function else None
+    # [batch, head, …, key] without the queries, wherever those are; a single query is an axis of 1
+    queries = rows or ({axis - 1} if shape[axis - 1] == 1 else {n for n in range(axis) if shape[n] == 1})
+    others = [n for n in range(axis) if n not in queries]
+    return others[-1] if others else axis - 2
 
 
 def _count(modules: Sequence[Any]) -> int | None:

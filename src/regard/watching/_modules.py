@@ -103,14 +103,26 @@ def running(modules: dict[int, tuple[str, nn.Module]]) -> list[tuple[FrameType, 
     found: list[tuple[FrameType, Frame]] = []
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        owner = frame.f_locals.get("self") if "self" in frame.f_code.co_varnames[:1] else None
-        if isinstance(owner, nn.Module) and id(owner) in modules:
+        owner = _owner(frame)
+        if owner is not None and id(owner) in modules:
             path, module = modules[id(owner)]
             if not found or found[-1][1].module is not module:
                 given = {name: frame.f_locals[name] for name in names_of(module) if name in frame.f_locals}
                 found.append((frame, Frame(path, module, (), given)))
         frame = frame.f_back
     return found[::-1]
+
+
+def _owner(frame: FrameType) -> nn.Module | None:
+    """The module whose method runs in a frame of the interpreter, whatever the method calls it."""
+    code = frame.f_code
+    owner = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
+    if not isinstance(owner, nn.Module):
+        return None
+    if code.co_varnames[0] == "self":
+        return owner
+    methods = (vars(kind).get(code.co_name) for kind in type(owner).__mro__)
+    return owner if any(getattr(method, "__code__", None) is code for method in methods) else None
 
 
 def inside_transform() -> bool:

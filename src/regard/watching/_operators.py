@@ -7,6 +7,7 @@ that are not watched, on this thread or another, run as before.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -75,7 +76,7 @@ class Listening(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._higher_order(func, args, kwargs)
         if not types and _is_composite(func) and not _has_nested(args):
             # in inference mode, and below autograd, torch hands operators over before it takes them apart
-            with self:
+            with self, _views_as_ever():
                 return func._op_dk(_COMPOSITE, *args, **kwargs)
         kernel = _fused.KERNELS.get(packet)
         if kernel is not None:
@@ -118,6 +119,14 @@ class Listening(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return out
         with self:
             return plain(*args, **kwargs)
+
+
+def _views_as_ever() -> Any:
+    """Inside a mode torch leaves out the step by which a view of a parameter is still one that wants a gradient, in
+    inference mode too; whether it does decides which product a linear layer runs, and the bits that it gives."""
+    if not torch.is_inference_mode_enabled():
+        return contextlib.nullcontext()
+    return torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False)
 
 
 def _has_nested(args: tuple[Any, ...]) -> bool:

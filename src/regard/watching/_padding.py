@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.masks import Mask
-from regard.watching._modules import Frame
+from regard.watching._modules import Frame, is_cross
 
 if TYPE_CHECKING:
     from regard.watching._in_memory import InMemory
@@ -35,14 +35,20 @@ def real_queries(seen: Seen | InMemory, stack: Sequence[Frame], kind: str) -> Te
 
 def _declared(seen: Seen | InMemory, stack: Sequence[Frame], kind: str) -> Tensor | None:
     """From the nearest module that was given one; a module that was handed no mask at all is not concerned by those
-    of the modules around it (the images of a model that reads text too)."""
+    of the modules around it (the images of a model that reads text too). One that was handed what its queries look at
+    has no mask of its own queries to be handed: there the module around it is asked."""
+    concerned = kind != "cross"
     for depth in range(len(stack) - 1, -1, -1):
-        frame = stack[depth]
-        if depth < len(stack) - 1 and not _handed_a_mask(stack[depth + 1]):
-            return None
-        real = _of_frame(frame, stack, seen, kind)
-        if real is not None:
-            return real
+        inner = stack[depth + 1] if depth + 1 < len(stack) else None
+        if inner is not None and not _is_function(inner):
+            if _handed_a_mask(inner):
+                concerned = True
+            elif concerned or not is_cross([inner], seen.queries, seen.keys):
+                return None
+        if concerned or inner is None:
+            real = _of_frame(stack[depth], stack, seen, kind)
+            if real is not None:
+                return real
     return None
 
 
@@ -50,8 +56,10 @@ def _of_frame(frame: Frame, stack: Sequence[Frame], seen: Seen | InMemory, kind:
     given, names = frame.given(), frame.names
     inside = stack[-1].path.removeprefix(frame.path).split(".")
     # a whole encoder-decoder is given both; its other modules only their own
-    told_both = "decoder" in inside and any(name in names for name in _OF_DECODER)
-    own: tuple[str, ...] = _OF_DECODER if told_both else _OF_INPUT
+    of_decoder = any(name in names for name in _OF_DECODER)
+    own: tuple[str, ...] = _OF_INPUT
+    if of_decoder and ("decoder" in inside or not any(name in names for name in _OF_INPUT)):
+        own = _OF_DECODER
     if kind == "cross" and own is _OF_INPUT and "encoder_hidden_states" not in given:
         own = ()  # the module's mask says which of the *keys* are padding
     for name in (*own, *(_OF_KEYS if kind == "self" else ())):
@@ -64,9 +72,14 @@ def _of_frame(frame: Frame, stack: Sequence[Frame], seen: Seen | InMemory, kind:
     return None
 
 
+def _is_function(frame: Frame) -> bool:
+    """Whether a module has no weights, as a softmax: it is handed what a function is."""
+    return next(frame.module.parameters(), None) is None
+
+
 def _handed_a_mask(frame: Frame) -> bool:
     """Whether a module was given anything that can hide tokens, under whatever name."""
-    return next(frame.module.parameters(), None) is None or any(
+    return any(
         value is not None and not isinstance(value, (bool, int, float, str))
         and any(word in name for word in ("mask", "bias", "padding", "lengths", "cu_seqlens"))
         for name, value in frame.given().items()

@@ -53,6 +53,11 @@ class Seen(NamedTuple):
         return (*self.query.shape[:3], self.key.shape[2])
 
     @property
+    def placeless(self) -> bool:
+        """Whether the place of the queries among the keys changes no weight."""
+        return (self.mask is None or self.mask.placeless) and not isinstance(self.bias, TableBias)
+
+    @property
     def device(self) -> torch.device:
         return self.query.device
 

@@ -15,6 +15,23 @@ if TYPE_CHECKING:
 
 # what names of integers [batch, token] say that are no tokens
 _OTHERS = ("position", "mask", "type", "segment", "cache", "label", "length")
+# what modules call the texts, and the images and sounds, that they are given
+_TEXT = ("input_ids", "decoder_input_ids")
+_NO_TEXT = ("pixel_values", "pixel_values_videos", "input_features", "input_values")
+
+
+def reads_text(stack: list[Frame]) -> bool:
+    """Whether the model's tokens can be what a call attends to: not in the part that was given the image or the sound
+    of a model that reads both (CLIP), or that writes (Whisper)."""
+    whole = stack[0]
+    if not whole.path and not _was_given(whole, _TEXT):
+        return True  # it was given nothing else: whoever names its tokens means these
+    return not any(frame.path and _was_given(frame, _NO_TEXT) and not _was_given(frame, _TEXT) for frame in stack)
+
+
+def _was_given(frame: Frame, names: tuple[str, ...]) -> bool:
+    given = frame.given()
+    return any(isinstance(given.get(name), Tensor) for name in names)
 
 
 class Tokens:

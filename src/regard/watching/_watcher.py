@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from regard.recording import Recorded, Recording, Site
 from regard.statistics import Want
 from regard.watching._axes import Piece
+from regard.watching._caches import tokens_held
 from regard.watching._in_memory import InMemory
 from regard.watching._layout import laid_out
 from regard.watching._modules import (
@@ -40,7 +41,7 @@ from regard.watching._projection import (
 )
 from regard.watching._seen import Seen, Unseen, check_same
 from regard.watching._silence import silence, silent
-from regard.watching._tokens import Tokens
+from regard.watching._tokens import Tokens, reads_text
 from regard.watching._written import Tracker, Weights
 
 if TYPE_CHECKING:
@@ -402,6 +403,7 @@ class Watcher:
             check_same(seen, out, heads if kept != heads else None)
         call = self._written(seen, parts, permitted, kept, tuple(heads), site, layer, number, what)
         call.projection = None if projection is None or lengths is None else projection.path
+        call.of_text = reads_text(stack)
         return call
 
     def _check_memory(self, seen: Seen | InMemory) -> None:
@@ -466,6 +468,13 @@ class Watcher:
             offset = seen.offset if seen.placed else 0
             return seen._replace(offset=offset), "decode" if self._decoding else "prefill", 0
         longer, before = seen.queries < seen.keys, self._read.get(site.path)
+        total = tokens_held(stack, seen.queries, seen.keys) if longer else None
+        if total is not None:  # the cache counts its tokens
+            reached = min(total, seen.keys)
+            if not seen.placed or seen.placeless:
+                seen = seen._replace(offset=reached - seen.queries)
+            self._decoding, self._read[site.path] = total > seen.queries, total
+            return seen, "decode" if self._decoding else "prefill", total - reached
         decode = longer and (has_cache(stack) or (before is not None and before + seen.queries == seen.keys))
         self._decoding = decode
         end: Tensor | int = seen.keys

@@ -182,7 +182,7 @@ class Tracker:
             else:
                 self.note(out, known._replace(dims=dims))
         else:
-            self.settled(known.call, None)
+            self.settled(known.call, _found(known.dims))
 
     def _weights(self, known: Weights, packet: Any, at: int, args: Any, kwargs: Any, out: Any) -> None:
         if packet in _PRODUCTS:
@@ -194,7 +194,7 @@ class Tracker:
             if isinstance(other, Tensor) and id(other) in self.noise:
                 self.note(out, known)  # dropout, as torch does it on a CPU
             elif isinstance(other, Tensor) and _scales_values(known.dims, other):
-                self.note(out, Partial(_with_feature(known.dims, out.shape), known, _rows(known, other)))
+                self._scaled(Partial(_with_feature(known.dims, out.shape), known, _rows(known, other)), out)
             elif out.shape == args[at].shape:
                 self.note(out, known._replace(changed=known.changed or "multiplied by something"))
         elif packet in _FILLS and isinstance(out, Tensor) and out.dim() == len(known.dims):
@@ -252,6 +252,12 @@ class Tracker:
             if all(piece in left for piece in self._keys(known)):
                 self.note(out, known._replace(dims=made, changed=known.changed or "mixed across heads by a product"))
 
+    def _scaled(self, known: Partial, out: Tensor) -> None:
+        if self._keys(known.weights):
+            self.note(out, known)
+        elif (call := self.attended(known.weights, known.rows)) is not None:
+            self.note(out, Product(known.dims, call))  # of one key there is nothing to sum, and torch.einsum does not
+
     def _summed(self, known: Partial, args: Any, out: Tensor) -> None:
         axes = args[1] if len(args) > 1 else None
         if axes is None:
@@ -273,7 +279,7 @@ class Tracker:
         if packet in _STILL and isinstance(out, Tensor) and out.dim() == len(known.dims):
             self.note(out, known)
             return
-        self.settled(known.call, _next_to_feature(known.dims))
+        self.settled(known.call, _found(known.dims))
 
     def _keys(self, known: Weights) -> tuple[Piece, ...]:
         """The softmax's own axis, as it is in the final weights: a sink may have been cut off."""
@@ -321,6 +327,12 @@ def _next_to_feature(dims: Dims) -> tuple[Piece, ...] | None:
     return None
 
 
+def _found(dims: Dims) -> tuple[Piece, ...] | None:
+    """The heads, as they are known when something else than a view reads the output: see ``_layout.laid_out``."""
+    cut = any(piece.outer != 1 or piece.inner != 1 for dim in dims for piece in dim)
+    return _next_to_feature(dims) or (() if cut else None)
+
+
 def _scales_values(dims: Dims, other: Tensor) -> bool:
     """Whether a product of two tensors is one of weights with values: the other has a dim where the weights have 1."""
     if other.dim() == 0 or _learned(other):
@@ -337,7 +349,9 @@ def _rows(known: Weights, values: Tensor) -> tuple[Piece, ...]:
     repeated = [n < first or values.shape[n - first] == 1 or values.stride(n - first) == 0 for n in range(len(ours))]
     keys = known.softmax.axis
     rows = tuple(p for dim, same in zip(ours, repeated, strict=True) if same for p in dim if p.axis != keys)
-    if not rows and known.softmax.shape[keys - 1] > 1:  # values that were copied for each query: it may be any axis
+    shape = known.softmax.shape
+    alone = shape[keys] == 1 and 1 in shape[:keys] + shape[keys + 1 :]  # one query, perhaps, which looks at one key
+    if not rows and shape[keys - 1] > 1 and not alone:  # values that were copied for each query: it may be any axis
         rows = tuple(piece for dim in ours for piece in dim if piece.axis != keys)
     return rows
 

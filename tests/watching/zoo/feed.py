@@ -67,6 +67,8 @@ def _text(model: Any, names: Any) -> dict[str, Any]:
             found["attention_mask"][1, TOKENS - 4 :] = 0
     if "decoder_input_ids" in names and "input_ids" in names:
         found["decoder_input_ids"] = _ids(model.config)[:, :TARGET].clone()
+        if hasattr(model.config, "delay_pattern"):  # Dia writes several channels at once
+            found["decoder_input_ids"] = found["decoder_input_ids"][..., None].repeat(1, 1, 3)
     if "bbox" in names:
         found["bbox"] = torch.tensor([1, 2, 30, 40]).expand(BATCH, TOKENS, 4).contiguous()
     return found
@@ -84,9 +86,18 @@ def _needed(model: Any, names: Any) -> dict[str, Any]:
         "input_features_mask": lambda: torch.ones(BATCH, 100, dtype=torch.bool),
         "query_embeds": lambda: _noise(BATCH, 5, WIDTH),
         "inputs_embeds": lambda: _noise(BATCH, TOKENS, WIDTH),
-        "inputs": lambda: _ids(config),
-        "past_values": lambda: _noise(BATCH, 64),
+        "inputs": lambda: _noise(BATCH, TOKENS, config.d_model) if hasattr(config, "d_latents") else _ids(config),
+        "encoder_hidden_states": lambda: _noise(BATCH, 9, config.encoder_hidden_size),
+        "past_values": lambda: _series(config),
         "past_values_padding": lambda: torch.zeros(BATCH, 64),
+        "past_time_features": lambda: _noise(BATCH, _series(config).shape[1], 1),
+        "past_observed_mask": lambda: torch.ones_like(_series(config)),
+        "future_values": lambda: _noise(BATCH, config.prediction_length),
+        "future_time_features": lambda: _noise(BATCH, config.prediction_length, 1),
+        "states": lambda: _noise(BATCH, TOKENS, config.state_dim),
+        "actions": lambda: _noise(BATCH, TOKENS, config.act_dim),
+        "returns_to_go": lambda: _noise(BATCH, TOKENS, 1),
+        "timesteps": lambda: torch.arange(TOKENS).expand(BATCH, -1),
         "freq": lambda: torch.zeros(BATCH, 1, dtype=torch.long),
         "visual_feats": lambda: _noise(BATCH, 5, getattr(config, "visual_feat_dim", 64)),
         "visual_pos": lambda: _noise(BATCH, 5, 4).abs(),
@@ -105,12 +116,25 @@ def _needed(model: Any, names: Any) -> dict[str, Any]:
             .expand(BATCH, -1, -1)
         ),
     }
-    optional = ("visual_feats", "visual_pos")
+    optional = ["visual_feats", "visual_pos", "states", "actions", "returns_to_go", "timesteps", "spatial_shapes"]
+    optional += ["pixel_attention_mask"] if "spatial_shapes" in names else []
+    optional += ["future_values", "future_time_features"] if "past_time_features" in names else []
+    optional += ["encoder_hidden_states"] if "query_embeds" in names else []
+    optional += ["pixel_values_videos"] if "input_ids" not in names else []
     return {
         name: known[name]()
         for name, given in names.items()
         if name in known and (given.default is inspect.Parameter.empty or name in optional)
     }
+
+
+def _series(config: Any) -> torch.Tensor:
+    """Numbers over time: as many as the model reads back to, of one channel or of several."""
+    if hasattr(config, "lags_sequence"):
+        return _noise(BATCH, config.context_length + max(config.lags_sequence))
+    if hasattr(config, "num_input_channels"):
+        return _noise(BATCH, config.context_length, config.num_input_channels)
+    return _noise(BATCH, 64)
 
 
 def _noise(*shape: int) -> torch.Tensor:

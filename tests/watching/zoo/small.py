@@ -65,16 +65,44 @@ def _alike(names: tuple[str, ...], sizes: dict[str, Any]) -> dict[str, dict[str,
 
 
 _MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]}
+_HALF_MROPE = {**_MROPE, "mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5}  # half of each head turns
+_RESNET = {"model_type": "resnet", "embedding_size": 8, "hidden_sizes": [8, 8, 8, 16], "depths": [1, 1, 1, 1]}
 # What the rules cannot know.
 OVERRIDES: dict[str, dict[str, Any]] = {
     **_alike(
-        ("qwen2_vl_text", "qwen2_5_vl_text", "glm4v_text", "glm4v_moe_text", "glm_ocr_text", "glm_image_text",
-         "paddleocr_vl_text", "glm46v_text"),
+        ("qwen2_vl_text", "qwen2_5_vl_text", "paddleocr_vl_text"),
         {"rope_parameters": _MROPE},
     ),
     **_alike(
+        ("glm4v_text", "glm4v_moe_text", "glm_ocr_text", "glm_image_text", "glm46v_text"),
+        {"rope_parameters": _HALF_MROPE},
+    ),
+    **_alike(
+        ("detr", "conditional_detr", "dab-detr", "table-transformer"),
+        {"backbone_config": {**_RESNET, "out_features": ["stage4"]}},
+    ),
+    **_alike(
+        ("deformable_detr",),
+        {"backbone_config": {**_RESNET, "out_features": ["stage2", "stage3", "stage4"]}},
+    ),
+    "bamba": {"mamba_d_head": 32, "attn_layer_indices": [1]},
+    "granitemoehybrid": {"mamba_d_head": 32, "layer_types": ["mamba", "attention"]},
+    **_alike(
+        ("deepseek_v2", "dots1"),
+        {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
+    ),
+    "dia_decoder": {"num_channels": 3},
+    "gemma3n_text": {"intermediate_size": [48, 48], "activation_sparsity_pattern": [0.0, 0.0],
+                     "num_kv_shared_layers": 0, "layer_types": ["sliding_attention", "full_attention"]},
+    **_alike(("glm5_next", "glm5_next_text"), {"index_kpool": 4}),
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "mimi": {"upsample_groups": 64},
+    "nemotron_h": {"layers_block_type": ["mamba", "attention"], "n_groups": 2},
+    "swin2sr": {"embed_dim": 16, "num_heads": [2, 2], "depths": [1, 1], "window_size": 2, "patch_size": 1},
+    **_alike(
         ("autoformer", "informer", "time_series_transformer"),
-        {"prediction_length": 5, "context_length": 9, "lags_sequence": [1, 2]},
+        {"prediction_length": 5, "context_length": 9, "lags_sequence": [1, 2], "num_time_features": 1,
+         "feature_size": 5},
     ),
     "reformer": {"axial_pos_embds_dim": (32, 32), "axial_pos_shape": (4, 4), "num_hidden_layers": 2,
                  "attn_layers": ["local", "lsh"], "local_attn_chunk_length": 4, "lsh_attn_chunk_length": 4,
@@ -83,14 +111,14 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "esm": {"vocab_size": 33, "pad_token_id": 1, "mask_token_id": 4},
     "xmod": {"languages": ["en"], "default_language": "en"},
     "levit": {"hidden_sizes": [32, 48, 64], "num_attention_heads": [2, 3, 4], "key_dim": [16, 16, 16],
-              "depths": [1, 1, 1], "image_size": 64, "down_ops": None},
+              "depths": [1, 1, 1], "image_size": 64, "patch_size": 16},
     "cvt": {"num_heads": [1, 2, 4], "embed_dim": [16, 32, 64], "depth": [1, 1, 1]},
     "layoutlmv3": {"input_size": 32, "patch_size": 16, "coordinate_size": 12, "shape_size": 8},
     "nemotron": {"head_dim": 16, "num_key_value_heads": 2},
     "esmc": {"num_key_value_heads": HEADS},
     "dia": {"delay_pattern": [0, 1, 2]},
     "clvp": {},
-    "lilt": {"channel_shrink_ratio": 4, "max_2d_position_embeddings": 64},
+    "lilt": {"hidden_size": 96, "channel_shrink_ratio": 4, "max_2d_position_embeddings": 64},
     "hunyuan_v1_dense": {"head_dim": 16},
     "gptj": {"n_embd": 64, "n_head": 4, "rotary_dim": 8},
     "codegen": {"n_embd": 64, "n_head": 4, "rotary_dim": 8, "mp_num": 1},
@@ -119,10 +147,11 @@ def _made(cls: Any, given: dict[str, Any], more: dict[str, Any]) -> Any:
     fields = default.to_dict()
     sizes = {name: value for name, old in fields.items() if (value := _size(name, old)) is not None}
     sizes |= _agreeing(fields, sizes)
-    sizes |= OVERRIDES.get(getattr(cls, "model_type", ""), {})
+    known = OVERRIDES.get(getattr(cls, "model_type", ""), {})
+    sizes |= known
     for name in getattr(default, "sub_configs", None) or {}:
         inner = getattr(default, name, None)
-        if inner is not None and hasattr(inner, "to_dict"):
+        if name not in known and inner is not None and hasattr(inner, "to_dict"):
             chosen = more.pop(name, {})
             sizes[name] = _made(type(inner), {}, dict(chosen)).to_dict() if isinstance(chosen, dict) else chosen
     return cls(**{**sizes, **given, **more})

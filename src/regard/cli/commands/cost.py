@@ -157,6 +157,7 @@ def cost(
       regard cost attention --length 1000000 --heads 32 --kv-heads 8 --head-dim 128 --causal --on h200 --gpus 8,64,1024
     """
     from regard._display.texts import language
+    from regard._display.texts import text as say
 
     given = {
         "layers": layers, "d_model": d_model, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim,
@@ -176,7 +177,7 @@ def cost(
             from regard.cli import roofline
 
             call = {"length": length, "batch": batch, "causal": causal, **given}
-            roofline.show(call, dtype, on, measure, threads, as_json, gpus, (link, between))
+            roofline.show(call, dtype, on, measure, threads, as_json, gpus, (link, between), lang)
             return
         calls_only = {"--causal": causal, "--measure": measure, "--threads": threads, "--gpus": gpus}
         _refuse(calls_only, "is for one call: regard cost attention --length … --heads … --head-dim …")
@@ -197,20 +198,21 @@ def cost(
         )  # fmt: skip
         times = _times(bill, on)
         if plot is not None:
-            bill.plot().savefig(plot, dpi=120)
+            bill.plot(lang).savefig(plot, dpi=120)
     except (ValueError, TypeError) as error:
         terminal.stop(_in_options(str(error)))
     if as_json:
         terminal.data(bill.to_dict() | ({"times": times} if times else {}))
         return
-    from regard.cost._tables import seconds
+    from regard._display.units import seconds
+    from regard.cost._words import WORDS as BILL
 
     typer.echo(bill.table(lang))
     if times:
-        typer.echo(f"On {on} at its peak: {seconds(times['forward'])} forward, {seconds(times['backward'])} backward;")
-        typer.echo(f"  {seconds(times['recomputed'])} more to compute layers again.")
+        each = {way: seconds(times[way]) for way in ("forward", "backward", "recomputed")}
+        typer.echo(say(BILL, lang, "peak", device=on, **each))
     if plot is not None:
-        typer.echo(f"wrote {plot}")
+        typer.echo(say(BILL, lang, "wrote", file=plot))
 
 
 def _refuse(options: dict[str, Any], why: str) -> None:

@@ -156,7 +156,7 @@ def _measure(threads: int | None) -> dict[str, dict[str, Any]]:
 
 
 def _rates(device: dict[str, Any]) -> str:
-    from regard.cost._tables import count
+    from regard._display.units import count
 
     threads = f"{device['threads']} thread{'s' if device['threads'] > 1 else ''}: " if device["threads"] else ""
     softmax = f"{count(device['exponentials'])} exponentials/s, " if device["exponentials"] else ""

@@ -56,14 +56,16 @@ def look(
     cut: Annotated[
         list[str] | None,
         typer.Option(
-            help="Edges that do not exist, and the difference it makes: KEYS or QUERIES>KEYS, by position, range or "
-            "word, after LAYER@ or LAYER.HEAD@ for one place ('0:4', 'it>cat', '3.5@-1>cat'). May be repeated.",
+            help="Cut edges and show the difference: KEYS or QUERIES>KEYS, by position, range or word, after LAYER@ or "
+            "LAYER.HEAD@ for one place ('0:4', 'it>cat', '3.5@-1>cat'); repeat for several.",
             show_default=False,
         ),
     ] = None,
     ablate: Annotated[
         list[str] | None,
-        typer.Option(help="Heads whose output is zero: LAYER.HEAD, or LAYER. May be repeated.", show_default=False),
+        typer.Option(
+            help="Set the output of a head, LAYER.HEAD, or of a LAYER to zero; repeat for several.", show_default=False
+        ),
     ] = None,
     lang: Annotated[
         str, typer.Option(help="Language of messages and page: en or zh.", autocompletion=complete.one_of(("en", "zh")))
@@ -149,17 +151,18 @@ def _run(loaded: Loaded, read: Read, lang: str, edits: list[acting.Typed]) -> tu
     tokens = 0 if read.ids is None else read.ids.shape[1]
     ids = given.get("decoder_input_ids", read.ids)
     texts = [] if ids is None or tokenizer is None else ids_to_text(tokenizer, ids)
+    want = _want(tokens, is_image="pixel_values" in given)
     before = None
     if edits:
         with torch.inference_mode():
-            before = acting.answer(model(**given), ids)
+            before = acting.answer(loading.outputs(model, given), ids)
     with (
         torch.inference_mode(),
         _progress(layers, tokens, lang) as advance,
         acting.edited(model, edits, texts) as reports,
-        regard.watch(model, tokenizer=tokenizer, on_call=advance, want=_want(tokens)) as recording,
+        regard.watch(model, tokenizer=tokenizer, on_call=advance, want=want) as recording,
     ):
-        out = model(**given)
+        out = loading.outputs(model, given)
     if not recording.calls:
         raise ValueError("the model made no attention call that can be seen")
     if "decoder_input_ids" in given and tokenizer is not None:
@@ -173,10 +176,13 @@ def _run(loaded: Loaded, read: Read, lang: str, edits: list[acting.Typed]) -> tu
     return recording, {"edits": [str(report) for report in reports], "answer": answer}
 
 
-def _want(tokens: int) -> Want:
-    """Every single weight where the text is short, so that the page has all of them; the usual thumbnail elsewhere."""
+def _want(tokens: int, *, is_image: bool = False) -> Want:
+    """Every single weight where the text is short or the patches are few, so that the page has all of them; the usual
+    thumbnail elsewhere. An image has more of its largest weights: eight patches are hardly a picture."""
     from regard import Want
 
+    if is_image:
+        return Want(map=(256, 256), top_k=32)
     return Want(map=(128, 128)) if tokens <= 128 else Want()
 
 

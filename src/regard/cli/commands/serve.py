@@ -51,7 +51,7 @@ def serve(
             from regard._serve import application
             from regard._serve._looks import Looks
         except ImportError:
-            raise ImportError("the local page needs two packages: pip install 'regard[serve]'") from None
+            raise ImportError("the local page needs two packages: pip install starlette uvicorn") from None
         listener = _listen(port)
     except (ValueError, ImportError) as error:
         terminal.stop(str(error))

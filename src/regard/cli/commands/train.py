@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
+import errno
 import os
 import sys
 import time
@@ -98,9 +99,14 @@ def train(
         chosen = _resumed(out, chosen, given, change or []) if resume else _fresh(out, chosen)
         _check_words(chosen, data, text, toy, distill or [])
         where = _device(device)
-        engine.join_group(where)
         if shard and tensor_parallel:
             raise ValueError("--shard and --tensor-parallel were both given; give one")
+        engine.join_group(where)
+        if (shard or tensor_parallel) and not engine.in_group():
+            raise ValueError(
+                f"--{'shard' if shard else 'tensor-parallel'} needs several processes: torchrun --nproc-per-node 2 -m "
+                "regard train …"
+            )
         how = "shards" if shard else "heads" if tensor_parallel else "copies"
         trainer = _trainer(chosen, out, data, text, toy, where, distill or [], how)
         trainer.start()
@@ -123,7 +129,8 @@ def train(
     except (ValueError, TypeError) as error:
         terminal.stop(str(error))
     except OSError as error:
-        terminal.stop(f"{error.filename or out}: {error.strerror or error}")
+        hint = "; what was saved before is whole: free some space, then --resume" if error.errno == errno.ENOSPC else ""
+        terminal.stop(f"{error.filename or out}: {error.strerror or error}{hint}")
     if not as_json and trainer.processes.first:
         _say_end(trainer, out, toy)
     engine.leave_group()
@@ -319,6 +326,9 @@ def _say_start(trainer: Trainer) -> None:
     end = f"{chosen.steps} steps" if chosen.minutes is None else f"{chosen.steps} steps or {chosen.minutes:g} minutes"
     what = f"{million:.2f} million parameters on {trainer.device} from step {trainer.step} for {end}"
     typer.echo(f"training {what}; a line every {chosen.validate_every} steps", err=True)
+    if trainer.left_out:
+        long = f"{trainer.left_out} pairs of sentences are left out: longer than max_tokens={chosen.max_tokens} tokens"
+        typer.echo(long, err=True)
 
 
 def _say_end(trainer: Trainer, out: Path, toy: bool) -> None:

@@ -38,7 +38,9 @@ def translate(
     ] = None,
     scores: Annotated[bool, typer.Option("--scores", help="Print the score before each translation.")] = False,
     show: Annotated[bool, typer.Option("--show", help="Show the alignment of each sentence and write a page.")] = False,
-    page: Annotated[Path, typer.Option(help="With --show: file name of the page.")] = Path("alignment.html"),
+    page: Annotated[
+        Path, typer.Option(help="With --show: file name of the page; further sentences get NAME-2.html and so on.")
+    ] = Path("alignment.html"),
     batch_tokens: Annotated[int, typer.Option(help="Batch size: source tokens × beams.")] = 6_000,
     device: Annotated[
         str, typer.Option(help="Device that runs the model.", autocompletion=complete.one_of(complete.DEVICES))
@@ -58,9 +60,9 @@ def translate(
     try:
         if not model:
             raise ValueError("--model FOLDER is missing: a run of regard train")
-        drawn = temperature > 0
+        sampled = temperature > 0
         how: dict[str, Any] = {
-            "beams": 1 if drawn else beams,
+            "beams": 1 if sampled else beams,
             "best": best,
             "length_penalty": length_penalty,
             "batch_tokens": batch_tokens,
@@ -69,7 +71,7 @@ def translate(
             "top_p": top_p,
             "seed": seed,
         }
-        _check_counts(beams, best, batch_tokens, drawn)
+        _check_counts(beams, best, batch_tokens, sampled)
         lines = _lines(sentences, file)
         with terminal.saying(f"loading {', '.join(map(str, model))}"):
             translator = engine.Translator.load(*model, device=parse.device(device))
@@ -77,15 +79,17 @@ def translate(
             bar = bars.add_task("translating", total=len(lines))
             found = translator(lines, progress=lambda done: bars.update(bar, completed=done), **how)
         written = _written(lines, found, scores, as_json)
-        if out is None:
-            sys.stdout.write(written)
-        else:
+        if out is not None:
             from regard._files.write import write_atomically
 
             write_atomically(out, [written.encode()])
+        elif not show or best > 1 or scores or as_json:  # a drawing has the best translation above it
+            sys.stdout.write(written)
         if show:
-            for line in filter(str.strip, lines):
-                show_alignment(translator, line, page)
+            drawn = [(line, several[0]) for line, several in zip(lines, found, strict=True) if line.strip()]
+            for number, (line, one) in enumerate(drawn, 1):
+                name = page if number == 1 else page.with_stem(f"{page.stem}-{number}")
+                show_alignment(translator, line, name, one)
     except (ValueError, TypeError) as error:
         terminal.stop(str(error))
     except OSError as error:
@@ -134,11 +138,13 @@ def _written(lines: list[str], found: list[list[Translation]], scores: bool, as_
     return "".join(f"{row}\n" for row in rows)
 
 
-def show_alignment(translator: Translator, line: str, page: Path | None) -> None:
-    """The best translation, and which source pieces each of its pieces attends to: darker means more weight."""
+def show_alignment(
+    translator: Translator, line: str, page: Path | None, translation: Translation | None = None
+) -> None:
+    """A translation (the best when not given), and which source pieces its pieces attend to: darker is more weight."""
     from regard import train as engine
 
-    aligned = engine.align(translator, line)
+    aligned = engine.align(translator, line, translation=translation)
     typer.echo(f"{line}\n{aligned.text}")
     console = terminal.console(width=160)
     width = max((len(each) for each in aligned.target), default=0)

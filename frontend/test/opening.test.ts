@@ -1,0 +1,41 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { opening } from "../src/opening";
+import { dataOf, layerOf } from "./packed";
+
+/** All weight of each query on the first token, except that one query looks at one key. */
+function looking(length: number, query: number, key: number, weight = 0.75): number[][] {
+  return Array.from({ length }, (_, at) => Array.from({ length }, (_, to) => (at !== query ? Number(to === 0) : to === key ? weight : to === 0 ? 1 - weight : 0)));
+}
+
+const SENTENCE = ["[CLS]", "the", "cat", "sat", "because", "it", "was", "tired", "[SEP]"];
+const plain = looking(9, 0, 0, 1);
+const opened = (texts: string[][], weights: number[][][][], extra = {}, labels: string[][] = []) =>
+  opening(dataOf(texts, (body) => weights.map((layer, at) => layerOf(body, layer, { labels: labels[at] })), extra));
+
+test("the page opens where one word looks clearly at another", () => {
+  assert.deepEqual(opened([SENTENCE], [[plain, plain], [plain, looking(9, 5, 2)]]), { layer: 1, heads: [1], at: 5 });
+});
+
+test("a head that rests on the first token is passed over, as are signs, neighbours and the same word again", () => {
+  assert.deepEqual(opened([SENTENCE], [[looking(9, 5, 2), looking(9, 6, 2, 0.5)]], {}, [["first", ""]]), { layer: 0, heads: [1], at: 6 });
+  for (const [query, key] of [[5, 8], [8, 2], [5, 4]] as const) assert.equal(opened([SENTENCE], [[looking(9, query, key)]]).at, null);
+  assert.equal(opened([["[CLS]", "it", "a", "b", "c", "it", "d", "e", "f"]], [[looking(9, 5, 1)]]).at, null);
+});
+
+test("one Chinese character is a word, and one Latin letter is none", () => {
+  assert.equal(opened([["[CLS]", ..."猫坐在垫子上因为"]], [[looking(9, 5, 1)]]).at, 5);
+  assert.equal(opened([["[CLS]", ..."abcdefgh"]], [[looking(9, 5, 1)]]).at, null);
+  assert.equal(opened([["▁", "▁बिल्ली", "▁a", "▁b", "▁c", "▁मेज़", "▁d", "▁e", "▁f"]], [[looking(9, 5, 1)]]).at, 5);
+});
+
+test("what was asked for is opened, by its own numbers", () => {
+  assert.deepEqual(opened([SENTENCE], [[plain, plain], [plain, looking(9, 5, 2)]], { open: { layer: 0, head: 1 } }), { layer: 0, heads: [1], at: 5 });
+  assert.deepEqual(opened([SENTENCE], [[plain], [plain]], { open: { layer: 1 } }), { layer: 1, heads: [], at: null });
+});
+
+test("a picture opens at its summary in the last layer, or in its middle", () => {
+  const picture = { png: "", rows: 3, columns: 3, first: 0 };
+  assert.deepEqual(opened([SENTENCE], [[plain], [plain]], { picture }), { layer: 1, heads: [], at: 4 });
+  assert.deepEqual(opened([SENTENCE], [[plain], [plain]], { picture: { ...picture, rows: 2, columns: 4, first: 1 } }), { layer: 1, heads: [], at: 0 });
+});

@@ -1,0 +1,17 @@
+"""Checks of a caller's number, with one wording everywhere: which argument, what was expected, what was given."""
+
+from __future__ import annotations
+
+from numbers import Integral
+from typing import Any
+
+import torch
+
+
+def check_count(name: str, given: Any, least: int = 1, *, kind: type = Integral) -> None:
+    """Refuse what is not a whole number of at least ``least``. ``kind=int`` refuses NumPy's numbers too, which a
+    configuration could not save; a symbolic size of a traced call is left to the tracer."""
+    if isinstance(given, bool) or not isinstance(given, (kind, torch.SymInt)):
+        raise TypeError(f"{name} must be an int, got {given!r} ({type(given).__name__})")
+    if given < least:  # type: ignore[operator]
+        raise ValueError(f"{name} must be at least {least}, got {given}")
