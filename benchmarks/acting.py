@@ -5,7 +5,8 @@
 The model is two layers of causal attention (torch's SDPA) between linear layers. On a CPU: float32, 4 heads of
 64, one thread and the time that it ran, up to 4096 tokens in time and 8192 in memory. Where there is a CUDA device it
 is used instead: bfloat16, 16 heads of 128, up to 131072 tokens. Ratios are medians of interleaved pairs, printed with
-their control: the peer against itself. Memory is the peak beyond the model and its inputs, of a plain pass and of an edited one.
+their control: the peer against itself. Memory is the peak beyond the model and its inputs, of a plain pass and of an
+edited one.
 --quick takes 3 rounds and short lengths: it shows that the tool works, and nothing else.
 """
 
@@ -127,11 +128,19 @@ print(json.dumps({{"MiB": once({length}, {name!r}) / 2**20}}))
 """
 
 
+AT_ONCE = {
+    "MALLOC_MMAP_THRESHOLD_": "65536"
+}  # memory that is freed goes back at once, so that a peak is what is in use
+
+
 def memory(sizes: Sizes) -> Iterator[Row]:
     """An edited pass may take a little more than the plain one, far from the L×L numbers of weights written out."""
     folder = os.path.dirname(os.path.abspath(__file__))
     for length in sizes.memory:
-        found = {name: child(MEMORY.format(folder=folder, name=name, length=length))["MiB"] for name in (None, *EDITS)}
+        found = {
+            name: child(MEMORY.format(folder=folder, name=name, length=length), **AT_ONCE)["MiB"]
+            for name in (None, *EDITS)
+        }
         plain = found.pop(None)
         for name, taken in found.items():
             samples = {"edited MiB": [taken], "plain MiB": [plain]}
