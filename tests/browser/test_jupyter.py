@@ -1,7 +1,4 @@
-"""The page in JupyterLab: a notebook runs there, and its outputs are clicked, typed into and saved.
-
-`make test-jupyter` installs JupyterLab into a folder of its own and runs this.
-"""
+"""The page in JupyterLab: a notebook runs there, and its outputs are clicked, typed into and saved."""
 
 from __future__ import annotations
 
@@ -39,8 +36,8 @@ recording""",
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
     """A JupyterLab with one notebook: its address, and the notebook's file."""
-    jupyterlab = pytest.importorskip("jupyterlab", reason="this test needs JupyterLab: make test-jupyter")
-    pytest.importorskip("ipykernel", reason="this test needs a kernel: make test-jupyter")
+    pytest.importorskip("jupyterlab", reason="this test needs JupyterLab")
+    pytest.importorskip("ipykernel", reason="this test needs a kernel")
     folder = tmp_path_factory.mktemp("lab")
     cells = [
         {"cell_type": "code", "id": f"cell{at}", "metadata": {}, "source": text, "outputs": [], "execution_count": None}
@@ -52,7 +49,6 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
     notebook.write_text(
         json.dumps({"nbformat": 4, "nbformat_minor": 5, "metadata": {"kernelspec": kernel}, "cells": cells})
     )
-    installed = Path(jupyterlab.__file__).parents[1] / "share" / "jupyter"  # where it stands in a folder of its own
     own = {f"JUPYTER_{name}_DIR": str(folder / name.lower()) for name in ("CONFIG", "DATA", "RUNTIME")}
     # all cells are drawn, and nobody outside is asked for news
     for name, said in {
@@ -62,7 +58,6 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
         file = folder / "config" / "lab" / "user-settings" / "@jupyterlab" / f"{name}.jupyterlab-settings"
         file.parent.mkdir(parents=True)
         file.write_text(json.dumps(said))
-    options = [f"--app-dir={installed / 'lab'}"] if (installed / "lab").is_dir() else []
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -70,10 +65,10 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
         running = subprocess.Popen(
             [
                 *(sys.executable, "-m", "jupyterlab", "--allow-root", "--no-browser", "--ip=127.0.0.1"),
-                *(f"--port={port}", "--ServerApp.port_retries=0", "--IdentityProvider.token=look", *options),
+                *(f"--port={port}", "--ServerApp.port_retries=0", "--IdentityProvider.token=look"),
             ],
             cwd=notebook.parent,
-            env={**os.environ, **own, "JUPYTER_PATH": str(installed), "IPYTHONDIR": str(folder / "ipython")},
+            env={**os.environ, **own, "IPYTHONDIR": str(folder / "ipython")},
             stdout=log,
             stderr=log,
         )
