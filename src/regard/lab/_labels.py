@@ -181,7 +181,7 @@ LABELS = {
     "distance in tokens": "距离（词元）",
     "gradient, relative to distance 0": "梯度，以距离 0 为 1",
     "A gradient fades with distance in an RNN, ends in a CNN, and stays level in attention": (
-        "梯度随距离的变化：RNN 中逐渐消失，CNN 中到此为止，注意力中保持平稳"
+        "梯度随距离的变化：在 RNN 中逐渐消失，在 CNN 中戛然而止，在注意力中保持平稳"
     ),
 }
 
@@ -194,6 +194,7 @@ def translate(figure: Figure, words: Mapping[str, str]) -> None:
     for drawn in figure.findobj(Text):
         assert isinstance(drawn, Text)
         drawn.set_text(in_chinese(drawn.get_text(), known))
+        drawn.set_fontweight("normal")  # many Chinese fonts have no bold, and matplotlib would say so
     for axes in figure.axes:  # a tick gets its text from the axis again whenever it is drawn
         for axis in (axes.xaxis, axes.yaxis):
             names = [tick.get_text() for tick in axis.get_ticklabels()]
