@@ -74,33 +74,36 @@ class Samples:
         return statistics.median(a - p for a, p in zip(self.again, self.peer, strict=True))
 
 
-def seconds(work: Work, repeats: int) -> float:
-    start = time.perf_counter()
+def seconds(work: Work, repeats: int, clock: Callable[[], float] = time.perf_counter) -> float:
+    start = clock()
     for _ in range(repeats):
         work()
-    return (time.perf_counter() - start) / repeats
+    return (clock() - start) / repeats
 
 
-def interleave(ours: Work, peer: Work, *, rounds: int, least: float = 0.02) -> Samples:
+def interleave(
+    ours: Work, peer: Work, *, rounds: int, least: float = 0.02, clock: Callable[[], float] = time.perf_counter
+) -> Samples:
     """Time both in turn. A sample lasts at least `least` seconds, so that the clock and the scheduler do not matter.
 
     Ours runs between two runs of the peer, which change places every round: a drift of the machine hits both alike.
     Where one run of the peer takes a second or more, it runs once a round, and is held against its own next run.
+    On one thread `time.process_time` is the better clock: it leaves out what other programs take.
     """
     ours_repeats, peer_repeats = _repeats(ours, least), _repeats(peer, least)
-    opening = seconds(peer, peer_repeats)
+    opening = seconds(peer, peer_repeats, clock)
     if opening > 1.0:
         peers, mine = [opening], []
         for _ in range(rounds):
-            mine.append(seconds(ours, ours_repeats))
-            peers.append(seconds(peer, peer_repeats))
+            mine.append(seconds(ours, ours_repeats, clock))
+            peers.append(seconds(peer, peer_repeats, clock))
         return Samples(mine, peers[:-1], peers[1:])
     samples = Samples([], [], [])
     for index in range(rounds):
         first, last = (samples.peer, samples.again) if index % 2 == 0 else (samples.again, samples.peer)
-        first.append(seconds(peer, peer_repeats) if index else opening)
-        samples.ours.append(seconds(ours, ours_repeats))
-        last.append(seconds(peer, peer_repeats))
+        first.append(seconds(peer, peer_repeats, clock) if index else opening)
+        samples.ours.append(seconds(ours, ours_repeats, clock))
+        last.append(seconds(peer, peer_repeats, clock))
     return samples
 
 

@@ -92,8 +92,8 @@ def test_perplexity_against_the_budget_of_three_policies(smollm2: tuple[Any, tor
             caches = edits.keep(policy, budget, recent=budget // 2).caches(ours)
             found[policy].append(read(caches))
             assert all(cache.held == budget for cache in caches)
-        first = torch.stack([(cache.places == 0).any(2).float().mean() for cache in caches])
-        assert float(first.mean()) > 0.9
+            first = torch.stack([(cache.places == 0).any(2).float().mean() for cache in caches])
+            assert float(first.mean()) > 0.8  # in most heads of keys
     for small, large in found.values():
         assert plain < large < 1.2 * plain < small < 2 * plain
     assert read(edits.keep("recent", 128).caches(ours)) > 2 * plain

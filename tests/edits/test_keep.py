@@ -166,6 +166,18 @@ def test_a_hugging_face_model_decodes_under_a_policy_as_regards_own_does(how: st
     assert (plain[:, :7] - expected[:, :7]).abs().max() < 1e-4 < (plain[:, 8:] - expected[:, 8:]).abs().max()
 
 
+@torch.no_grad()
+def test_items_that_change_places_between_calls_are_refused() -> None:
+    model = model_of("llama")
+    model.set_attn_implementation("sdpa")
+    ids = torch.tensor([IDS[:9], IDS[3:]])
+    with regard.edit(model, POLICIES[1]), pytest.raises(edits.CannotEdit, match="changed places between two calls"):
+        step = model(input_ids=ids, use_cache=True)
+        step = model(input_ids=ids[:, :1], past_key_values=step.past_key_values, use_cache=True)
+        step.past_key_values.reorder_cache(torch.tensor([1, 0]))
+        model(input_ids=ids[:, :1], past_key_values=step.past_key_values, use_cache=True)
+
+
 def test_a_prompt_alone_is_not_changed_and_that_is_said() -> None:
     model = regard.interop.from_hf(model_of("llama")).eval()
     with (

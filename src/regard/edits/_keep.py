@@ -63,6 +63,23 @@ class Keep(Edit):
         kept = torch.nn.functional.pad(kept, (0, mass.shape[2] - kept.shape[2]), value=True)
         place.memory.update(mass=mass, kept=self._chosen(mass, kept))
 
+    def saw(self, pattern: Any, place: Place) -> None:
+        """The items of a cache may change places between two calls; then what was kept is that of others."""
+        if pattern.seen is None or place.kind == "cross":
+            return
+        key: Tensor = pattern.seen.key
+        before: Tensor | None = place.memory.get("last")
+        at = place.keys - place.queries - 1
+        if before is not None and before.shape[:2] == key.shape[:2] and at >= 0 and place.memory.get("read") == at:
+            width = min(before.shape[2], key.shape[3])  # a steer makes keys wider
+            moved = (key[:, :, at, :width] - before[..., :width]).abs().amax()
+            if bool(moved > 0.1 * before.abs().amax()):  # a cache of bytes gives keys back less exactly
+                raise place.refuse(
+                    "the items of its cache changed places between two calls (beam search, say), and what was kept of "
+                    "each is not known any more: decode without beams, or with keep(…).caches(model)"
+                )
+        place.memory.update(last=key[:, :, place.keys - 1].clone(), read=place.keys - 1)
+
     def _chosen(self, mass: Tensor, kept: Tensor) -> Tensor:
         """The same choice that a cache makes, which holds the kept ones alone: of each head as many."""
         count = int(kept[0, 0].sum())

@@ -76,7 +76,7 @@ class Listening(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._higher_order(func, args, kwargs)
         if not types and _is_composite(func) and not _has_nested(args):
             # in inference mode, and below autograd, torch hands operators over before it takes them apart
-            with self, _views_as_ever():
+            with self, _views_as_ever(packet):
                 return func._op_dk(_COMPOSITE, *args, **kwargs)
         kernel = _fused.KERNELS.get(packet)
         if kernel is not None:
@@ -121,10 +121,11 @@ class Listening(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return plain(*args, **kwargs)
 
 
-def _views_as_ever() -> Any:
+def _views_as_ever(packet: Any) -> Any:
     """Inside a mode torch leaves out the step by which a view of a parameter is still one that wants a gradient, in
-    inference mode too; whether it does decides which product a linear layer runs, and the bits that it gives."""
-    if not torch.is_inference_mode_enabled():
+    inference mode too; whether it does decides which product a linear layer runs, and the bits that it gives. Of
+    other tensors, such as the memory of a cache, torch then refuses views."""
+    if packet not in (torch.ops.aten.linear, torch.ops.aten.matmul) or not torch.is_inference_mode_enabled():
         return contextlib.nullcontext()
     return torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False)
 
