@@ -213,5 +213,5 @@ def in_chinese(label: str, words: Mapping[str, str]) -> str:
 
 def pattern(english: str) -> re.Pattern[str]:
     """What a text with {names} for numbers looks like when they are filled in."""
-    parts = Formatter().parse(english)
-    return re.compile("".join(re.escape(said) + (rf"(?P<{name}>[\d .%]+)" if name else "") for said, name, *_ in parts))
+    parts = [(re.escape(said), name) for said, name, *_ in Formatter().parse(english)]
+    return re.compile("".join(said + (rf"(?P<{name}>[-\d .%]+)" if name else "") for said, name in parts))
