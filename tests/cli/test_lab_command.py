@@ -16,7 +16,7 @@ from tests.lab.quick import quick
 from typer.testing import CliRunner
 
 from regard import lab
-from regard._display import texts
+from regard._display import figures, texts
 from regard.cli import app, terminal
 from regard.cli.commands import lab as command
 from regard.lab import _folder
@@ -99,14 +99,15 @@ def test_out_writes_the_figure_and_the_numbers(tmp_path):
 def test_all_writes_everything_and_an_index(tmp_path, monkeypatch):
     monkeypatch.setattr(lab, "run", quick)
     # the figures themselves are drawn in another test
-    monkeypatch.setattr(_folder, "draw", lambda found, file: file.write_bytes(b"a figure"))
+    monkeypatch.setattr(_folder, "draw", lambda found, file, lang: file.write_text(f"a figure in {lang}"))
+    monkeypatch.setattr(figures, "_CHINESE", ("DejaVu Sans",))  # stands for a font: which there are is not ours
     result = run("all", "--out", str(tmp_path), "--lang", "zh")
     assert result.exit_code == 0, result.stderr
     names = {f"{name}.{end}" for name in lab.names() for end in ("png", "json")}
     assert {file.name for file in tmp_path.iterdir()} == names | {"index.html"}
     page = (tmp_path / "index.html").read_text()
     assert '<html lang="zh-CN">' in page and "default-src &#x27;none&#x27;" in page
-    figure = base64.b64encode(b"a figure").decode()
+    figure = base64.b64encode(b"a figure in zh").decode()
     assert page.count(f'src="data:image/png;base64,{figure}"') == len(lab.names())  # nothing is fetched
     for name in lab.names():
         assert f'href="{name}.json"' in page and lab.words(name)["title"][1].split("“")[0].strip() in page
@@ -146,6 +147,14 @@ def test_without_matplotlib_numbers_are_printed_and_figures_are_refused_before_t
     result = run("E7", "--out", str(tmp_path / "folder"))
     assert result.exit_code == 2 and "pip install matplotlib" in result.stderr
     assert not (tmp_path / "folder").exists()
+
+
+def test_without_a_chinese_font_figures_in_chinese_are_refused_before_the_work(tmp_path, monkeypatch):
+    monkeypatch.setattr(figures, "_CHINESE", ())
+    monkeypatch.setattr(lab, "run", lambda name: pytest.fail("it ran"))
+    result = run("E7", "--out", str(tmp_path / "folder"), "--lang", "zh")
+    assert result.exit_code == 2 and "figures in Chinese need a font" in result.stderr
+    assert result.stderr.count("\n") == 1 and not (tmp_path / "folder").exists()
 
 
 def test_numbers_load_no_matplotlib_and_the_list_no_torch():

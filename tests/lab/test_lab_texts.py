@@ -7,15 +7,23 @@ import re
 from pathlib import Path
 
 import pytest
+from matplotlib import rc_context
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from tests.lab.quick import quick
 
 from regard import lab
-from regard._display import texts
+from regard._display import figures, texts
 from regard.lab._folder import draw
+from regard.lab._labels import LABELS, pattern
 
 DOCS = Path(__file__).parent.parent.parent / "docs" / "lab"
 CHINESE = re.compile(r"[\u4e00-\u9fff]")
+# In figures in Chinese: names and symbols, and the sentences that are read.
+KEPT = {
+    "ALiBi", "CNN", "GPT", "LSTM", "RNN", "argmax", "d_k", "d_model", "float", "ln", "masks.causal", "nat", "softmax",
+    "triu", "The", "cat", "sat", "on", "the", "mat", "dog", "bites", "man",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", lab.names())
@@ -83,6 +91,42 @@ def test_the_figure_draws_without_a_warning_and_keeps_its_words_inside(name):
     for axes in figure.axes:
         assert axes.get_tightbbox().x1 <= inside.x1 and axes.get_tightbbox().x0 >= inside.x0
         assert axes.get_title() or len(figure.axes) == 1
+
+
+def labels(figure: Figure) -> list[str]:
+    """Every text of a figure but formulas, ticks as they will be drawn."""
+    ticks = [tick for axes in figure.axes for axis in (axes.xaxis, axes.yaxis) for tick in axis.get_ticklabels()]
+    found = [text.get_text() for text in (*ticks, *figure.findobj(Text))]
+    return [label for label in found if label and "$" not in label]
+
+
+@pytest.mark.parametrize("name", lab.names())
+def test_a_figure_in_chinese_has_no_english_words(name, monkeypatch):
+    monkeypatch.setattr(figures, "_CHINESE", ("DejaVu Sans",))  # stands for one: which fonts there are is not ours
+    said = "\n".join(labels(quick(name).figure("zh")))
+    words = re.findall(r"[A-Za-z][A-Za-z_.]+", said)
+    assert [word for word in words if word not in KEPT] == []
+    assert CHINESE.search(said) and not CHINESE.search("\n".join(labels(quick(name).figure())))
+
+
+def test_every_label_is_in_a_figure_and_has_its_numbers_in_both_languages():
+    drawn = {label for name in lab.names() for label in labels(quick(name).figure())}
+    assert [english for english in LABELS if not any(map(pattern(english).fullmatch, drawn))] == []
+    assert texts.problems({english: (english, chinese) for english, chinese in LABELS.items()}) == []
+
+
+@pytest.mark.filterwarnings("ignore:Glyph")
+def test_a_drawing_and_its_ticks_are_in_the_language_asked_for(monkeypatch, tmp_path):
+    monkeypatch.setattr(figures, "_CHINESE", ("DejaVu Sans",))
+    with rc_context({"svg.fonttype": "none"}):
+        draw(quick("E14"), tmp_path / "E14.svg", "zh")
+    page = (tmp_path / "E14.svg").read_text(encoding="utf-8")
+    assert "2020，窗口" in page and "每一步省下多少" in page and "window" not in page
+    with pytest.raises(ValueError, match=r"'fr'; expected en \(English\) or zh"):
+        quick("E14").figure("fr")
+    monkeypatch.setattr(figures, "_CHINESE", ())
+    with pytest.raises(ValueError, match="figures in Chinese need a font"):
+        quick("E14").figure("zh")
 
 
 @pytest.mark.parametrize("kind", ["png", "svg"])

@@ -52,7 +52,7 @@ class Blur(Result):
             ),
         ]
 
-    def figure(self) -> Figure:
+    def _figure(self) -> Figure:
         from regard.lab import _draw
 
         title = (

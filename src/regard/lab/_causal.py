@@ -46,7 +46,7 @@ class Causal(Result):
         )
         return [*made, Table(self.say("answers", lang), ("", ""), answers)]
 
-    def figure(self) -> Figure:
+    def _figure(self) -> Figure:
         from regard.lab import _draw
 
         figure = _draw.figure(8.4, 3.8, "One matrix read two ways: the past, or only the future")

@@ -2,25 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
+
+from regard.lab._labels import translate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from regard._display.texts import Catalogue
     from regard.lab._result import Matrix
 
 # Okabe and Ito's colours: people who cannot tell red from green can tell these.
 BLUE, ORANGE, GREEN, PINK, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#737373"
 
 
-def figure(width: float, height: float, title: str) -> Figure:
-    """An empty figure whose title says what was found. Labels are in English: not every machine has a Chinese font."""
+def drawn(draw: Callable[[], Figure], lang: str, words: Catalogue) -> Figure:
+    """What `draw` makes, in a language. It draws in English; words are those of the experiment."""
     try:
-        from regard._display.figures import Figure
+        from regard._display.figures import lettered
     except ImportError as error:
         raise ImportError("figures need matplotlib: pip install matplotlib") from error
+    with lettered(lang):
+        made = draw()
+        if lang == "zh":
+            translate(made, dict(words.values()))
+    return made
+
+
+def figure(width: float, height: float, title: str) -> Figure:
+    """An empty figure whose title says what was found."""
+    from regard._display.figures import Figure
+
     made = Figure(figsize=(width, height), layout="constrained", facecolor="white")
     made.suptitle(title, fontsize=12, fontweight="bold", parse_math=False)
     return made

@@ -49,7 +49,7 @@ class FixedWeights(Result):
             lines.append((self.say(way, lang), f"{found.trained:.0%}", f"{found.moved:.0%}", longer))
         return [Table(self.say("answers", lang, chance=f"{self.chance:.1%}"), columns, tuple(lines))]
 
-    def figure(self) -> Figure:
+    def _figure(self) -> Figure:
         from regard.lab import _draw
 
         figure = _draw.figure(9.6, 3.9, "Fixed weights learn a place; queries and keys learn what to look for")

@@ -41,16 +41,16 @@ def write(found: Result, folder: Path, kind: str = "png", lang: str = "en") -> N
     folder.mkdir(parents=True, exist_ok=True)
     numbers = json.dumps(found.to_dict(lang), indent=2, ensure_ascii=False)
     write_atomically(folder / f"{found.name}.json", [numbers.encode(), b"\n"])
-    draw(found, folder / f"{found.name}.{kind}")
+    draw(found, folder / f"{found.name}.{kind}", lang)
 
 
-def draw(found: Result, file: Path) -> None:
+def draw(found: Result, file: Path, lang: str = "en") -> None:
     """The figure, without date and version, and with names inside that do not change from run to run."""
     import matplotlib
 
     with matplotlib.rc_context({"svg.hashsalt": found.name}):
         nothing = {"Date": None} if file.suffix == ".svg" else {"Software": None}
-        found.figure().savefig(file, dpi=130, metadata=nothing)
+        found.figure(lang).savefig(file, dpi=130, metadata=nothing)
 
 
 def write_index(found: Iterable[Result], folder: Path, kind: str = "png", lang: str = "en") -> Path:

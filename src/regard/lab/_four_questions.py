@@ -62,7 +62,7 @@ class FourQuestions(Result):
             ),
         ]
 
-    def figure(self) -> Figure:
+    def _figure(self) -> Figure:
         from regard.lab import _draw
 
         figure = _draw.figure(

@@ -44,7 +44,7 @@ class FromScratch(Result):
             Table(self.say("differences", lang), ("", ""), shown),
         ]
 
-    def figure(self) -> Figure:
+    def _figure(self) -> Figure:
         from regard.lab import _draw
 
         figure = _draw.figure(8.4, 3.6, "The same seed gives the same weights and outputs, bit for bit")

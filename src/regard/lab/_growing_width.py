@@ -36,7 +36,7 @@ class GrowingWidth(Result):
             )
         return [Table(self.say("sizes", lang, keys=self.keys), columns, tuple(lines))]
 
-    def figure(self) -> Figure:
+    def _figure(self) -> Figure:
         from regard.lab import _draw
 
         figure = _draw.figure(9.6, 3.5, "Without √d_k attention hardens as heads grow wider; with it, it does not")

@@ -112,7 +112,7 @@ class HeadRoles(Result):
         )
         return [Table(self.say("roles", lang, model=self.model, sentences=self.sentences), columns, rows)]
 
-    def figure(self) -> Figure:
+    def _figure(self) -> Figure:
         from regard.lab import _draw
 
         figure = _draw.figure(

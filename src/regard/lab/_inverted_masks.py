@@ -59,7 +59,7 @@ class InvertedMasks(Result):
             Table(self.say("empty", lang), ("", self.say("weight", lang)), empty),
         ]
 
-    def figure(self) -> Figure:
+    def _figure(self) -> Figure:
         from regard.lab import _draw
 
         last = self.inverted.losses[-1]

@@ -47,7 +47,7 @@ class LineOfWork(Result):
         columns = ("", self.say("what", lang), self.say("before", lang), self.say("after", lang))
         return [Table(self.say("line", lang, tokens=self.tokens), columns, rows)]
 
-    def figure(self) -> Figure:
+    def _figure(self) -> Figure:
         from regard.lab import _draw
 
         figure = _draw.figure(8.4, 3.4, "What each step saves, as a share of what came before")

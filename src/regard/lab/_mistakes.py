@@ -49,7 +49,7 @@ class Mistakes(Result):
         rows = tuple((self.say(key, lang), values[key]) for key in KEYS)
         return [Table(self.say("both", lang), (self.say("stated", lang), self.say("found", lang)), rows)]
 
-    def figure(self) -> Figure:
+    def _figure(self) -> Figure:
         from regard.lab import _draw
 
         figure = _draw.figure(8.4, 3.4, "Nothing makes the heads' subspaces orthogonal")

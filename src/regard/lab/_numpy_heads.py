@@ -40,7 +40,7 @@ class NumpyHeads(Result):
             Table(self.say("row", lang), ("", *keys, self.say("total", lang)), rows),
         ]
 
-    def figure(self) -> Figure:
+    def _figure(self) -> Figure:
         from regard.lab import _draw
 
         figure = _draw.figure(

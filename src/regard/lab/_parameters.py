@@ -39,7 +39,7 @@ class Parameters(Result):
             Table(self.say("by_heads", lang), (self.say("heads", lang), self.say("counted", lang)), (*heads, more)),
         ]
 
-    def figure(self) -> Figure:
+    def _figure(self) -> Figure:
         from regard.lab import _draw
 
         at = self.widths.index(512)

@@ -37,7 +37,7 @@ class Permutation(Result):
         )
         return [Table(self.say("differences", lang), columns, lines)]
 
-    def figure(self) -> Figure:
+    def _figure(self) -> Figure:
         from regard.lab import _draw
 
         figure = _draw.figure(

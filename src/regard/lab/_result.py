@@ -31,6 +31,7 @@ class Result:
     found.to_dict()          # all of them, as JSON holds them
     found.figure()           # a matplotlib figure
     found.tables("zh")       # what the command prints, in Chinese
+    found.figure("zh")       # with labels in Chinese
     """
 
     name: ClassVar[str]  # "E3"
@@ -58,7 +59,13 @@ class Result:
     def tables(self, lang: str = "en") -> list[Table]:
         raise NotImplementedError
 
-    def figure(self) -> Figure:
+    def figure(self, lang: str = "en") -> Figure:
+        """A matplotlib figure, in English, or in Chinese with ``lang="zh"``, which needs a font that has Chinese."""
+        from regard.lab._draw import drawn
+
+        return drawn(self._figure, texts.language(lang), self.words())
+
+    def _figure(self) -> Figure:
         raise NotImplementedError
 
 

@@ -60,7 +60,7 @@ class Rnn(Result):
             Table(self.say("compared", lang, tokens=self.tokens, width=self.width), ("", *kinds), rows),
         ]
 
-    def figure(self) -> Figure:
+    def _figure(self) -> Figure:
         from regard.lab import _draw
 
         figure = _draw.figure(

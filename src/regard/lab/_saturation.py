@@ -38,7 +38,7 @@ class Saturation(Result):
         )
         return [Table(self.say("sizes", lang, head_dim=self.head_dim, keys=self.keys), columns, shown)]
 
-    def figure(self) -> Figure:
+    def _figure(self) -> Figure:
         from regard.lab import _draw
 
         title = (

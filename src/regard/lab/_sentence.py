@@ -51,7 +51,7 @@ class Sentence(Result):
             Table(self.say("causal", lang), ("", *heads), step),
         ]
 
-    def figure(self) -> Figure:
+    def _figure(self) -> Figure:
         from regard.lab import _draw
 
         figure = _draw.figure(9.6, 7.4, "The same sentence in two heads, whole and causal: every row sums to 1")

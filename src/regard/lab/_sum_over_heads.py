@@ -42,7 +42,7 @@ class SumOverHeads(Result):
             ),
         ]
 
-    def figure(self) -> Figure:
+    def _figure(self) -> Figure:
         from regard.lab import _draw
 
         figure = _draw.figure(8.4, 3.4, f"What each of {self.heads} heads adds can be looked at by itself")

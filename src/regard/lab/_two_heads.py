@@ -39,7 +39,7 @@ class TwoHeads(Result):
             made.append(Table(self.say(key, lang), ("", *columns), named))
         return made
 
-    def figure(self) -> Figure:
+    def _figure(self) -> Figure:
         from regard.lab import _draw
 
         figure = _draw.figure(8.4, 3.2, "One input, two heads: other queries, other weights")

@@ -43,7 +43,7 @@ class TwoRelations(Result):
         columns = tuple(self.say(key, lang) for key in ("heads", "share", "loss", "parameters"))
         return [Table(self.say("task", lang, symbols=SYMBOLS, length=LENGTH), columns, lines)]
 
-    def figure(self) -> Figure:
+    def _figure(self) -> Figure:
         from regard.lab import _draw
 
         title = f"Two relations at once: one head gets {self.right[0]:.0%} right, two heads {self.right[1]:.0%}"

@@ -36,7 +36,7 @@ class TwoTokens(Result):
             Table(self.say("scaled_out", lang), places, _named(self.scaled_out)),
         ]
 
-    def figure(self) -> Figure:
+    def _figure(self) -> Figure:
         from regard.lab import _draw
 
         figure = _draw.figure(9.2, 3.2, "Both tokens reach both outputs: no entry is zero")

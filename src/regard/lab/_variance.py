@@ -37,7 +37,7 @@ class Variance(Result):
         )
         return [Table(self.say("pairs", lang, pairs=self.pairs, head_dim=self.head_dim), columns, shown)]
 
-    def figure(self) -> Figure:
+    def _figure(self) -> Figure:
         from regard.lab import _draw
 
         width = self.head_dim

@@ -45,7 +45,7 @@ class WhySoftmax(Result):
             Table(self.say("slopes", lang), columns, lines(self.slopes, summed=False)),
         ]
 
-    def figure(self) -> Figure:
+    def _figure(self) -> Figure:
         from regard.lab import _draw
 
         figure = _draw.figure(

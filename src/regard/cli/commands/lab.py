@@ -54,7 +54,9 @@ def lab(
     ] = None,
     lang: Annotated[
         str,
-        typer.Option(help="Language of tables and texts: en or zh.", autocompletion=complete.one_of(("en", "zh"))),
+        typer.Option(
+            help="Language of tables, texts and figures: en or zh.", autocompletion=complete.one_of(("en", "zh"))
+        ),
     ] = "en",
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
 ) -> None:
@@ -72,7 +74,7 @@ def lab(
     try:
         lang = texts.language(lang)
         chosen = _chosen(names or [])
-        ending = _check_out(out, kind, chosen)
+        ending = _check_out(out, kind, chosen, lang)
     except (ValueError, ImportError) as error:
         terminal.stop(str(error))
     if not chosen:
@@ -109,7 +111,7 @@ def _chosen(given: list[str]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _check_out(out: Path | None, kind: str | None, chosen: list[str]) -> str:
+def _check_out(out: Path | None, kind: str | None, chosen: list[str], lang: str) -> str:
     """How the figures' names end. What would fail after minutes of work is said before it."""
     from regard.lab._folder import FORMATS
 
@@ -123,6 +125,11 @@ def _check_out(out: Path | None, kind: str | None, chosen: list[str]) -> str:
         raise ValueError("--out was given and no experiment; name one, or all")
     if importlib.util.find_spec("matplotlib") is None:
         raise ImportError("figures need matplotlib: pip install matplotlib")
+    if lang == "zh":
+        from regard._display.figures import lettered
+
+        with lettered(lang):  # raises where no font has Chinese letters
+            pass
     out.mkdir(parents=True, exist_ok=True)
     return kind or FORMATS[0]
 
