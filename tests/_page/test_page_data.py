@@ -15,7 +15,7 @@ import pytest
 import torch
 from tests.browser.recordings import call_of, recording_of, sentence
 
-from regard._page import _character
+from regard._display import head_labels
 from regard._page._pack import pack
 from regard._page._scenes import Texts, scenes
 from regard.recording import Recorded, Recording, Site
@@ -62,12 +62,12 @@ def test_a_planted_head_gets_its_name(name: str) -> None:
 
 
 def test_a_head_just_below_every_threshold_has_no_name() -> None:
-    rows: dict[str, Any] = {statistic: least - 0.01 for _, statistic, least in _character.RULES}
-    assert _character.label(rows, 46) == ""
-    for name, statistic, least in _character.RULES:
-        assert _character.label({**rows, statistic: least}, 46) == name
-    assert _character.label({**rows, "near": 0.95}, 31) == ""  # in a short text everything is near
-    assert _character.label({**rows, "first": 1.0}, 1) == ""
+    rows: dict[str, Any] = {statistic: least - 0.01 for _, statistic, least in head_labels.RULES}
+    assert head_labels.label(rows, 46) == ""
+    for name, statistic, least in head_labels.RULES:
+        assert head_labels.label({**rows, statistic: least}, 46) == name
+    assert head_labels.label({**rows, "near": 0.95}, 31) == ""  # in a short text everything is near
+    assert head_labels.label({**rows, "first": 1.0}, 1) == ""
 
 
 def test_repeats_mean_nothing_in_a_text_that_repeats_nothing() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tests.browser.recordings import WORDS, sentence
 
-from regard._page._character import RULES
+from regard._display.head_labels import RULES
 
 LONG = [f" w{at % 29}" for at in range(139)]
 

@@ -1,4 +1,4 @@
-"""What a head does, measured: shares of its weight that fall on keys of a kind, and a name by printed thresholds.
+"""What a head does, measured: shares of its weight that fall on keys of a kind, and a name.
 
 The shares are of what the recording holds exactly: each query's largest weights, what every key receives, and the
 weight by distance. A share that rests on the largest weights alone is a lower bound.
@@ -11,23 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from regard._display.head_labels import NEAR_BUCKETS, label
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-# The first that is reached names the head, in this order.
-RULES: tuple[tuple[str, str, float], ...] = (
-    # name, statistic, least value
-    ("first", "first", 0.5),
-    ("previous", "previous", 0.5),
-    ("next", "next", 0.5),
-    ("same", "same", 0.5),
-    ("induction", "induction", 0.3),
-    ("duplicate", "duplicate", 0.3),
-    ("local", "near", 0.8),
-    ("broad", "spread", 0.8),
-)
-LOCAL_KEYS = 32  # in fewer keys than this everything is near
-NEAR_BUCKETS = 4  # distances 0 … 7
 LEAST_REPEATS = 3  # queries whose token came before, for induction and duplicate to mean something
 STATISTICS = (
     "entropy", "spread", "max_weight", "first", "previous", "next", "same", "near", "distance", "duplicate",
@@ -86,17 +74,6 @@ def character(
         row: dict[str, Any] = {name: _number(found[name][head]) if name in found else None for name in STATISTICS}
         rows.append({**row, "label": label(row, len(tokens))})
     return rows
-
-
-def label(row: dict[str, Any], keys: int) -> str:
-    """The first rule that the numbers of a head reach, which it is called by; empty where they reach none."""
-    if keys < 2:
-        return ""
-    for name, statistic, least in RULES:
-        value = row.get(statistic)
-        if value is not None and value >= least and (name != "local" or keys >= LOCAL_KEYS):
-            return name
-    return ""
 
 
 def _number(value: Any) -> float | None:

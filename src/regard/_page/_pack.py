@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regard._page._character import LOCAL_KEYS, NEAR_BUCKETS, RULES
+from regard._display.head_labels import LOCAL_KEYS, NEAR_BUCKETS, RULES
 from regard._page._scenes import Layer, Scene, Texts, scenes
 
 if TYPE_CHECKING:

@@ -82,7 +82,7 @@ class _Backward:
     def run(self) -> tuple[Tensor | None, ...]:
         call = self.call
         bias = call.bias
-        d_query, d_key = (torch.zeros_like(t, dtype=self.work) for t in (self.query, self.key))
+        d_query, d_key = (t.new_zeros(t.shape, dtype=self.work) for t in (self.query, self.key))
         d_bias = None if bias is None or not self.needs[2] else bias.new_zeros(bias.shape, dtype=self.work)
         shares = self.lse.new_zeros(self.lse.shape)  # Σ p·G of each row
         for tile in tiles(call, self.lse):

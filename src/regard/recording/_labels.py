@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from regard._page._character import LOCAL_KEYS, NEAR_BUCKETS, RULES, label
+from regard._display.head_labels import LOCAL_KEYS, NEAR_BUCKETS, RULES, label
 from regard.recording._summary_words import WORDS
 
 if TYPE_CHECKING:
