@@ -1,4 +1,4 @@
-"""What a head is called, by thresholds that are printed with it: in summaries, and on the page (which needs no torch)."""
+"""What a head is called, by printed thresholds: in summaries, and on the page, which needs no torch."""
 
 from __future__ import annotations
 
