@@ -30,6 +30,7 @@ BAD: dict[str, tuple[dict[str, Callable[[], Any]], type[Exception], list[str]]] 
     "query is an array": ({"query": lambda: np.ones((B, H, L, D))}, TypeError, ["query", "ndarray", "torch.Tensor"]),
     "value is None": ({"value": lambda: None}, TypeError, ["value", "NoneType"]),
     "nested key": ({"key": nested}, TypeError, ["nested", "MultiHeadAttention", "documents"]),
+    "sparse key": ({"key": lambda: key().to_sparse()}, TypeError, ["key", "sparse_coo", "to_dense"]),
     "query of rank 3": ({"query": lambda: query()[0]}, ValueError, ["query", "3 dims", "[6, 5, 11]", "unsqueeze"]),
     "key of rank 5": ({"key": lambda: key()[None]}, ValueError, ["key", "5 dims", "expected 4"]),
     "value of rank 0": ({"value": lambda: torch.tensor(1.0)}, ValueError, ["value", "0 dims"]),

@@ -52,6 +52,9 @@ def prepare(
             "regard.attention got a nested tensor; it takes padded [batch, head, token, dim] tensors. "
             "regard.nn.MultiHeadAttention takes nested ones, or pack the items into one row and use masks.documents."
         )
+    for name, given in (("query", query), ("key", key), ("value", value)):
+        if given.layout is not torch.strided:
+            raise TypeError(f"{name} has layout {given.layout}; expected a dense tensor: call .to_dense()")
     device = query.device
     if key.device != device or value.device != device:
         _bad_devices(query=query, key=key, value=value)

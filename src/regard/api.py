@@ -207,6 +207,8 @@ def _described(
     whether there may be gradients, then the rest. None where it cannot be written down shortly, or is not right."""
     if query.is_nested or key.is_nested or value.is_nested:
         return None
+    if not (query.layout is key.layout is value.layout is torch.strided):
+        return None
     if type(query_offset) not in _WHOLE or type(scale) not in _REAL or type(softcap) not in _REAL:
         return None
     if type(dropout) is not float or type(backend) is not str:

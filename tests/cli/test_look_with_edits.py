@@ -104,4 +104,5 @@ def test_what_cannot_be_read_or_done_is_said_in_one_line(tmp_path: Path) -> None
     ]:
         code, printed, said = look("minilm", TEXT, *arguments, *out)
         assert (code, printed) == (2, "") and expected in said and said.count("\n") == 1, said
+        assert "cannot read" not in said  # the option is wrong, not the model
     assert problems(acting.WORDS) == []

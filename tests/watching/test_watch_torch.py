@@ -91,6 +91,14 @@ def test_the_extra_keys_of_torch_multihead_attention_are_counted(need_weights: b
     check_statistics(call, model(X, X, X, attn_mask=hidden, average_attn_weights=False)[1].detach())
 
 
+def test_cross_attention_with_extra_keys_of_torch_is_cross() -> None:
+    model = nn.MultiheadAttention(21, 3, batch_first=True, add_bias_kv=True, add_zero_attn=True).eval()
+    with regard.watch(model) as recording:
+        model(X[:, :5], X[:, :7], X[:, :7])
+        model(X, X, X)
+    assert [call.kind for call in recording] == ["cross", "self"]
+
+
 def test_multi_head_attention_forward_called_by_position_is_seen_once() -> None:
     inner = nn.MultiheadAttention(21, 3)
 

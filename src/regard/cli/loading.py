@@ -146,12 +146,21 @@ def outputs(model: Any, given: dict[str, Any]) -> Any:
     try:
         return model(**given)
     except Exception as error:
+        if _raised_by_regard(error):
+            raise  # an edit, say, that this model or this text has no place for
         takes = _parameters(model)
         options = {"pixel_values": "--image", "input_features": "--audio", "input_values": "--audio"}
         wanted = [option for name, option in options.items() if name in takes and name not in given]
         hint = f"; it also takes {wanted[0]} FILE" if wanted else ""
         said = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
         raise ValueError(f"{type(model).__name__} cannot read this ({said}){hint}") from error
+
+
+def _raised_by_regard(error: Exception) -> bool:
+    step = error.__traceback__
+    while step is not None and step.tb_next is not None:
+        step = step.tb_next
+    return step is not None and str(step.tb_frame.f_globals.get("__name__")).startswith("regard.")
 
 
 def written(model: Any, given: dict[str, Any]) -> Any:

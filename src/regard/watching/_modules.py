@@ -49,7 +49,8 @@ def is_cross(stack: Sequence[Frame], queries: int, keys: int) -> bool:
     """Whether the module that attends was handed another sequence to look at.
 
     A module without weights (see ``attending``) was handed queries and keys, and cannot tell."""
-    given = attending(stack).given()
+    frame = attending(stack)
+    given = frame.given()
     own = next((given[name] for name in _OWN if isinstance(given.get(name), Tensor)), None)
     if own is None:
         own = next((value for value in given.values() if isinstance(value, Tensor)), None)
@@ -60,7 +61,11 @@ def is_cross(stack: Sequence[Frame], queries: int, keys: int) -> bool:
     key = given.get("key")
     if isinstance(key, Tensor) and isinstance(own, Tensor) and not _same(key, own):
         given_now = key.shape[:-1]
-        if keys in given_now or 0 in given_now:  # none at all where a cache holds those of the first call
+        # torch's module may add keys of its own to those
+        added = (getattr(frame.module, "bias_k", None) is not None) + bool(
+            getattr(frame.module, "add_zero_attn", False)
+        )
+        if keys - added in given_now or 0 in given_now:  # none at all where a cache holds those of the first call
             return True
     if queries == keys or not isinstance(own, Tensor) or queries not in own.shape[:-1]:
         return False
