@@ -163,6 +163,9 @@ class Hook:
     def __call__(self, *args: Any) -> None:
         self.run(*args)
 
+    # torch's compiler, where it takes a watched model apart inside the block, calls a hook as it is
+    __call__._torchdynamo_disable = True  # type: ignore[attr-defined]
+
     def __reduce__(self) -> Any:
         return getattr, (contextlib.nullcontext(), "__exit__")
 
