@@ -25,6 +25,11 @@ PADDING[1, 7:] = True
 nested = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 
 
+@pytest.fixture(autouse=True)
+def nothing_is_compiled_yet() -> None:
+    torch._dynamo.reset()  # what other tests compiled counts towards torch's limits
+
+
 def encoder(**more: Any) -> nn.TransformerEncoder:
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(24, 4, 31, batch_first=True, **more)
