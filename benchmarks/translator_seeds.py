@@ -54,7 +54,7 @@ from regard.train._build import encode_pairs, model_of  # noqa: E402
 RECIPE: dict[str, Any] = {
     "lowercase": True, "vocab_size": 10_000, "embed_dim": 192, "ff_dim": 384, "num_layers": 4, "num_heads": 6,
     "norm": "post", "dropout": 0.3, "attention_dropout": 0.1, "smoothing": 0.1, "batch_tokens": 7_500,
-    "round_lengths": 2, "warmup": 800, "peak_lr": 5e-3, "ema_decay": 0.998, "max_tokens": 128,
+    "round_lengths": 2, "warmup": 600, "peak_lr": 5e-3, "ema_decay": 0.998, "max_tokens": 128,
 }  # fmt: skip
 TOY: dict[str, Any] = {
     "vocab_size": 200, "embed_dim": 32, "ff_dim": 64, "num_layers": 1, "num_heads": 2, "batch_tokens": 600,
@@ -62,7 +62,7 @@ TOY: dict[str, Any] = {
 }  # fmt: skip
 # what must not change between calls of one run, next to the recipe
 FIXED = ("teachers", "teacher_r_drop", "steps", "distill", "beams", "toy", "sentences")
-PENALTIES = (0.6, 1.0, 1.4, 1.8)
+PENALTIES = (1.0, 1.4, 1.8, 2.2)
 # seconds that are set aside: for the vocabulary and the first kernels, for graphs, for one student's evaluation
 START, CAPTURE, EVALUATE = 30.0, 15.0, 15.0
 
@@ -273,7 +273,8 @@ def lessons(session: Session, teachers: list[Any]) -> engine.Pairs:
     how: dict[str, Any] = {"beams": session.given.beams, "batch_tokens": tokens, "seconds": limit}
     made = engine.distilled(translator, real, progress=progress, **how)
     took = time.monotonic() - began
-    changed = statistics.fmean(a != b for a, b in zip(made.target, real.target, strict=False)) if made.target else 0.0
+    pairs = zip(made.target, real.target, strict=False)
+    changed = statistics.fmean(a.lower() != b.lower() for a, b in pairs) if made.target else 0.0
     session.report["lessons"] = {
         "sentences": len(made.source), "of": len(real.source), "seconds": took, "other than the reference": changed,
     }  # fmt: skip
@@ -316,7 +317,8 @@ def learn(session: Session) -> None:
         found["length penalty"] = max(valid, key=lambda each: valid[each])
         found["valid"] = valid[found["length penalty"]]
         found["test"], lines = score(session, [model], session.test, penalty=found["length penalty"])
-        found["chrf"], found["translated"] = engine.scores(lines, session.test.target)[2].score, lines
+        lowered = [each.lower() for each in session.test.target]
+        found["chrf"], found["translated"] = engine.scores(lines, lowered)[2].score, lines
         found["evaluated in"] = time.monotonic() - began
         students = session.report["students"]
         if found["valid"] >= max((each["valid"] for each in students), default=0.0):
@@ -399,7 +401,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--teacher-r-drop", type=float, default=0.0, help="a step without R-Drop takes half the time")
     parser.add_argument("--distill", type=float, default=0.5, help="share of the loss that the teachers have")
     parser.add_argument("--beams", type=int, default=4, help="of the teachers' search")
-    parser.add_argument("--lessons", type=float, default=60.0, help="seconds that the teachers translate at most")
+    parser.add_argument("--lessons", type=float, default=25.0, help="seconds that the teachers translate at most")
     parser.add_argument("--steps", type=int, default=0, help="of each model; counted from the time by default")
     parser.add_argument("--until", choices=["teachers", "lessons", "students"], default="students")
     parser.add_argument("--attention", choices=["regard", "torch"], help="whose steps; measured on a GPU by default")

@@ -37,11 +37,14 @@ def _option(BM: int, BN: int, num_warps: int, num_stages: int) -> Tiles:
 
 
 def _short(spec: CallSpec) -> list[Tiles]:
-    """Tiles no larger than a short call, where the usual ones would be mostly empty: those of sentences, say."""
-    rows, keys = (min(64, max(16, power(n))) for n in (spec.queries, spec.keys))
-    if min(rows, keys) == 64 or max(widths(spec)) > 128 or spec.dtype.itemsize == 4:
+    """Square tiles no larger than a short call, where the usual ones would be mostly empty: those of sentences, say.
+
+    Two sizes only, since each is compiled by itself (benchmarks/gpu.py, "sentences").
+    """
+    size = max(16, power(max(spec.queries, spec.keys)))
+    if size > 32 or max(widths(spec)) > 128 or spec.dtype.itemsize == 4:
         return []
-    return [_option(rows, keys, min(4, max(1, rows * keys // 512)), 2)]
+    return [_option(size, size, size // 16, 2)]
 
 
 def widths(spec: CallSpec) -> tuple[int, int]:
