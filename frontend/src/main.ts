@@ -40,7 +40,7 @@ export async function mount(target: HTMLElement, packed: Uint8Array, home: "file
     language: around.language ?? (open.lang === "zh" ? "zh" : "en"), theme: around.theme ?? (open.theme as State["theme"]) ?? "auto",
   });
   target.replaceChildren(page);
-  store.detail = around.detail ?? null;
+  store.detail = (data.header.detail && around.detail) || null;
   run(store, page, around.back);
 }
 

@@ -114,7 +114,8 @@ export function home(
         back: () => { void show(); }, language,
         detail: against ? undefined : async (layer, head, place) => {
           const given = await fetch("/api/weights", { method: "POST", body: JSON.stringify({ name, layer, head, ...place }), headers: { "content-type": "application/json" } });
-          return given.ok ? new Float32Array(await given.arrayBuffer()) : null;
+          if (!given.ok) throw new Error(((await given.json()) as { error?: string }).error ?? given.statusText);
+          return new Float32Array(await given.arrayBuffer());
         },
       });
     } catch (error) {

@@ -80,7 +80,23 @@ def test_the_local_page_lists_opens_compares_looks_and_asks_for_detail(browser: 
     opened.view("head")
     for _ in range(4):
         page.click('[aria-label="Zoom in"]')
-    page.wait_for_selector(".map[data-exact=true]", timeout=30000)
+    page.wait_for_selector("text=Exact weights", timeout=30000)
+    # what was saved has them too, in a page that is opened later, as long as the model is there
+    looks._made.clear()
+    page.goto(address)
+    page.click('[data-name="small-1.regard"]')
+    page.wait_for_selector(".t")
+    opened.pick("head1") if page.get_attribute('[data-pick="head1"]', "aria-pressed") != "true" else None
+    opened.view("head")
+    assert "exact weights in view are computed" in page.inner_text(".panel")
+    page.wait_for_selector("text=Exact weights", timeout=30000)
+    # and a recording of which nobody knows the model says what its zoom shows
+    sentence([f"word{n}" for n in range(150)], title="long").save(looks._folder.root / "long.regard")
+    page.goto(address)
+    page.click('[data-name="long.regard"]')
+    page.wait_for_selector(".t")
+    opened.view("head")
+    assert "each query's 8 largest weights and, behind them, means" in page.inner_text(".panel")
     assert all(url.startswith((address, "blob:")) for url in opened.asked)
     assert opened.said == []
     context.close()

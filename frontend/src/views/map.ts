@@ -29,7 +29,9 @@ export class MapCanvas {
   private rectangle: { place: Rectangle; values: Float32Array; picture: HTMLCanvasElement } | null = null;
   private asked = 0;
   /** Where exact weights can be had, this asks for those in view once the view has come to rest. */
-  ask: ((place: Rectangle) => Promise<Float32Array | null>) | null = null;
+  ask: ((place: Rectangle) => Promise<Float32Array>) | null = null;
+  /** Says how that goes: "wait", "exact", "" where nothing was asked for, or why it failed. */
+  tell: (how: string) => void = () => undefined;
 
   constructor(private readonly act: { point: (cell: Cell | null, x: number, y: number) => void; choose: (cell: Cell) => void }) {
     this.element = el("div", { class: "map" }, this.canvas);
@@ -67,7 +69,7 @@ export class MapCanvas {
   private get box() {
     const width = this.element.clientWidth, height = this.element.clientHeight;
     const gutter = width < 420 ? 62 : 104, head = width < 420 ? 56 : 84;
-    const strip = this.exactHead === null ? 6 : 26;
+    const strip = 26; // also where there are no strips: maps side by side have one size
     const wide = Math.max(20, width - gutter - strip), high = Math.max(20, height - head - strip);
     // cells are squares where queries and keys are as many
     const scale = Math.min(wide / this.layer.keys, high / this.layer.queries);
@@ -102,17 +104,20 @@ export class MapCanvas {
   }
 
   private wonder(): void {
-    if (!this.ask || this.exactHead === null || this.layer.isExact) return;
     const turn = ++this.asked;
+    this.tell("");
+    if (!this.ask || this.exactHead === null || this.layer.isExact) return;
     setTimeout(async () => {
       if (turn !== this.asked || !this.ask) return;
       const row = Math.floor(this.span.row), column = Math.floor(this.span.column);
       const place = { row, column, rows: Math.min(this.layer.queries, Math.ceil(this.span.row + this.span.rows)) - row, columns: Math.min(this.layer.keys, Math.ceil(this.span.column + this.span.columns)) - column };
-      if (place.rows * place.columns > 262144) return;
-      const values = await this.ask(place);
-      if (turn !== this.asked || !values) return;
+      if (place.rows * place.columns > 1048576) return;
+      this.tell("wait");
+      const values = await this.ask(place).catch((error: Error) => error.message);
+      if (turn !== this.asked) return;
+      this.tell(typeof values === "string" ? values : "exact");
+      if (typeof values === "string") return;
       this.rectangle = { place, values, picture: heatmap(values, place.rows, place.columns, Math.max(this.top, 0.02), this.colours.heat) };
-      this.element.dataset.exact = "true";
       this.later();
     }, 250);
   }

@@ -92,8 +92,8 @@ def _packed(folder: Folder, looks: Looks, names: list[str], lang: str) -> bytes:
         except ValueError as error:
             raise Refusal(422, str(error).replace(str(folder.root), "")) from None
     extra: dict[str, Any] = {"open": {"lang": lang, **({"view": "compare"} if len(names) > 1 else {})}}
-    if len(names) == 1 and looks.can_detail(names[0]):
-        extra["detail"] = names[0]
+    if len(names) == 1 and looks.can_detail(names[0], recordings[0]):
+        extra["detail"] = True
     return pack(recordings, SERVED, extra)
 
 

@@ -103,6 +103,8 @@ def look(
         read = loading.read(loaded, TEXT if words is None else words, words is None, image, audio, length)
         recording, made = _run(loaded, read, lang, edits)
         recording.title = f"{model}: {type(network).__name__}"
+        if (image or audio) is None and not edits and not length:
+            recording.origin = {"model": model, "text": TEXT if words is None else words}
         with terminal.saying(say(WORDS, lang, "writing")):
             seen = None if image is None else as_seen(read.given.get("pixel_values"))
             page = recording.to_html(layer=layer, head=head, lang=lang, picture=seen)
@@ -139,14 +141,12 @@ def _run(loaded: Loaded, read: Read, lang: str, edits: list[acting.Typed]) -> tu
     """The recording; and with edits, which are then in it, what they changed and the difference to the answer."""
     import torch
 
-    import regard
     from regard.recording._tokens import ids_to_text
 
-    model, tokenizer, given = loaded.model, loaded.tokenizer, dict(read.given)
+    model, tokenizer = loaded.model, loaded.tokenizer
     if read.ids is not None and not read.ids.numel():
         raise ValueError("the text is empty")
-    if getattr(model.config, "is_encoder_decoder", False):
-        given["decoder_input_ids"] = loading.written(model, given)
+    given = loading.arguments(loaded, read)
     layers = getattr(model.config, "num_hidden_layers", None)
     tokens = 0 if read.ids is None else read.ids.shape[1]
     ids = given.get("decoder_input_ids", read.ids)
@@ -156,19 +156,8 @@ def _run(loaded: Loaded, read: Read, lang: str, edits: list[acting.Typed]) -> tu
     if edits:
         with torch.inference_mode():
             before = acting.answer(loading.outputs(model, given), ids)
-    with (
-        torch.inference_mode(),
-        _progress(layers, tokens, lang) as advance,
-        acting.edited(model, edits, texts) as reports,
-        regard.watch(model, tokenizer=tokenizer, on_call=advance, want=want) as recording,
-    ):
-        out = loading.outputs(model, given)
-    if not recording.calls:
-        raise ValueError("the model made no attention call that can be seen")
-    if "decoder_input_ids" in given and tokenizer is not None:
-        recording.tokens_from(tokenizer, given["decoder_input_ids"])
-        if read.ids is not None:
-            recording.source_tokens = ids_to_text(tokenizer, read.ids)
+    with _progress(layers, tokens, lang) as advance, acting.edited(model, edits, texts) as reports:
+        recording, out = loading.watched(loaded, given, read, on_call=advance, want=want)
     if before is None:
         return recording, None
     words = str if tokenizer is None else lambda n: ids_to_text(tokenizer, torch.tensor([[n]]))[0][0]
