@@ -42,6 +42,8 @@ export function home(
       el("main", {}, el("div", { class: "home-grid" }, form(answer), el("div", { class: "stack" }, list(answer), el("section", { class: "card" }, el("h2", {}, speak("learn")),
         el("div", { class: "chips" }, ...(["walk", "cost"] as const).map((name) => el("button", { class: "chip wide", "data-learn": name, click: () => alone(name, { language, back: () => { void show(); } }) }, speak(`learn_${name}`)))))))));
     target.replaceChildren(page);
+    status.classList.remove("failed");
+    fill(status, picked.length ? speak("compare_second") : "");
     if (answer.look.state === "running") follow();
   }
 
@@ -69,7 +71,7 @@ export function home(
         if (picked.length === 2) { const [a, b] = picked; picked = []; void load(a!, b); } else void show();
       } }, speak("compare_with")));
     return el("section", { class: "card" }, el("h2", {}, speak("home")),
-      answer.recordings.length ? el("ul", { class: "recordings" }, ...answer.recordings.map(row)) : el("p", { class: "help" }, speak("no_recordings")));
+      answer.recordings.length ? el("ul", { class: "recordings" }, ...answer.recordings.map(row)) : el("p", { class: "help" }, speak("no_recordings")), answer.models.length ? null : status);
   }
 
   function tell(look: Look): void {

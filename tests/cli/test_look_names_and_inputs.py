@@ -69,7 +69,7 @@ def test_a_name_of_the_hub_is_found_in_its_cache(name: str, cache: Path, tmp_pat
     code, printed, said = look(name, "The cat sat.", "--out", str(tmp_path / "run"))
     assert (code, said) == (0, "")
     assert "encoder.layer.2" in printed
-    assert f"{name}: BertModel" in (tmp_path / "run.html").read_text()
+    assert f"{name}: The cat sat." in (tmp_path / "run.html").read_text()
 
 
 def test_the_local_page_offers_models_of_the_cache_and_looks_at_them(cache: Path, small: Path, tmp_path: Path) -> None:

@@ -45,7 +45,10 @@ export class HeadView {
     });
     this.tip.hidden = true;
     this.map.element.append(this.tip);
-    this.map.tell = (how) => fill(this.status, how === "wait" || how === "exact" ? store.say(`exact_${how}`) : how);
+    this.map.tell = (how, top) => {
+      fill(this.status, how === "wait" || how === "exact" ? store.say(`exact_${how}`) : how);
+      if (top) this.drawPanel(top);
+    };
     this.element = el("div", { class: "head-view" }, this.bar, el("div", { class: "split" }, this.map.element, this.panel));
   }
 

@@ -31,7 +31,7 @@ export class MapCanvas {
   /** Where exact weights can be had, this asks for those in view once the view has come to rest. */
   ask: ((place: Rectangle) => Promise<Float32Array>) | null = null;
   /** Says how that goes: "wait", "exact", "" where nothing was asked for, or why it failed. */
-  tell: (how: string) => void = () => undefined;
+  tell: (how: string, top?: number) => void = () => undefined;
 
   constructor(private readonly act: { point: (cell: Cell | null, x: number, y: number) => void; choose: (cell: Cell) => void }) {
     this.element = el("div", { class: "map" }, this.canvas);
@@ -115,9 +115,10 @@ export class MapCanvas {
       this.tell("wait");
       const values = await this.ask(place).catch((error: Error) => error.message);
       if (turn !== this.asked) return;
-      this.tell(typeof values === "string" ? values : "exact");
-      if (typeof values === "string") return;
-      this.rectangle = { place, values, picture: heatmap(values, place.rows, place.columns, Math.max(this.top, 0.02), this.colours.heat) };
+      if (typeof values === "string") return this.tell(values);
+      const top = values.reduce((most, one) => Math.max(most, one), this.top); // single weights are larger than means
+      this.tell("exact", top);
+      this.rectangle = { place, values, picture: heatmap(values, place.rows, place.columns, top, this.colours.heat) };
       this.later();
     }, 250);
   }
@@ -233,13 +234,15 @@ export class MapCanvas {
   private drawExact(context: CanvasRenderingContext2D, box: { left: number; top: number; width: number; height: number }): void {
     const { span, layer, colours } = this, head = this.exactHead;
     const wide = box.width / span.columns, high = box.height / span.rows;
-    if (head === null || layer.isExact || Math.min(wide, high) < 3) return;
-    const most = Math.max(this.top, 0.02);
+    if (head === null || layer.isExact) return;
     if (this.rectangle) {
       const { place, picture } = this.rectangle;
+      context.imageSmoothingEnabled = Math.min(wide, high) < 1; // several weights to a dot: their mean
       context.drawImage(picture, box.left + (place.column - span.column) * wide, box.top + (place.row - span.row) * high, place.columns * wide, place.rows * high);
       return;
     }
+    if (Math.min(wide, high) < 3) return;
+    const most = Math.max(this.top, 0.02);
     for (let query = Math.floor(span.row); query < Math.min(layer.queries, Math.ceil(span.row + span.rows)); query++) {
       layer.top(head)?.row(query, (key, weight) => {
         if (key < span.column - 1 || key > span.column + span.columns) return;

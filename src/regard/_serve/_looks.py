@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
+from regard._display.texts import beginning
 from regard._serve._folder import Folder, Refusal
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ class Looks:
                 self._set(cancel, done=done)
 
             recording = self._runner.run(loaded, text, advance)
-            recording.title = f"{model}: {' '.join(text.split())[:60]}"
+            recording.title = f"{model}: {beginning(text)}"
             recording.origin = {"model": model, "text": text}
             name = self._save(recording, model)
             self._made = {name: (recording, loaded, text)}  # the last one only: models are large

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from regard._display.texts import language
+from regard._display.texts import beginning, language
 from regard._display.texts import text as say
 from regard.cli import acting, complete, loading, reading, terminal
 from regard.cli.loading import Loaded
@@ -99,12 +99,12 @@ def look(
             raise ValueError(f"--out names the folder {out.parent}, which is not there")
         with terminal.saying(say(WORDS, lang, "loading", model=model)):
             loaded = _load(model, answers=bool(edits))
-        network = loaded.model
-        read = loading.read(loaded, TEXT if words is None else words, words is None, image, audio, length)
+        spoken, given = TEXT if words is None else words, image or audio
+        read = loading.read(loaded, spoken, words is None, image, audio, length)
         recording, made = _run(loaded, read, lang, edits)
-        recording.title = f"{model}: {type(network).__name__}"
-        if (image or audio) is None and not edits and not length:
-            recording.origin = {"model": model, "text": TEXT if words is None else words}
+        recording.title = f"{model}: {beginning(spoken if given is None else given.name)}"
+        if given is None and not edits and not length:
+            recording.origin = {"model": model, "text": spoken}
         with terminal.saying(say(WORDS, lang, "writing")):
             seen = None if image is None else as_seen(read.given.get("pixel_values"))
             page = recording.to_html(layer=layer, head=head, lang=lang, picture=seen)
@@ -124,7 +124,7 @@ def look(
         typer.echo("\n".join([*made["edits"], *acting.lines(made["answer"], lang)]))
     typer.echo(say(WORDS, lang, "wrote", out=out))
     if open_page and not open_in_browser(Path(f"{out}.html")):
-        typer.echo(f"no browser could be opened; open {out}.html in one", err=True)
+        typer.echo(say(WORDS, lang, "no-browser", out=out), err=True)
 
 
 def _words(text: str | None, file: Path | None, image: Path | None, audio: Path | None) -> str | None:
