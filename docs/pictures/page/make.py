@@ -10,9 +10,12 @@ python docs/pictures/page/make.py runs/toy text walk                    some of 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import shutil
+import subprocess
+import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +45,7 @@ VIEWS = {  # picture: (page, view, what is clicked)
     "cross": ("translator", "text", ['[data-pick="layer5"]', '.pane.query .t[data-at="3"]']),
     "generation": ("generated", "text", []),
     "vision": ("vision", "text", []),
+    "serve": ("serve", "", []),
 }
 
 
@@ -109,20 +113,38 @@ def pages(translator: Path, folder: Path, lang: str, wanted: set[str]) -> None:
         "generated": lambda: generated().to_html(lang=lang),
         "vision": lambda: (lambda seen: seen[0].to_html(picture=seen[1], lang=lang))(vision()),
     }
-    for name in wanted:
+    for name in wanted - {"serve"}:
         (folder / f"{name}.html").write_text(made[name](), encoding="utf-8")
 
 
-def take(browser: Any, folder: Path, name: str, window: str, dark: bool, out: Path) -> None:
+@contextlib.contextmanager
+def served(folder: Path, lang: str, wanted: bool) -> Iterator[str]:
+    """The address of `regard serve` with two recordings."""
+    if not wanted:
+        yield ""
+        return
+    folder = Path(tempfile.gettempdir()) / "recordings"  # the page says where they are
+    folder.mkdir(exist_ok=True)
+    for name, text in (("cat-tired", TEXT), ("cat-soft", OTHER)):
+        sentence(text).save(folder / f"{name}.regard")
+    words = [sys.executable, "-m", "regard", "serve", ".", "--lang", lang]
+    with subprocess.Popen(words, cwd=folder, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        yield running.stdout.readline().split()[0]
+        running.terminate()
+
+
+def take(browser: Any, folder: Path, address: str, name: str, window: str, dark: bool, out: Path, mark: str) -> None:
     source, view, clicks = VIEWS[name]
     width, height = WINDOWS[window]
     context = browser.new_context(
         viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light", device_scale_factor=1.5
     )
     page = context.new_page()
-    page.goto((folder / f"{source}.html").as_uri())
+    page.goto((folder / f"{source}.html").as_uri() if view else address)
     page.wait_for_selector(".regard main > *")
-    page.click(f"[data-view={view}]")
+    if view:
+        page.click(f"[data-view={view}]")
     for selector in clicks:
         page.click(selector)
     if name == "walk" and not window:
@@ -132,7 +154,7 @@ def take(browser: Any, folder: Path, name: str, window: str, dark: bool, out: Pa
     page.screenshot(path=taken)
     # a palette loses nothing that can be seen, and the manual stays small
     colours = Image.open(taken).convert("RGB").quantize(256, kmeans=1, dither=Image.Dither.NONE)
-    colours.save(out / f"{name}{window}{'-dark' if dark else ''}.png", optimize=True)
+    colours.save(out / f"{name}{window}{'-dark' if dark else ''}{mark}.png", optimize=True)
     context.close()
 
 
@@ -143,17 +165,17 @@ def main() -> None:
     asked.add_argument("--lang", default="en")
     asked.add_argument("--out", type=Path, default=HERE)
     given = asked.parse_intermixed_args()
-    folder = Path(tempfile.mkdtemp())
+    folder, mark = Path(tempfile.mkdtemp()), "" if given.lang == "en" else f"-{given.lang}"
     given.out.mkdir(parents=True, exist_ok=True)
     pages(given.translator, folder, given.lang, {VIEWS[name][0] for name in given.views})
-    with sync_playwright() as playwright:
+    with served(folder, given.lang, "serve" in given.views) as address, sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=shutil.which("chromium"), args=["--no-sandbox", "--disable-gpu"]
         )
         for name in given.views:
             for window in WINDOWS:
                 for dark in (False, True):
-                    take(browser, folder, name, window, dark, given.out)
+                    take(browser, folder, address, name, window, dark, given.out, mark)
         browser.close()
 
 
