@@ -64,8 +64,20 @@ def test_the_local_page_lists_opens_compares_looks_and_asks_for_detail(browser: 
     page.click('[data-name="one.regard"]')
     page.wait_for_selector(".t")
     assert page.inner_text("h1") == "one"
+    # the way back, also the browser's own, keeps language and theme
+    page.click("text=中文")
+    page.click("[aria-label=明暗]")
     page.click("header > .chip")
     page.wait_for_selector(".recordings")
+    assert page.inner_text(".recordings .chip >> nth=0") == "对比"
+    assert page.get_attribute(".regard", "data-theme") == "dark"
+    page.click('[data-name="one.regard"]')
+    page.wait_for_selector(".t")
+    assert page.get_attribute(".regard", "data-theme") == "dark"
+    page.go_back()
+    page.wait_for_selector(".recordings")
+    page.click("text=English")
+    page.wait_for_selector("text=Look at a text")
     assert page.inner_text(".status") == ""
     page.click('[aria-label="compare one.regard"]')
     page.wait_for_selector('[aria-pressed="true"]')
