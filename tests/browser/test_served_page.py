@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import threading
 import time
@@ -104,6 +105,10 @@ def test_the_local_page_lists_opens_compares_looks_and_asks_for_detail(browser: 
     opened.view("head")
     assert "exact weights in view are computed" in page.inner_text(".panel")
     page.wait_for_selector('.exactness:text-is("Exact weights")', timeout=30000)
+    # the scale goes up to the largest single weight, not to the largest mean of the stored map
+    layer = int(re.findall(r"Layer (\d+)", page.inner_text(".panel h2"))[0])
+    largest = looks._made["small-1.regard"][0][layer, 1].top_weights.max()
+    assert float(page.inner_text(".scale").split()[-2]) == pytest.approx(100 * float(largest), rel=0.01)
     # and a recording of which nobody knows the model says what its zoom shows
     sentence([f"word{n}" for n in range(150)], title="long").save(looks._folder.root / "long.regard")
     page.goto(address)
