@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from regard._display import mimebundle
+from regard._display import displayed, mimebundle
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -209,6 +209,9 @@ class Head:
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, object]:
         return mimebundle(self)
+
+    def _display_(self) -> object:
+        return displayed(self)
 
 
 def _ranges(numbers: tuple[int, ...]) -> str:
