@@ -105,7 +105,9 @@ def test_marimo_is_given_the_widget_and_without_anywidget_the_frame(
     widget = shown._display_()
     assert isinstance(widget, Page) and len(widget.data) > 1000
     find_spec = _notebook.importlib.util.find_spec
-    monkeypatch.setattr(_notebook.importlib.util, "find_spec", lambda name: name != "anywidget" and find_spec(name))
+    monkeypatch.setattr(
+        _notebook.importlib.util, "find_spec", lambda name: None if name == "anywidget" else find_spec(name)
+    )
     assert "<iframe" in shown._display_()._repr_html_()
 
 
