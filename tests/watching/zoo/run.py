@@ -29,6 +29,7 @@ BAR = 0.97  # of the classes with softmax attention, seen whole
 
 # Softmaxes of these types, besides those of attention, are something else.
 NO_ATTENTION = {
+    "blt": "the entropy of the next byte says where patches begin",
     "deepseek_v4": "streams of the residual are mixed by a doubly stochastic matrix",
     "glm5_next": "the same, and keys are pooled by gates whose softmax is over the pool",
     "glm5_next_text": "the same",
