@@ -297,6 +297,48 @@ def test_attention_that_cannot_be_read_is_listed_once_when_others_are_seen(atten
     assert path == "layers.1" and reason in why
 
 
+def grouped_by_einsum(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    weights = torch.einsum("bkgid,bkjd->bkgij", q, k).softmax(-1)
+    return torch.einsum("bkgij,bkjd->bkgid", weights, v)
+
+
+def grouped_by_broadcast(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.dropout((q @ k.unsqueeze(2).mT).softmax(-1), 0.3) @ v.unsqueeze(2)
+
+
+def grouped_as_rows(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return ((q.flatten(2, 3) @ k.mT).softmax(-1) @ v).unflatten(2, (2, -1))
+
+
+def grouped_and_divided_afterwards(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    e = torch.einsum("bkgid,bkjd->bkgij", q, k).exp()
+    return torch.einsum("bkgij,bkjd->bkgid", e, v) / e.sum(-1, keepdim=True)
+
+
+@pytest.mark.parametrize("queries", [1, 5])
+@pytest.mark.parametrize(
+    "attend", [grouped_by_einsum, grouped_by_broadcast, grouped_as_rows, grouped_and_divided_afterwards]
+)
+def test_heads_that_share_values_have_their_lengths(attend: Any, queries: int) -> None:
+    class Grouped(nn.Module):  # four heads, two of keys and values
+        def __init__(self) -> None:
+            super().__init__()
+            self.num_heads, self.out = 4, nn.Linear(40, 30)
+
+        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            out: Tensor = self.out(attend(q.unflatten(1, (2, 2)), k, v).flatten(1, 2).transpose(1, 2).flatten(2))
+            return out
+
+    q, k, v = torch.randn(2, 4, queries, 10), torch.randn(2, 2, 7, 10), torch.randn(2, 2, 7, 10)
+    model = Grouped().train()
+    with torch.no_grad(), regard.watch(model, want=regard.Want(weights="all", value_mass=True)) as recording:
+        model(q, k, v)
+    (call,) = recording
+    lengths = torch.einsum("bhjd,ohd->bhjo", v.repeat_interleave(2, 1), model.out.weight.view(30, 4, 10)).norm(dim=-1)
+    torch.testing.assert_close(call.value_length, lengths.detach())
+    torch.testing.assert_close(call.value_mass, call.weights.sum(2) * lengths.detach())
+
+
 @pytest.mark.parametrize("form", ["bhij,bhjd->bhid", "bihj,bhjd->bihd"])
 @pytest.mark.parametrize(("queries", "keys"), [(5, 7), (1, 7), (5, 1), (1, 1)])
 def test_values_of_a_single_number_are_values(form: str, queries: int, keys: int) -> None:

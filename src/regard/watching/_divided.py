@@ -20,6 +20,7 @@ from regard.watching._axes import FEATURE, OTHER, Dims, Piece
 from regard.watching._projection import version_of
 from regard.watching._written import (
     PRODUCTS,
+    Multiplied,
     Product,
     Softmax,
     Weights,
@@ -87,8 +88,8 @@ class Raw(NamedTuple):
                 if tracker.learned(found.other):
                     return
                 self.source.mark(tracker, self.source.multiplied, found.summed)
-                values = found.other if found.plain else None
-                tracker.note(out, RawProduct(found.made, self.source, found.summed, found.rows, values))
+                product = RawProduct(found.made, self.source, found.summed, found.rows, found.multiplied(out))
+                tracker.note(out, product)
         elif isinstance(out, Tensor) and (sums := _own_sums(tracker, self.source, packet, at, args)) is not None:
             self.divided(tracker, sums, args[1 - at], out)
         elif packet in (aten.mul, aten.mul_) and _are_values(tracker, self.dims, args[1 - at]):
@@ -147,7 +148,7 @@ class RawProduct(NamedTuple):
     source: Source
     keys: Keys
     rows: Keys
-    values: Tensor | None
+    product: Multiplied | None
 
     def follow(self, tracker: Tracker, packet: Any, at: int, args: Any, kwargs: Any, out: Any) -> None:
         sums = _own_sums(tracker, self.source, packet, at, args)
@@ -164,7 +165,7 @@ class RawProduct(NamedTuple):
             return
         softmax = _softmax(axis, source.numbers, _lse(source, self.keys, divisor, rest).squeeze(axis), late=True)
         source.read = True
-        tracker.product = None if self.values is None else (self.values, out)
+        tracker.product = None if self.product is None else self.product._replace(out=out, made=self.dims)
         weights = Weights(source.dims, softmax, source.numbers / divisor, source.dims)
         call = tracker.attended(weights, self.rows)
         tracker.product = None

@@ -13,7 +13,7 @@ from regard.watching._axes import FEATURE, Dims, Piece
 from regard.watching._in_memory import InMemory
 from regard.watching._modules import Frame, attending
 from regard.watching._seen import Unseen
-from regard.watching._written import Trace, Weights
+from regard.watching._written import Multiplied, Trace, Weights
 
 # What modules call their number of heads.
 _COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads", "nhead", "num_head", "attention_heads")
@@ -30,11 +30,7 @@ class Arranged(NamedTuple):
         return [piece for dim in dims for piece in _axes.cut(dim, self.heads) or ()]
 
 
-def laid_out(
-    known: Weights, rows: Sequence[Piece], trace: Trace, heads_dim: int | None, stack: Sequence[Frame]
-) -> InMemory:
-    """``rows`` are the axes that the product kept apart from batch and keys; ``trace`` what became of its output."""
-    found = arranged(known, rows, trace, heads_dim, stack)
+def laid_out(known: Weights, found: Arranged) -> InMemory:
     shape, axis = known.softmax.shape, known.softmax.axis
     weights = rearranged(known.final, found.pieces(known.final_dims), found.groups)
     first = [piece for piece in found.pieces(_axes.of_shape(shape)) if piece.axis != axis]
@@ -43,9 +39,34 @@ def laid_out(
     return InMemory(weights, lse, written_out=not known.softmax.by_function)
 
 
+def with_values(made: InMemory, found: Arranged, product: Multiplied) -> InMemory:
+    """The same with its values and their product; heads that share values have copies. As it is where one of the two
+    cannot be laid out so."""
+    batch, heads, rows, keys = found.groups
+    feature = [piece for dim in product.dims for piece in dim if piece.axis == FEATURE]
+    value = _shared(product.values, found.pieces(product.dims), (batch, heads, keys, feature))
+    groups = (batch, heads, rows, feature)
+    pieces = found.pieces(product.made)
+    if value is None or sorted(pieces) != sorted(piece for group in groups for piece in group):
+        return made
+    return made._replace(value=value, result=rearranged(product.out.detach(), pieces, groups))
+
+
+def _shared(values: Tensor, pieces: list[Piece], groups: Sequence[Sequence[Piece]]) -> Tensor | None:
+    wanted = [piece for group in groups for piece in group]
+    own = {piece for group in groups[2:] for piece in group}
+    if not own <= set(pieces) <= set(wanted):
+        return None
+    order = [pieces.index(piece) for piece in wanted if piece in pieces]
+    apart = values.detach().reshape([piece.size for piece in pieces]).permute(order)
+    apart = apart.reshape([piece.size if piece in pieces else 1 for piece in wanted])
+    return apart.expand([piece.size for piece in wanted]).reshape([_axes.size_of(group) for group in groups])
+
+
 def arranged(
     known: Weights, rows: Sequence[Piece], trace: Trace, heads_dim: int | None, stack: Sequence[Frame]
 ) -> Arranged:
+    """``rows`` are the axes that the product kept apart from batch and keys; ``trace`` what became of its output."""
     if 0 in known.softmax.shape:
         raise Unseen("it has no queries, keys or items")
     if known.changed:

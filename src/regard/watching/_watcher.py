@@ -16,7 +16,7 @@ from regard.statistics import Want
 from regard.watching._axes import Piece
 from regard.watching._caches import tokens_held
 from regard.watching._in_memory import InMemory
-from regard.watching._layout import laid_out
+from regard.watching._layout import arranged, laid_out, with_values
 from regard.watching._modules import (
     Frame,
     Hook,
@@ -37,12 +37,11 @@ from regard.watching._projection import (
     matrix_of,
     reads,
     version_of,
-    with_values,
 )
 from regard.watching._seen import Seen, Unseen, check_same
 from regard.watching._silence import silence, silent
 from regard.watching._tokens import Tokens, reads_text
-from regard.watching._written import Product, Trace, Tracker, Weights
+from regard.watching._written import Multiplied, Product, Trace, Tracker, Weights
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -55,7 +54,7 @@ class Pending:
         self.weights, self.rows, self.stack, self.site, self.number = weights, rows, stack, site, number
         self.frame = stack[-1]  # at its end what is known must do: the module, or the one that it handed the output to
         self.version = None if weights.final.is_inference() else weights.final._version
-        self.product: tuple[Tensor, Tensor] | None = None  # values, and their product with the weights
+        self.product: Multiplied | None = None
 
 
 class Suspect(NamedTuple):
@@ -287,16 +286,14 @@ class Watcher:
             if pending.version is not None and pending.weights.final._version != pending.version:
                 raise Unseen("its weights were overwritten after the product with values")
             known = pending.weights
-
-            def arranged(tensor: Tensor) -> InMemory:
-                more = (pending.rows, trace, self._given_dim(pending.site.path), pending.stack)
-                return laid_out(known._replace(final=tensor), *more)
-
-            made, keys = arranged(known.final), known.final.shape[-1]
+            found = arranged(known, pending.rows, trace, self._given_dim(pending.site.path), pending.stack)
+            made, keys = laid_out(known, found), known.final.shape[-1]
             live = None if self.tracker.kept is None else self.tracker.kept.get(id(known.softmax.lse))
             if live is not None and (live.shape == known.final.shape or _begins_with(live, known.final)):
-                made = made._replace(live=live, arrange=lambda tensor: arranged(tensor[..., :keys]).weights)
-            return made if pending.product is None else with_values(made, known.final, *pending.product)
+                made = made._replace(
+                    live=live, arrange=lambda tensor: laid_out(known._replace(final=tensor[..., :keys]), found).weights
+                )
+            return made if pending.product is None else with_values(made, found, pending.product)
 
         self._observe(make, pending.stack, pending.site, pending.number, None)
         del pending.weights  # what follows the output must not keep the weights

@@ -75,7 +75,21 @@ class Factors(NamedTuple):
     summed: tuple[Piece, ...]
     rows: tuple[Piece, ...]
     made: Dims | None  # of what it gives; None where nobody is to follow that
-    plain: bool  # whether the known one stands first, and nothing is added
+    values: Dims | None  # of the other; None where something is added to the product
+
+    def multiplied(self, out: Tensor) -> Multiplied | None:
+        if self.values is None or self.made is None:
+            return None
+        return Multiplied(self.other, self.values, out, self.made)
+
+
+class Multiplied(NamedTuple):
+    """Values, and their product with weights."""
+
+    values: Tensor
+    dims: Dims
+    out: Tensor
+    made: Dims
 
 
 class Scores(NamedTuple):
@@ -108,7 +122,7 @@ class Tracker:
         self.kept: dict[int, Tensor] | None = (
             None  # where somebody asks for gradients: outputs of softmaxes, by their lse
         )
-        self.product: tuple[Tensor, Tensor] | None = None  # values and output of the product that is being shown
+        self.product: Multiplied | None = None  # what is being shown
 
     def __bool__(self) -> bool:
         return bool(self._known)
@@ -299,7 +313,7 @@ class Tracker:
         if found.summed == self._keys(known):
             if self.learned(found.other):
                 return  # a softmax over rows that were learned: no tokens
-            self.product = (found.other, out) if found.plain else None
+            self.product = found.multiplied(out)
             call = self.attended(known, found.rows)
             self.product = None
             if call is not None and found.made is not None:
@@ -439,8 +453,9 @@ def factors(dims: Dims, packet: Any, at: int, args: Any) -> Factors | None:
         summed, rows = dims[-1], dims[-2]
     feature = _axes.whole(FEATURE, size_of_last(other, side)) if other.dim() > 1 else ()
     made = (*dims[:-2], rows, feature) if side == 0 else (*dims[:-2], feature, rows)
+    values = (*dims[:-2], summed, feature) if side == 0 else (*dims[:-2], feature, summed)
     followed = packet not in (aten.mv, aten.addmv, aten.addbmm)
-    return Factors(other, summed, rows, made if followed else None, side == 0 and not shift)
+    return Factors(other, summed, rows, made if followed else None, values if followed and not shift else None)
 
 
 def _shift(packet: Any) -> int:
