@@ -193,6 +193,7 @@ FORMS: dict[str, Callable[..., Tensor]] = {
     "special": four(lambda s: torch.special.softmax(s, -1)),
     "aten": four(lambda s: torch.ops.aten._softmax(s, -1, False)),
     "logsumexp": four(lambda s: (s - s.logsumexp(-1, keepdim=True)).exp()),
+    "logsumexp of others": four(lambda s: (s - s.clone().logsumexp(-1, keepdim=True)).exp()),
     "log softmax": four(lambda s: s.log_softmax(-1).exp()),
     "divided": four(divided),
     "other axis": four(lambda s: s.mT.softmax(2).mT),

@@ -27,7 +27,6 @@ class LogWeights(NamedTuple):
 class Largest(NamedTuple):
     """The largest logits along an axis, or their log-sum-exp, with the axis kept."""
 
-    logits: int  # which tensor
     axis: int
     numbers: Tensor
     is_lse: bool
@@ -35,7 +34,7 @@ class Largest(NamedTuple):
 
 
 class Shifted(NamedTuple):
-    """Logits less the largest, or less their log-sum-exp."""
+    """Logits less the largest, or less their log-sum-exp; it may be that of others, computed once more."""
 
     by: Largest
     dims: tuple[Any, ...] = ()
@@ -77,12 +76,8 @@ def _reduced(tracker: Tracker, args: Any, kwargs: Any, out: Tensor, is_lse: bool
     axes = [axes] if isinstance(axes, int) else list(axes or ())
     if len(axes) == 1 and given.dim() >= 2 and given.is_floating_point() and out.numel():
         axis = axes[0] % given.dim()
-        tracker.note(
-            out,
-            Largest(
-                id(given), axis, out.detach() if out.dim() == given.dim() else out.detach().unsqueeze(axis), is_lse
-            ),
-        )
+        numbers = out.detach() if out.dim() == given.dim() else out.detach().unsqueeze(axis)
+        tracker.note(out, Largest(axis, numbers, is_lse))
 
 
 def _unsqueezed(tracker: Tracker, args: Any, kwargs: Any, out: Any) -> None:
@@ -93,18 +88,25 @@ def _unsqueezed(tracker: Tracker, args: Any, kwargs: Any, out: Any) -> None:
 
 def _less(tracker: Tracker, args: Any, kwargs: Any, out: Any) -> None:
     known = tracker.of(args[1])
-    if isinstance(known, Largest) and known.logits == id(args[0]) and args[1].dim() == args[0].dim():
-        tracker.note(out, Shifted(known))
+    if isinstance(known, Largest) and args[1].dim() == out.dim():
+        rows = (*out.shape[: known.axis], 1, *out.shape[known.axis + 1 :])
+        if tuple(args[1].shape) == rows and args[0].shape == out.shape:
+            tracker.note(out, Shifted(known))
 
 
 def _exp(tracker: Tracker, args: Any, kwargs: Any, out: Any) -> None:
     known = tracker.of(args[0])
     if isinstance(known, LogWeights):
         _note(tracker, out, known.axis, known.lse)
-    elif isinstance(known, Shifted) and known.by.is_lse:
+    elif isinstance(known, Shifted) and known.by.is_lse and _sums_to_1(out, known.by.axis):
         _note(tracker, out, known.by.axis, known.by.numbers.squeeze(known.by.axis))
     else:
         _power(tracker, args[0], 1.0, out)
+
+
+def _sums_to_1(out: Tensor, axis: int) -> bool:
+    """In every row that has a sum: one that sees nothing has none."""
+    return not bool(((out.sum(axis, dtype=torch.float32) - 1).abs() > 0.01).any())
 
 
 def _exp2(tracker: Tracker, args: Any, kwargs: Any, out: Any) -> None:
