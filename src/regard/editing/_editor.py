@@ -27,8 +27,8 @@ from regard.watching._modules import Frame, inside_transform, is_cross
 from regard.watching._padding import real_queries
 from regard.watching._seen import Seen, Unseen
 from regard.watching._silence import silence, silent
+from regard.watching._tracked import Weights
 from regard.watching._watcher import Watcher, _in_backward
-from regard.watching._written import Weights
 
 if TYPE_CHECKING:
     from regard.spec import Call

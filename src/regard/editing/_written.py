@@ -20,7 +20,7 @@ from regard.watching._in_memory import InMemory
 from regard.watching._layout import Arranged, arranged, rearranged
 from regard.watching._seen import Unseen
 from regard.watching._silence import silence
-from regard.watching._written import Partial, Product, Trace, Weights
+from regard.watching._tracked import Partial, Product, Trace, Weights
 
 if TYPE_CHECKING:
     from regard.editing._editor import Editor, Met, Used

@@ -17,19 +17,9 @@ from torch import Tensor
 
 from regard.watching import _axes
 from regard.watching._axes import FEATURE, OTHER, Dims, Piece
+from regard.watching._products import PRODUCTS, factors, repeated_along, scales_values, with_feature
 from regard.watching._projection import version_of
-from regard.watching._written import (
-    PRODUCTS,
-    Multiplied,
-    Product,
-    Softmax,
-    Weights,
-    factors,
-    repeated_along,
-    scales_values,
-    softmax_weights,
-    with_feature,
-)
+from regard.watching._tracked import Multiplied, Product, Softmax, Weights, softmax_weights
 
 if TYPE_CHECKING:
     from regard.watching._written import Tracker

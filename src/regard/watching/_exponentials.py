@@ -11,7 +11,8 @@ from torch import Tensor
 
 from regard.watching import _axes
 from regard.watching._divided import Denominator, Raw, Shift, Source, one_axis
-from regard.watching._written import Scores, Softmax, Tracker, Weights, softmax_weights
+from regard.watching._tracked import Scores, Softmax, Weights, softmax_weights
+from regard.watching._written import Tracker
 
 aten = torch.ops.aten
 

@@ -13,7 +13,7 @@ from regard.watching._axes import FEATURE, Dims, Piece
 from regard.watching._in_memory import InMemory
 from regard.watching._modules import Frame, attending
 from regard.watching._seen import Unseen
-from regard.watching._written import Multiplied, Trace, Weights
+from regard.watching._tracked import Multiplied, Trace, Weights
 
 # What modules call their number of heads.
 _COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads", "nhead", "num_head", "attention_heads")

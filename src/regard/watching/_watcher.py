@@ -41,7 +41,8 @@ from regard.watching._projection import (
 from regard.watching._seen import Seen, Unseen, check_same
 from regard.watching._silence import silence, silent
 from regard.watching._tokens import Tokens, reads_text
-from regard.watching._written import Multiplied, Product, Trace, Tracker, Weights
+from regard.watching._tracked import Multiplied, Product, Trace, Weights
+from regard.watching._written import Tracker
 
 if TYPE_CHECKING:
     from types import FrameType

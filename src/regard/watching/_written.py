@@ -10,96 +10,29 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from regard.watching import _axes
 from regard.watching._axes import FEATURE, OTHER, Dims, Piece
+from regard.watching._products import (
+    PRODUCTS,
+    factors,
+    next_to_feature,
+    rows_of,
+    same_but_feature,
+    scales_numbers,
+    scales_values,
+    shift_of,
+    trace_in,
+    with_feature,
+)
+from regard.watching._tracked import Multiplied, Partial, Product, Scores, Softmax, Trace, Weights, softmax_weights
 from regard.watching._views import VIEWS
 
 aten = torch.ops.aten
-
-
-class Weights(NamedTuple):
-    """The output of a softmax, or what became of it."""
-
-    dims: Dims  # of this tensor
-    softmax: Softmax
-    final: Tensor  # the weights as the product sees them, but before dropout
-    final_dims: Dims
-    changed: str = ""  # what makes them no softmax's output any more
-
-
-class Softmax(NamedTuple):
-    axis: int
-    shape: tuple[int, ...]
-    lse: Tensor  # the shape without the axis
-    by_function: bool  # whether torch's attention function took it, not the model's code
-    users: list[Any]  # calls of modules that multiplied values by it
-    divided: bool = False  # whether the model divided numbers by their sum: see ``_divided``
-    late: bool = False  # likewise, after the product with values
-    of_scores: bool = False  # whether its logits are products of two tensors that were computed, not learned
-
-
-class Partial(NamedTuple):
-    """Values scaled by weights, not summed yet."""
-
-    dims: Dims
-    weights: Weights
-    rows: tuple[Piece, ...]  # axes of the weights along which the values are repeated: those of the queries
-
-
-class Product(NamedTuple):
-    """The output of attention on its way to the model's width."""
-
-    dims: Dims
-    call: Any  # what the watcher made of the product
-    apart: tuple[Piece, ...] = ()  # an axis whose parts were taken one by one
-
-
-class Trace(NamedTuple):
-    """What a model did with the output of attention that tells its heads."""
-
-    heads: tuple[Piece, ...] | None = None  # the axes that were laid next to the values' dim, or averaged
-    alone: bool = False  # the values' dim went into a learned matrix, with no other axis next to it
-    cut: bool = False  # an axis was cut in two, and neither part was laid there
-    dims: Dims = ()  # of the output, in the end
-
-
-class Factors(NamedTuple):
-    """A product of two tensors, of which one has axes that are known."""
-
-    other: Tensor
-    summed: tuple[Piece, ...]
-    rows: tuple[Piece, ...]
-    made: Dims | None  # of what it gives; None where nobody is to follow that
-    values: Dims | None  # of the other; None where something is added to the product
-
-    def multiplied(self, out: Tensor) -> Multiplied | None:
-        if self.values is None or self.made is None:
-            return None
-        return Multiplied(self.other, self.values, out, self.made)
-
-
-class Multiplied(NamedTuple):
-    """Values, and their product with weights."""
-
-    values: Tensor
-    dims: Dims
-    out: Tensor
-    made: Dims
-
-
-class Scores(NamedTuple):
-    """Products of two tensors that were computed, such as queries and keys, or what became of them."""
-
-    dims: Dims = ()
-
-    def follow(self, tracker: Tracker, packet: Any, at: int, args: Any, kwargs: Any, out: Any) -> None:
-        if (packet in VIEWS or packet in _SCALES) and isinstance(out, Tensor) and tracker.of(out) is None:
-            tracker.note(out, self)
 
 
 class Tracker:
@@ -150,7 +83,7 @@ class Tracker:
 
     def trace_of(self, call: Any) -> Trace:
         """What the output of a call tells of the heads as it is, when nothing more comes of it."""
-        return _found(self._outputs.pop(id(call), ()))
+        return trace_in(self._outputs.pop(id(call), ()))
 
     def note_noise(self, tensor: Tensor) -> None:
         at = id(tensor)
@@ -206,7 +139,7 @@ class Tracker:
             if part.apart and len(widened) == 1 and any(piece.axis == FEATURE for piece in widened[0]):
                 self.settled(part.call, Trace(part.apart))
             elif not part.apart:
-                self.settled(part.call, _found(part.dims))
+                self.settled(part.call, trace_in(part.dims))
             return
         if known is not None and packet in _MOVERS and isinstance(out, Tensor):
             self.note(out, known._replace(dims=(), changed=known.changed or f"moved by {_name(packet)}"))
@@ -252,16 +185,16 @@ class Tracker:
             else:
                 self.note(out, known._replace(dims=dims))
         elif not isinstance(known, Product):
-            if dims is not None and (packet is not aten.slice or _same_but_feature(dims, known.dims)):
+            if dims is not None and (packet is not aten.slice or same_but_feature(dims, known.dims)):
                 self.note(out, known._replace(dims=dims))
         elif dims is not None:
-            heads = _next_to_feature(dims)
+            heads = next_to_feature(dims)
             if heads is not None:
                 self.settled(known.call, Trace(heads))
             else:
                 self.note(out, known._replace(dims=dims))
         else:
-            self.settled(known.call, _found(known.dims))
+            self.settled(known.call, trace_in(known.dims))
 
     def _weights(self, known: Weights, packet: Any, at: int, args: Any, kwargs: Any, out: Any) -> None:
         if packet in PRODUCTS:
@@ -273,9 +206,9 @@ class Tracker:
             if isinstance(other, Tensor) and id(other) in self.noise:
                 self.note(out, known)  # dropout, as torch does it on a CPU
             elif isinstance(other, Tensor) and scales_values(known.dims, other) and not self.learned(other):
-                self._scaled(Partial(with_feature(known.dims, out.shape), known, _rows(known, other)), out)
-            elif isinstance(other, Tensor) and _scales_numbers(known, other) and not self.learned(other):
-                self._scaled(Partial(known.dims, known, _rows(known, other)), out)
+                self._scaled(Partial(with_feature(known.dims, out.shape), known, rows_of(known, other)), out)
+            elif isinstance(other, Tensor) and scales_numbers(known, other) and not self.learned(other):
+                self._scaled(Partial(known.dims, known, rows_of(known, other)), out)
             elif out.shape == args[at].shape:
                 self.note(out, known._replace(changed=known.changed or "multiplied by something"))
         elif packet in _FILLS and isinstance(out, Tensor) and out.dim() == len(known.dims):
@@ -303,7 +236,7 @@ class Tracker:
 
     def _multiplied(self, known: Weights, packet: Any, at: int, args: Any, out: Tensor) -> None:
         if not known.dims:
-            shift = _shift(packet)
+            shift = shift_of(packet)
             if at - shift in (0, 1) and not self.learned(args[2 * shift + 1 - at]):
                 self.attended(known, ())
             return
@@ -357,19 +290,19 @@ class Tracker:
             if not any(reduced) and isinstance(out, Tensor) and out.dim() == len(known.dims):
                 self.note(out, known)
             elif len(reduced) == 1 and reduced[0] and all(piece.axis >= 0 for piece in reduced[0]):
-                self.settled(known.call, _found(known.dims, reduced[0]))
+                self.settled(known.call, trace_in(known.dims, reduced[0]))
         elif packet in (aten.unbind, aten.select, aten.split):
             self._taken_apart(known, packet, args, out)
         elif packet in PRODUCTS or packet is aten.convolution:
-            other = args[1 + _shift(packet) - (0 if packet is aten.convolution else at - _shift(packet))]
-            trace = _found(known.dims)
+            other = args[1 + shift_of(packet) - (0 if packet is aten.convolution else at - shift_of(packet))]
+            trace = trace_in(known.dims)
             if trace.heads is None and not trace.cut and self.learned(other):
                 channel = 1 if packet is aten.convolution else -1
                 alone = [piece.axis for piece in known.dims[channel]] in ([FEATURE], [])
                 trace = trace._replace(alone=alone)
             self.settled(known.call, trace)
         elif packet in _MOVERS or packet in _SCATTERS:
-            self.settled(known.call, _found(known.dims))  # which row is which token is not known any more
+            self.settled(known.call, trace_in(known.dims))  # which row is which token is not known any more
         elif isinstance(out, Tensor) and out.shape == args[at].shape:
             self.note(out, known)
 
@@ -391,15 +324,6 @@ class Tracker:
         return ()
 
 
-def softmax_weights(out: Tensor, softmax: Softmax) -> Weights:
-    dims = _axes.of_shape(out.shape)
-    return Weights(dims, softmax, out.detach(), dims)
-
-
-def size_of_last(other: Tensor, side: int) -> int:
-    return other.shape[-1] if side == 0 else other.shape[-2]
-
-
 def _lse(given: Tensor, out: Tensor, axis: int) -> Tensor:
     """Log-sum-exp of the logits, from the largest of them and its weight."""
     dtype = torch.float64 if out.dtype == torch.float64 else torch.float32
@@ -419,92 +343,6 @@ def _only_a_sink_is_cut(known: Weights, dims: Dims, out: Tensor) -> bool:
     return same.count(False) == 1 and dims[at] == _axes.whole(known.softmax.axis, length - 1) and starts
 
 
-def _same_but_feature(dims: Dims, others: Dims) -> bool:
-    return all(
-        mine == other or all(piece.axis == FEATURE for piece in other) for mine, other in zip(dims, others, strict=True)
-    )
-
-
-def _next_to_feature(dims: Dims) -> tuple[Piece, ...] | None:
-    """The pieces of the weights that share a dim with the values' dim; None when it stands alone."""
-    for dim in dims:
-        if any(piece.axis == FEATURE for piece in dim):
-            heads = tuple(piece for piece in dim if piece.axis >= 0)
-            return heads or None
-    return None
-
-
-def _found(dims: Dims, reduced: tuple[Piece, ...] = ()) -> Trace:
-    """What the dims of the output tell of the heads when something else than a view reads it, or reduces an axis."""
-    heads = _next_to_feature(dims) or reduced or None
-    cut = any(piece.outer != 1 or piece.inner != 1 for dim in dims for piece in dim)
-    return Trace(heads, cut=heads is None and cut, dims=dims)
-
-
-def factors(dims: Dims, packet: Any, at: int, args: Any) -> Factors | None:
-    """A product in which a tensor of these dims is argument ``at``; None where it is what a product is added to."""
-    shift = _shift(packet)
-    side = at - shift
-    if side not in (0, 1):
-        return None
-    other = args[shift + 1 - side]
-    summed, rows = (dims[-1], dims[-2]) if side == 0 else (dims[-2], dims[-1])
-    if packet in (aten.mv, aten.addmv):
-        summed, rows = dims[-1], dims[-2]
-    feature = _axes.whole(FEATURE, size_of_last(other, side)) if other.dim() > 1 else ()
-    made = (*dims[:-2], rows, feature) if side == 0 else (*dims[:-2], feature, rows)
-    values = (*dims[:-2], summed, feature) if side == 0 else (*dims[:-2], feature, summed)
-    followed = packet not in (aten.mv, aten.addmv, aten.addbmm)
-    return Factors(other, summed, rows, made if followed else None, values if followed and not shift else None)
-
-
-def _shift(packet: Any) -> int:
-    return 1 if packet in (aten.addmm, aten.baddbmm, aten.addmv, aten.addbmm, aten._sparse_addmm) else 0
-
-
-def scales_values(dims: Dims, other: Tensor) -> bool:
-    """Whether a product of two tensors is one of weights with values: the other has a dim where the weights have 1."""
-    if other.dim() == 0:
-        return False
-    ours = ((),) * (other.dim() - len(dims)) + dims
-    theirs = (1,) * (len(ours) - other.dim()) + tuple(other.shape)
-    return sum(not mine and size > 1 for mine, size in zip(ours, theirs, strict=True)) == 1
-
-
-def _scales_numbers(known: Weights, other: Tensor) -> bool:
-    """Likewise where a value is a single number: a dim of 1 was made for it, and other queries take the same values."""
-    if len(known.dims) <= len(known.softmax.shape) or other.dim() != len(known.dims):
-        return False
-    if known.softmax.shape[known.softmax.axis] == 1:
-        return True
-    repeated = [mine != () and size == 1 for mine, size in zip(known.dims, other.shape, strict=True)]
-    keys = [any(piece.axis == known.softmax.axis for piece in dim) for dim in known.dims]
-    return any(repeated) and any(keys) and not repeated[keys.index(True)]
-
-
-def _rows(known: Weights, values: Tensor) -> tuple[Piece, ...]:
-    """The axes of the queries, from values that are multiplied by weights: other queries take the same values."""
-    keys, shape = known.softmax.axis, known.softmax.shape
-    rows = tuple(piece for piece in repeated_along(known.dims, values) if piece.axis != keys)
-    alone = shape[keys] == 1 and 1 in shape[:keys] + shape[keys + 1 :]  # one query, perhaps, which looks at one key
-    if not rows and shape[keys - 1] > 1 and not alone:  # values that were copied for each query: it may be any axis
-        rows = tuple(piece for dim in known.dims for piece in dim if piece.axis != keys)
-    return rows
-
-
-def repeated_along(dims: Dims, values: Tensor) -> tuple[Piece, ...]:
-    """The axes along which values are repeated that are multiplied by what has these dims."""
-    ours = ((),) * (values.dim() - len(dims)) + dims
-    first = len(ours) - values.dim()
-    repeated = [n < first or values.shape[n - first] == 1 or values.stride(n - first) == 0 for n in range(len(ours))]
-    return tuple(piece for dim, same in zip(ours, repeated, strict=True) if same for piece in dim)
-
-
-def with_feature(dims: Dims, shape: Sequence[int]) -> Dims:
-    ours = ((),) * (len(shape) - len(dims)) + dims
-    return tuple(mine or _axes.whole(FEATURE, size) for mine, size in zip(ours, shape, strict=True))
-
-
 def _storage(tensor: Tensor) -> int:
     """Where its numbers are; 0 where there are none, or in many places."""
     if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.layout != torch.strided or tensor.is_meta:
@@ -522,9 +360,6 @@ def _name(packet: Any) -> str:
     return str(packet).removeprefix("aten.")
 
 
-PRODUCTS = frozenset(
-    (aten.bmm, aten.mm, aten.baddbmm, aten.addmm, aten.mv, aten.addmv, aten.addbmm, aten._sparse_addmm)
-)  # fmt: skip
 _FILLS = frozenset((aten.masked_fill, aten.masked_fill_, aten.where, aten.nan_to_num, aten.nan_to_num_))
 _KEEPERS = frozenset(
     (aten.add, aten.add_, aten.sub, aten.sub_, aten.div, aten.div_, aten.pow, aten.exp, aten.clamp, aten.copy_,
@@ -536,9 +371,4 @@ _MOVERS = frozenset(
 )  # fmt: skip
 _SCATTERS = frozenset((aten.index_put, aten.index_put_, aten.scatter, aten.scatter_, aten.index_copy, aten.index_add))
 _CUTS = frozenset((aten.split, aten.split_with_sizes, aten.unbind, aten.chunk, aten.tensor_split))
-# Operators after which logits are logits.
-_SCALES = frozenset(
-    (aten.mul, aten.mul_, aten.div, aten.div_, aten.add, aten.add_, aten.sub, aten.sub_, aten.tanh, aten.clamp,
-     aten.masked_fill, aten.masked_fill_, aten.where)
-)  # fmt: skip
 _OVER_QUERIES = "its softmax is not over the keys (over the queries, say), so the weights of a query have no sum of 1"
