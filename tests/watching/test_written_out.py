@@ -172,6 +172,15 @@ def in_place(logits: Tensor) -> Tensor:
     return logits
 
 
+def hidden_with_care(logits: Tensor) -> Tensor:
+    """No row without keys meets an infinity."""
+    seen = torch.ones(7, 7, dtype=torch.bool).tril()
+    largest = logits.masked_fill(~seen, -torch.inf).amax(-1, keepdim=True)
+    largest = torch.where(largest > -torch.inf, largest, 0.0).detach()
+    e = torch.where(seen, torch.where(seen, logits - largest, 0.0).exp(), 0.0)
+    return e / e.sum(-1, keepdim=True).clamp_min(1e-9)
+
+
 def with_one_more(logits: Tensor) -> Tensor:
     """A sink that is not there: 1 is added to the sum of the exponentials."""
     largest = logits.amax(-1, keepdim=True)
@@ -212,6 +221,7 @@ FORMS: dict[str, Callable[..., Tensor]] = {
     "normalize": four(lambda s: F.normalize(s.exp(), p=1, dim=-1)),
     "masked and divided": four(masked_and_divided),
     "masked and divided again": four(masked_and_divided_again),
+    "hidden with care": four(hidden_with_care),
     "slots": four(slots),
 }
 # Forms that are read, and that an edit cannot take apart.
@@ -249,6 +259,12 @@ def test_the_log_sum_exp_of_exponentials_that_are_divided_is_that_of_the_logits(
         with torch.no_grad(), regard.watch(model) as recording:
             model(X)
         torch.testing.assert_close(recording.calls[0].lse, lse.detach())
+    model.attend = four(hidden_with_care)
+    with torch.no_grad(), regard.watch(model) as recording:
+        model(X)
+    hidden = torch.ones(7, 7, dtype=torch.bool).triu(1)
+    lse = (q * 10**-0.5 @ k.mT).masked_fill(hidden, -torch.inf).logsumexp(-1)
+    torch.testing.assert_close(recording.calls[0].lse, lse.detach())
 
 
 def in_chunks(m: Made, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 
 from regard.watching import _axes
-from regard.watching._divided import Denominator, Raw, Shift, Source, one_axis
+from regard.watching._divided import ELEMENTWISE, Denominator, Raw, Shift, Source, one_axis
 from regard.watching._tracked import Scores, Softmax, Weights, softmax_weights
 from regard.watching._written import Tracker
 
 aten = torch.ops.aten
+_COPIES = frozenset((aten.detach, aten.clone, aten.alias, aten._to_copy))
+_HIDES = frozenset((aten.where, aten.masked_fill, aten.masked_fill_, *_COPIES))
 
 
 class LogWeights(NamedTuple):
@@ -33,12 +35,25 @@ class Largest(NamedTuple):
     is_lse: bool
     dims: tuple[Any, ...] = ()
 
+    def follow(self, tracker: Tracker, packet: Any, at: int, args: Any, kwargs: Any, out: Any) -> None:
+        """Rows that see nothing may have another number."""
+        if not isinstance(out, Tensor) or out.shape != args[at].shape or tracker.of(out) is not None:
+            return
+        if packet in ELEMENTWISE or packet in _COPIES:
+            numbers = out.detach() if out.dim() == self.numbers.dim() else out.detach().unsqueeze(self.axis)
+            tracker.note(out, self._replace(numbers=numbers))
+
 
 class Shifted(NamedTuple):
     """Logits less the largest, or less their log-sum-exp; it may be that of others, computed once more."""
 
     by: Largest
     dims: tuple[Any, ...] = ()
+
+    def follow(self, tracker: Tracker, packet: Any, at: int, args: Any, kwargs: Any, out: Any) -> None:
+        """What is hidden may have another number."""
+        if packet in _HIDES and isinstance(out, Tensor) and out.shape == args[at].shape:
+            tracker.note(out, self)
 
 
 def _softmax(tracker: Tracker, args: Any, kwargs: Any, out: Any) -> None:
