@@ -206,9 +206,7 @@ class Transformer(nn.Module):
     def reset_parameters(self) -> None:
         """As in the paper's code: Xavier uniform; embeddings of deviation 1/√embed_dim, which `embed` multiplies away.
 
-        The output layer starts as the embeddings do, tied or not. Where norms follow the sums ("post"), the last matrix
-        of each branch starts at a quarter: branches as large as what they are added to leave the encoder's attention
-        unlearnt for thousands of steps.
+        The output layer starts as the embeddings do, tied or not.
         """
         for name, parameter in self.named_parameters():
             if name.endswith("bias"):
@@ -216,8 +214,7 @@ class Transformer(nn.Module):
             elif "embedding" in name or name.startswith("head"):
                 nn.init.normal_(parameter, std=self.config.embed_dim**-0.5)
             elif "norm" not in name:
-                last = name.endswith(("out_proj.weight", "down.weight"))
-                nn.init.xavier_uniform_(parameter, gain=0.25 if last and self.config.norm == "post" else 1.0)
+                nn.init.xavier_uniform_(parameter)
 
     @property
     def output_embedding(self) -> nn.Embedding:
