@@ -132,7 +132,12 @@ class Recorded:
             parts: dict[str, Tensor] = self.__dict__.get("parts", {})
             if name in parts:
                 return parts[name]
-            raise AttributeError(f"{name} was not recorded: ask for it with regard.watch(model, want={ASK[name]})")
+            more = ""
+            if name.startswith("value_") and self.__dict__.get("written_out"):
+                more = "; of attention that a model writes out it is known where a matrix product shows the values"
+            raise AttributeError(
+                f"{name} was not recorded: ask for it with regard.watch(model, want={ASK[name]}){more}"
+            )
         raise AttributeError(f"'{type(self).__name__}' object has no attribute {name!r}")
 
     def __dir__(self) -> list[str]:
