@@ -83,3 +83,12 @@ def test_the_beginning_of_a_text_is_one_line_that_can_be_shown() -> None:
     assert beginning("\x1b[31mred") == "␛[31mred"
     assert beginning("猫" * 61) == "猫" * 59 + "…" and beginning("猫" * 60) == "猫" * 60
     assert beginning("a cat sat", most=7) == "a cat…"
+    assert beginning("a " * 100, most=7) == "a a a…" and beginning("a " * 4, most=7) == "a a a a"
+
+
+def test_of_a_long_text_only_the_beginning_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
+    monkeypatch.setattr("regard._display.texts._shown", lambda letter: shown.append(letter) or letter)
+    beginning("the cat " * 1000)
+    beginning("a" * 1000)
+    assert len(shown) < 200

@@ -115,6 +115,14 @@ def heads_first(m: Made, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.cat(torch.einsum("hbij,bhjd->hbid", weights, v).unbind(0), -1)
 
 
+def heads_folded_first(m: Made, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """[head · batch, query, key], of which each part has the items of one head."""
+    q, k, v = (torch.cat(x.unbind(1)) for x in (q, k, v))
+    weights = torch.bmm(q, k.mT).softmax(-1)
+    kept(m, weights.unflatten(0, (3, -1)).transpose(0, 1))
+    return torch.cat(torch.bmm(weights, v).chunk(3), -1)
+
+
 def divided(logits: Tensor) -> Tensor:
     e = (logits - logits.amax(-1, keepdim=True)).exp()
     return e / e.sum(-1, keepdim=True)
@@ -215,6 +223,7 @@ FORMS: dict[str, Callable[..., Tensor]] = {
     "sinks": with_sinks,
     "heads one by one": heads_one_by_one,
     "heads first": heads_first,
+    "heads folded first": heads_folded_first,
     "exp2": four(lambda s: s.exp2() / s.exp2().sum(-1, keepdim=True)),
     "a power": four(lambda s: 3**s / (3**s).sum(-1, keepdim=True)),
     "times one over the sum": four(by_one_over),
@@ -280,6 +289,22 @@ def summed_by_a_value_of_one(m: Made, q: Tensor, k: Tensor, v: Tensor) -> Tensor
     return joined(out[..., :-1] / out[..., -1:])
 
 
+def summed_by_a_product(m: Made, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    e = exponentials(q @ k.mT)
+    return joined((e / (e @ torch.ones(7, 1))) @ v)
+
+
+def less_the_logarithm_of_the_sum(m: Made, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    logits = q @ k.mT
+    return joined((logits - logits.exp().sum(-1, keepdim=True).log()).exp() @ v)
+
+
+def of_the_largest(m: Made, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    logits = q @ k.mT
+    largest, at = logits.topk(3, -1)
+    return joined(torch.zeros_like(logits).scatter(-1, at, largest.softmax(-1)) @ v)
+
+
 def over_the_queries(m: Made, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return joined((q @ k.mT).softmax(-2) @ v)
 
@@ -300,6 +325,9 @@ def below_0(m: Made, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     [
         (in_chunks, "divided where it cannot be followed"),
         (summed_by_a_value_of_one, "divided where it cannot be followed"),
+        (summed_by_a_product, "divided where it cannot be followed"),
+        (less_the_logarithm_of_the_sum, "divided where it cannot be followed"),
+        (of_the_largest, "moved by scatter"),
         (over_the_queries, "its softmax is not over the keys"),
         (sparse, "torch.sparse.softmax"),
         (below_0, "numbers that are below 0"),
@@ -643,6 +671,13 @@ def experts(m: Any, x: Tensor) -> Tensor:
     return sum(expert(x) * (best * (at == n)).sum(-1, keepdim=True) for n, expert in enumerate(m.experts))  # type: ignore[return-value]
 
 
+def scattered(m: Any, x: Tensor) -> Tensor:
+    logits = m.router(x)
+    best, at = logits.topk(2, -1)
+    gates = torch.zeros_like(logits).scatter(-1, at, best.softmax(-1))
+    return gates.unsqueeze(-2) @ torch.stack([expert(x) for expert in m.experts], -2)
+
+
 def losses(m: Any, x: Tensor) -> Tensor:
     logits, none = m.router(x), torch.zeros(14, dtype=torch.long)
     by_hand = -(logits.exp() / logits.exp().sum(-1, keepdim=True)).log().mean()
@@ -667,7 +702,7 @@ def expectation(m: Any, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad, torch.inference_mode])
-@pytest.mark.parametrize("more", [experts, losses, kernel, clusters, expectation])
+@pytest.mark.parametrize("more", [experts, scattered, losses, kernel, clusters, expectation])
 def test_softmaxes_and_exponentials_that_are_no_attention_give_no_alarm(more: Any, mode: Any) -> None:
     class Other(ByHand):
         def __init__(self) -> None:
@@ -790,3 +825,24 @@ def test_the_items_of_a_batch_are_not_taken_for_queries(queries: int, form: str)
         model(X)
     assert model.weights is not None
     torch.testing.assert_close(recording.calls[0].weights, model.weights)
+
+
+@pytest.mark.parametrize("items", [1, 2, 7])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_the_items_that_are_pooled_are_not_taken_for_queries(items: int, axis: int) -> None:
+    """One score for each token, and the mean of the tokens by them."""
+
+    class Pooled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.score = nn.Linear(30, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (self.score(x).softmax(axis) * x).sum(axis)
+
+    x = torch.randn((items, 7, 30) if axis else (7, items, 30))
+    with torch.no_grad(), regard.watch(model := Pooled()) as recording:
+        model(x)
+        weights = model.score(x).softmax(axis).squeeze(-1)
+    (call,) = recording
+    check_statistics(call, (weights if axis else weights.T).reshape(items, 1, 1, 7))

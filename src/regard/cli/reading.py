@@ -34,6 +34,7 @@ class Read(NamedTuple):
     ids: Any = None  # [1, token]
     total: int = 0
     exact: bool = True
+    words: str = ""  # the part of the text that those tokens come from
 
     def note(self, lang: str) -> str:
         """That the text was cut, where it was."""
@@ -68,7 +69,7 @@ def tokens(tokenizer: Any, words: str, limit: int | None) -> Read:
     """The first `limit` tokens, without tokenizing more of the text than that needs."""
     if limit is None:
         ids = tokenizer(words, return_tensors="pt")["input_ids"]
-        return Read({"input_ids": ids}, ids, ids.shape[1])
+        return Read({"input_ids": ids}, ids, ids.shape[1], words=words)
     own = tokenizer.num_special_tokens_to_add()
     if limit <= own:
         raise ValueError(
@@ -82,12 +83,15 @@ def tokens(tokenizer: Any, words: str, limit: int | None) -> Read:
         if size == len(words) or len(all_of_it) > limit + 16 or size >= _COUNTED:
             break
         size = min(4 * size, len(words), max(_COUNTED, size))
-    ids = tokenizer(words[:size], truncation=True, max_length=limit, return_tensors="pt")["input_ids"]
-    if size == len(words) or len(all_of_it) <= limit:
-        return Read({"input_ids": ids}, ids, len(all_of_it) if size == len(words) else ids.shape[1])
-    if len(words) <= _COUNTED:
-        return Read({"input_ids": ids}, ids, len(tokenizer(words, truncation=False)["input_ids"]))
-    return Read({"input_ids": ids}, ids, round(len(all_of_it) * len(words) / size / 100) * 100, exact=False)
+    piece, total, exact = words[:size], len(all_of_it), True
+    ids = tokenizer(piece, truncation=True, max_length=limit, return_tensors="pt")["input_ids"]
+    if size < len(words) and total <= limit:
+        total = ids.shape[1]
+    elif size < len(words) <= _COUNTED:
+        total = len(tokenizer(words, truncation=False)["input_ids"])
+    elif size < len(words):
+        total, exact = round(total * len(words) / size / 100) * 100, False
+    return Read({"input_ids": ids}, ids, total, exact, piece)
 
 
 def image(processor: Any, file: Path) -> dict[str, Any]:

@@ -79,7 +79,7 @@ class Written:
         if edited:
             self._begin(func, args, kwargs, out, edited)
         elif ends:
-            followed = isinstance(out, Tensor) and isinstance(editor.tracker.of(out), Product)
+            followed = any(isinstance(editor.tracker.of(part), Product) for part in tensors(out))
             if not settled and next(tensors(out), None) is None:
                 return out  # its size was asked for, say
             if not settled and followed:

@@ -4,7 +4,8 @@ after it.
 They are followed as weights are: through views, masking, dropout. Divided by their sum along an axis they are weights
 over that axis; their product with values, divided by the same sum, is attention. Numbers that are summed along an axis
 and multiplied by values along it, and of which no such division is met (because they come in chunks, say), are
-attention that cannot be read.
+attention that cannot be read. So are exponentials of queries times keys that are multiplied by values, whatever they
+were divided by.
 """
 
 from __future__ import annotations
@@ -42,7 +43,15 @@ class Shift(NamedTuple):
 class Source:
     """The numbers. Exponentials that were taken twice of the same logits are the same ones."""
 
-    def __init__(self, given: Tensor, numbers: Tensor | None, shift: Shift | None = None, base: float = 1.0) -> None:
+    def __init__(
+        self,
+        given: Tensor,
+        numbers: Tensor | None,
+        shift: Shift | None = None,
+        base: float = 1.0,
+        of_scores: bool = False,
+    ) -> None:
+        self.of_scores = of_scores  # whether the exponents are products of two tensors that were computed
         self.given, self.version, self.base = weakref.ref(given), version_of(given), base
         self.numbers, self.shift = None if numbers is None else numbers.detach(), shift
         self.dims = _axes.of_shape(given.shape)
@@ -59,7 +68,7 @@ class Source:
 
     def mark(self, tracker: Tracker, group: set[Keys], keys: Keys) -> None:
         group.add(keys)
-        if keys in self.summed and keys in self.multiplied:
+        if keys in self.multiplied and (keys in self.summed or self.of_scores):
             tracker.suspected(self, lambda: self.read, UNFOLLOWED)
 
 
@@ -89,7 +98,7 @@ class Raw(NamedTuple):
             tracker.note(out[0] if isinstance(out, (tuple, list)) else out, self)
         elif _is_elementwise(tracker, packet, at, args, out):
             shift = self.source.shift if self.dims == self.source.dims else None
-            tracker.note(out, Raw(_axes.of_shape(out.shape), Source(out, out, shift)))
+            tracker.note(out, Raw(_axes.of_shape(out.shape), Source(out, out, shift, of_scores=self.source.of_scores)))
 
     def _summed(self, tracker: Tracker, packet: Any, args: Any, kwargs: Any, out: Any) -> None:
         axis = one_axis(packet, args, kwargs)

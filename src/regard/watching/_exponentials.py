@@ -48,6 +48,7 @@ class Shifted(NamedTuple):
     """Logits less the largest, or less their log-sum-exp; it may be that of others, computed once more."""
 
     by: Largest
+    of_scores: bool = False
     dims: tuple[Any, ...] = ()
 
     def follow(self, tracker: Tracker, packet: Any, at: int, args: Any, kwargs: Any, out: Any) -> None:
@@ -107,7 +108,7 @@ def _less(tracker: Tracker, args: Any, kwargs: Any, out: Any) -> None:
     if isinstance(known, Largest) and args[1].dim() == out.dim():
         rows = (*out.shape[: known.axis], 1, *out.shape[known.axis + 1 :])
         if tuple(args[1].shape) == rows and args[0].shape == out.shape:
-            tracker.note(out, Shifted(known))
+            tracker.note(out, Shifted(known, isinstance(tracker.of(args[0]), Scores)))
 
 
 def _exp(tracker: Tracker, args: Any, kwargs: Any, out: Any) -> None:
@@ -143,7 +144,8 @@ def _power(tracker: Tracker, given: Tensor, base: float, out: Tensor) -> None:
     source = tracker.sources.get(id(given))
     if source is None or out is given or not source.is_of(given, base):
         shift = None if by is None else Shift(by.axis, by.numbers * base)
-        source = Source(given, out, shift, base)
+        of_scores = isinstance(known, Scores) or (isinstance(known, Shifted) and known.of_scores)
+        source = Source(given, out, shift, base, of_scores)
         tracker.sources[id(given)] = source
     tracker.note(out, Raw(source.dims, source))
 

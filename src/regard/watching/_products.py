@@ -91,7 +91,10 @@ def rows_of(known: Weights, values: Tensor) -> tuple[Piece, ...]:
     keys, shape = known.softmax.axis, known.softmax.shape
     rows = tuple(piece for piece in repeated_along(known.dims, values) if piece.axis != keys)
     alone = shape[keys] == 1 and 1 in shape[:keys] + shape[keys + 1 :]  # one query, perhaps, which looks at one key
-    if not rows and shape[keys - 1] > 1 and not alone:  # values that were copied for each query: it may be any axis
+    others = [n for n, size in enumerate(shape) if n != keys and size > 1]
+    items = len(others) == 1 and 0 in (keys, others[0])  # each with one query, as pooling has it: [item, token]
+    if not rows and shape[keys - 1] > 1 and not alone and not items:
+        # values that were copied for each query: it may be any axis
         rows = tuple(piece for dim in known.dims for piece in dim if piece.axis != keys)
     return rows
 

@@ -18,7 +18,7 @@ aten = torch.ops.aten
 # Operators after which logits are logits.
 _SCALES = frozenset(
     (aten.mul, aten.mul_, aten.div, aten.div_, aten.add, aten.add_, aten.sub, aten.sub_, aten.tanh, aten.clamp,
-     aten.masked_fill, aten.masked_fill_, aten.where)
+     aten.masked_fill, aten.masked_fill_, aten.where, aten.topk)
 )  # fmt: skip
 
 
@@ -98,6 +98,7 @@ class Scores(NamedTuple):
     dims: Dims = ()
 
     def follow(self, tracker: Tracker, packet: Any, at: int, args: Any, kwargs: Any, out: Any) -> None:
+        out = out[0] if packet is aten.topk else out
         if (packet in VIEWS or packet in _SCALES) and isinstance(out, Tensor) and tracker.of(out) is None:
             tracker.note(out, self)
 

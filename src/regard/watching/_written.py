@@ -116,7 +116,7 @@ class Tracker:
     def follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         if getattr(func, "overloadpacket", None) is aten.native_layer_norm:
             out = out[0]
-        for at, given in enumerate(args[:3]):
+        for at, given in enumerate(args[:4]):  # the fourth of ``scatter`` is what it writes
             if isinstance(given, (tuple, list)):
                 self._joined(func, given, out)
                 continue
@@ -229,7 +229,9 @@ class Tracker:
         elif packet in _CUTS and isinstance(out, (tuple, list)):
             for part in out:
                 self.note(part, known._replace(dims=(), changed=known.changed or "cut into parts"))
-        elif packet in _MOVERS and isinstance(out, Tensor) and out.dim() >= 2:
+        elif (packet in _MOVERS and isinstance(out, Tensor) and out.dim() >= 2) or (
+            packet in _SCATTERS and at >= 2 and known.softmax.of_scores  # the gates of experts are scattered too
+        ):
             self.note(out, known._replace(dims=(), changed=known.changed or f"moved by {_name(packet)}"))
         elif packet in _KEEPERS and isinstance(out, Tensor) and out.shape == args[at].shape:
             self.note(out, known._replace(changed=known.changed or f"changed by {_name(packet)}"))
@@ -309,11 +311,15 @@ class Tracker:
     def _taken_apart(self, known: Product, packet: Any, args: Any, out: Any) -> None:
         axis = (args[2] if len(args) > 2 else 0) if packet is aten.split else (args[1] if len(args) > 1 else 0)
         axis %= len(known.dims)
-        kept = [()] if packet is aten.split else []
+        apart, kept = known.dims[axis], list[tuple[Piece, ...]]()
+        if packet is aten.split:  # an axis of heads and items: each part has the items of a head
+            sizes = {part.shape[axis] for part in out}
+            found = _axes.viewed((apart,), (len(out), *sizes)) if len(sizes) == 1 else None
+            apart, kept = (found[0], [found[1]]) if found is not None else ((), [()])
         dims = (*known.dims[:axis], *kept, *known.dims[axis + 1 :])
         for part in [out] if isinstance(out, Tensor) else out:
-            if known.dims[axis] and not known.apart and part.dim() == len(dims):
-                self.note(part, Product(dims, known.call, known.dims[axis]))
+            if apart and apart[0].axis >= 0 and not known.apart and part.dim() == len(dims):
+                self.note(part, Product(dims, known.call, apart))
 
     def _keys(self, known: Weights) -> tuple[Piece, ...]:
         """The softmax's own axis, as it is in the final weights: a sink may have been cut off."""

@@ -104,7 +104,7 @@ def look(
         recording, made = _run(loaded, read, lang, edits)
         recording.title = f"{model}: {beginning(spoken if given is None else given.name)}"
         if given is None and not edits and not length:
-            recording.origin = {"model": model, "text": spoken}
+            recording.origin = {"model": model, "text": read.words or spoken}
         with terminal.saying(say(WORDS, lang, "writing")):
             seen = None if image is None else as_seen(read.given.get("pixel_values"))
             page = recording.to_html(layer=layer, head=head, lang=lang, picture=seen)
