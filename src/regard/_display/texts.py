@@ -85,7 +85,7 @@ def _shown(letter: str) -> str:
 
 def beginning(given: str, most: int = 60) -> str:
     """The beginning of a text, in one line: what a recording of it is called."""
-    line = visible(" ".join(given.split(maxsplit=most)[:most])[: most + 1])  # so many words are more than enough
+    line = visible(" ".join(given.split(maxsplit=most)[:most])[: most + 1])  # of more words, nothing is shown
     return line if len(line) <= most else f"{line[: most - 1].rstrip()}…"
 
 

@@ -311,11 +311,11 @@ class Tracker:
     def _taken_apart(self, known: Product, packet: Any, args: Any, out: Any) -> None:
         axis = (args[2] if len(args) > 2 else 0) if packet is aten.split else (args[1] if len(args) > 1 else 0)
         axis %= len(known.dims)
-        apart, kept = known.dims[axis], list[tuple[Piece, ...]]()
+        apart, kept = known.dims[axis], known.dims[:0]
         if packet is aten.split:  # an axis of heads and items: each part has the items of a head
             sizes = {part.shape[axis] for part in out}
             found = _axes.viewed((apart,), (len(out), *sizes)) if len(sizes) == 1 else None
-            apart, kept = (found[0], [found[1]]) if found is not None else ((), [()])
+            apart, kept = (found[0], found[1:]) if found is not None else ((), ((),))
         dims = (*known.dims[:axis], *kept, *known.dims[axis + 1 :])
         for part in [out] if isinstance(out, Tensor) else out:
             if apart and apart[0].axis >= 0 and not known.apart and part.dim() == len(dims):
