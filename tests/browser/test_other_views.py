@@ -223,9 +223,7 @@ def test_two_recordings_are_compared_and_the_head_that_changed_most_is_first(ope
     assert len(pointed) == 1
 
 
-def test_a_longer_text_is_compared_at_the_same_head_and_its_end_can_be_clicked(
-    open_page,
-) -> None:
+def test_a_longer_text_is_compared_at_the_same_head_and_its_end_can_be_clicked(open_page) -> None:
     opened = open_page(sentence(["only"], title="short"), against=sentence(title="long"), layer=1, head=2)
     opened.view("compare")
     longer = opened.page.locator(".three section:nth-child(2) canvas")
