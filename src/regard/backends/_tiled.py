@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from regard.spec import Call, CallSpec
 
 Grads = tuple["Tensor | None", ...]
+# up to here one call with a mask of all pairs costs less than steps for each head
+FEW_PAIRS = 1 << 20
 
 
 class TiledBackend(FusedBackend):
@@ -147,7 +149,7 @@ def by_heads(call: Call) -> Call:
     spec, mask = call.spec, call.mask
     if mask is None or mask.heads == 1 or spec.device != "cpu" or spec.bias is not None or spec.dropout:
         return call
-    if not mask.readable():
+    if not mask.readable() or (not mask.grain and spec.pairs <= FEW_PAIRS):
         return call
     B, H = spec.batch, spec.heads
     split = mask.remember(("by heads", B, H), 0, lambda: mask.per_head(B, H))
