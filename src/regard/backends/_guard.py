@@ -72,9 +72,13 @@ def _looks_clean(call: Call, result: Result) -> bool:
     if not result.lse.sum().item() < math.inf:
         return False
     if call.spec.grad:
-        # a bad key that is hidden shows only in gradients
-        return math.isfinite(norm_of(call.key)) and math.isfinite(norm_of(call.value))
+        return is_finite(call)  # a bad key that is hidden shows only in gradients
     return math.isfinite(_sum(result.out))
+
+
+def is_finite(call: Call) -> bool:
+    """Whether keys and values are all numbers, and none is huge."""
+    return math.isfinite(norm_of(call.key)) and math.isfinite(norm_of(call.value))
 
 
 def cleaned(backend: Backend, call: Call) -> tuple[Call, Tensor | None]:
@@ -145,6 +149,20 @@ def _careful(program: Program, call: Call) -> Result:
     tensors = (call.query, call.key, call.value, call.bias, call.sinks)
     rows, rows_lse = _ExactRows.apply(call, index, *tensors)  # type: ignore[no-untyped-call]
     return Result(out.index_put(index, rows), lse.index_put(index, rows_lse.to(lse.dtype)), finite=False)
+
+
+def careful_gradients(
+    program: Program, call: Call, grad_out: Tensor, needs: tuple[bool, ...], again: bool
+) -> tuple[Tensor | None, ...]:
+    """Of query, key and value, for a call whose forward pass was clean. ``again``: to be differentiated once more."""
+    inputs = [_detached(tensor, again) for tensor in (call.query, call.key, call.value)]
+    query, key, value = inputs
+    assert query is not None and key is not None and value is not None
+    with torch.enable_grad(), no_autocast(call.spec.device):
+        out = _careful(program, call.replace(query=query, key=key, value=value)).out
+        wanted = [tensor for tensor, need in zip(inputs, needs, strict=False) if need and tensor is not None]
+        made = iter(torch.autograd.grad(out, wanted, grad_out, create_graph=again, allow_unused=True))
+    return tuple(next(made) if need else None for need in needs[:3])
 
 
 def _has_nan(tensor: Tensor) -> Tensor:
