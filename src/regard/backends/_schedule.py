@@ -72,22 +72,22 @@ def from_intervals(
     steps: list[Step] = []
     pending: int | None = None  # start of segments waiting to share tiles
     for start, stop, moves in _segments(lo, hi):
-        if moves == _DOWN and lo[0, start] >= hi[0, start]:
+        if moves == _DOWN and not (lo[:, start] < hi[:, start]).any():
             start += 1  # a causal edge may begin with an empty row
-        if start == stop or (moves == 0 and not (lo[:, start] < hi[:, start]).any()):
+        used = np.flatnonzero((lo < hi)[:, min(start, stop - 1)])
+        if start == stop or (moves == 0 and len(used) == 0):
             if pending is not None:
                 steps += _tiles(batch, lo, hi, pending, start)
                 pending = None
             continue
-        used = int((lo[:, start] < hi[:, start]).sum())
-        even = moves == 0 or moves == _DOWN * 4 ** (used - 1)  # all but the last interval stay where they are
-        if (stop - start < SHORT and lo.shape[1] > SHORT) or (used > 1 and not even):
+        even = len(used) > 0 and moves in (0, _DOWN * 4 ** used[-1])  # all but the last interval stay where they are
+        if (stop - start < SHORT and lo.shape[1] > SHORT) or (len(lo) > 1 and not even):
             pending = start if pending is None else pending
             continue
         if pending is not None:
             steps += _tiles(batch, lo, hi, pending, start)
             pending = None
-        inside = lo[:used, start:stop], hi[:used, start:stop]
+        inside = lo[used, start:stop], hi[used, start:stop]
         steps += _segment(batch, *inside, start, moves != 0, once) if even else _tiles(batch, lo, hi, start, stop)
     if pending is not None:
         steps += _tiles(batch, lo, hi, pending, lo.shape[1])
