@@ -123,7 +123,8 @@ class Runs:
         self.model.train()
         draw = torch.Generator().manual_seed(seed)
         settings, step, tokens, began = self.settings, 0, 0, time.monotonic()
-        losses: list[float] = []
+        losses: list[float] = []  # means over 250 steps: batches hold sentences of one length, and differ
+        sums = torch.zeros(2, device=self.device)
         cut = False
         while step < steps and not cut:
             epoch = int(torch.randint(len(self.epochs), (), generator=draw))
@@ -132,8 +133,11 @@ class Runs:
                 rise, fall = min(1.0, step / max(settings.warmup, 1)), 0.5 * (1 + math.cos(math.pi * step / steps))
                 loss = self._step((epoch, at), step, peak * rise * fall)
                 tokens += self.epochs[epoch][at].tokens
+                sums += torch.stack([loss.nll.detach().float(), loss.tokens.float()])
                 if step % 250 == 0 or step == steps:
-                    losses.append(float(loss.nll) / max(float(loss.tokens), 1.0))  # waits for the device
+                    nll, counted = sums.tolist()  # waits for the device
+                    losses.append(nll / max(counted, 1.0))
+                    sums.zero_()
                     progress(step, losses[-1])
                     cut = time.monotonic() - began > seconds
                 if step == steps or cut:

@@ -147,6 +147,20 @@ def padding() -> Iterator[Case]:
         yield Case(f"padding + dropout {B}×{L}", tensors, {**ours, "dropout": 0.1}, dropped, (1.15, 1.15), random=True)
 
 
+def sentences() -> Iterator[Case]:
+    """What a translator trains on: many short sentences, 15 000 tokens together."""
+    for tokens in (16, 24, 40):
+        count = max(2, length(15000) // tokens)
+        tensors = qkv(count, 6, tokens, 32)
+        lengths = torch.randint(tokens // 2, tokens + 1, (count,), device=DEVICE)
+        seen = (torch.arange(tokens, device=DEVICE) < lengths[:, None])[:, None, None]
+        triangle = lambda q, k, v: plain_sdpa(q, k, v, is_causal=True, dropout_p=0.1)  # noqa: E731
+        padded = lambda q, k, v, m=seen: plain_sdpa(q, k, v, attn_mask=m, dropout_p=0.1)  # noqa: E731
+        for name, mask, peer in (("causal", masks.causal(), triangle), ("padding", masks.padding(lengths), padded)):
+            ours = {"mask": mask, "dropout": 0.1}
+            yield Case(f"{name} + dropout {count}×{tokens}", tensors, ours, peer, (1.1, 1.1), random=True)
+
+
 def heads() -> Iterator[Case]:
     triangle = lambda q, k, v: plain_sdpa(q, k, v, is_causal=True)  # noqa: E731
     causal = {"mask": masks.causal()}
@@ -183,6 +197,7 @@ GROUPS: dict[str, Callable[[], Iterator[Case]]] = {
     "sparse": sparse,
     "dropout": dropout,
     "padding": padding,
+    "sentences": sentences,
     "heads": heads,
     "decode": decode,
 }

@@ -54,13 +54,15 @@ from regard.train._build import encode_pairs, model_of  # noqa: E402
 RECIPE: dict[str, Any] = {
     "lowercase": True, "vocab_size": 10_000, "embed_dim": 192, "ff_dim": 384, "num_layers": 4, "num_heads": 6,
     "norm": "post", "dropout": 0.3, "attention_dropout": 0.1, "smoothing": 0.1, "batch_tokens": 7_500,
-    "round_lengths": 2, "warmup": 800, "peak_lr": 5e-3, "ema_decay": 0.998, "max_tokens": 128,
+    "round_lengths": 2, "warmup": 600, "peak_lr": 5e-3, "ema_decay": 0.998, "max_tokens": 128,
 }  # fmt: skip
 TOY: dict[str, Any] = {
     "vocab_size": 200, "embed_dim": 32, "ff_dim": 64, "num_layers": 1, "num_heads": 2, "batch_tokens": 600,
     "warmup": 10, "dropout": 0.1, "attention_dropout": 0.0, "ema_decay": 0.9,
 }  # fmt: skip
-PENALTIES = (0.6, 1.0, 1.4, 1.8)
+# what must not change between calls of one run, next to the recipe
+FIXED = ("teachers", "teacher_r_drop", "steps", "distill", "beams", "toy", "sentences")
+PENALTIES = (1.0, 1.4, 1.8, 2.2)
 # seconds that are set aside: for the vocabulary and the first kernels, for graphs, for one student's evaluation
 START, CAPTURE, EVALUATE = 30.0, 15.0, 15.0
 
@@ -77,10 +79,13 @@ class Session:
         self.out.mkdir(parents=True, exist_ok=True)
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.settings = engine.Settings(
-            **RECIPE | (TOY if given.toy else {}), r_drop=given.r_drop, source=given.source, target=given.target
+            **RECIPE
+            | (TOY if given.toy else {})
+            | {"r_drop": given.r_drop, "source": given.source, "target": given.target}
+            | given.set
         )
         self.path = self.out / "report.json"
-        fixed = {name: getattr(given, name) for name in ("teachers", "steps", "distill", "beams", "toy", "sentences")}
+        fixed = {name: getattr(given, name) for name in FIXED}
         recipe = {**vars(self.settings), **fixed}
         self.report: dict[str, Any] = {"recipe": recipe, "teachers": [], "students": [], "calls": []}
         if self.path.is_file():
@@ -219,7 +224,8 @@ def teach(session: Session) -> None:
     if not wanted:
         return
     session.need(CAPTURE, "capturing the teachers' steps")
-    runs = prepared(session, session.settings, session.corpus)
+    settings = engine.Settings(**{**vars(session.settings), "r_drop": session.given.teacher_r_drop})
+    runs = prepared(session, settings, session.corpus)
     for seed in wanted:
         found = trained(session, runs, "teacher", seed)
         save_file(_halves(runs.average.model), session.out / f"teacher-{seed}.safetensors")
@@ -267,7 +273,8 @@ def lessons(session: Session, teachers: list[Any]) -> engine.Pairs:
     how: dict[str, Any] = {"beams": session.given.beams, "batch_tokens": tokens, "seconds": limit}
     made = engine.distilled(translator, real, progress=progress, **how)
     took = time.monotonic() - began
-    changed = statistics.fmean(a != b for a, b in zip(made.target, real.target, strict=False)) if made.target else 0.0
+    pairs = zip(made.target, real.target, strict=False)
+    changed = statistics.fmean(a.lower() != b.lower() for a, b in pairs) if made.target else 0.0
     session.report["lessons"] = {
         "sentences": len(made.source), "of": len(real.source), "seconds": took, "other than the reference": changed,
     }  # fmt: skip
@@ -310,7 +317,8 @@ def learn(session: Session) -> None:
         found["length penalty"] = max(valid, key=lambda each: valid[each])
         found["valid"] = valid[found["length penalty"]]
         found["test"], lines = score(session, [model], session.test, penalty=found["length penalty"])
-        found["chrf"], found["translated"] = engine.scores(lines, session.test.target)[2].score, lines
+        lowered = [each.lower() for each in session.test.target]
+        found["chrf"], found["translated"] = engine.scores(lines, lowered)[2].score, lines
         found["evaluated in"] = time.monotonic() - began
         students = session.report["students"]
         if found["valid"] >= max((each["valid"] for each in students), default=0.0):
@@ -390,18 +398,21 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--source", default="en")
     parser.add_argument("--target", default="de")
     parser.add_argument("--r-drop", type=float, default=0.7)
+    parser.add_argument("--teacher-r-drop", type=float, default=0.0, help="a step without R-Drop takes half the time")
     parser.add_argument("--distill", type=float, default=0.5, help="share of the loss that the teachers have")
     parser.add_argument("--beams", type=int, default=4, help="of the teachers' search")
-    parser.add_argument("--lessons", type=float, default=60.0, help="seconds that the teachers translate at most")
+    parser.add_argument("--lessons", type=float, default=25.0, help="seconds that the teachers translate at most")
     parser.add_argument("--steps", type=int, default=0, help="of each model; counted from the time by default")
     parser.add_argument("--until", choices=["teachers", "lessons", "students"], default="students")
     parser.add_argument("--attention", choices=["regard", "torch"], help="whose steps; measured on a GPU by default")
     parser.add_argument("--no-graphs", action="store_true", help="kernel by kernel, where steps cannot be captured")
+    parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="other settings than the recipe's")
     parser.add_argument("--toy", action="store_true", help="the generated language and a tiny model")
     parser.add_argument(
         "--sentences", type=int, default=0, help="of the training text, for a rehearsal; a quarter of the others"
     )
     given = parser.parse_args(arguments)
+    given.set = {name: read_value(name, text) for name, _, text in (each.partition("=") for each in given.set)}
     given.words = sys.argv[1:] if arguments is None else arguments
     # before anything is trained: they are used for the first time at its end
     missing = [name for name in ("tokenizers", "sacrebleu") if importlib.util.find_spec(name) is None]
@@ -412,6 +423,16 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     elif not given.data or not Path(given.data).is_dir():
         sys.exit("translator_seeds.py: give --data FOLDER, or REGARD_DATA, or --toy")
     return given
+
+
+def read_value(name: str, text: str) -> Any:
+    """A setting as it is written on the command line."""
+    kind = type(getattr(engine.Settings(), name, None))
+    if kind not in (int, float, str):
+        sys.exit(
+            f"translator_seeds.py: --set {name}={text}: expected the name of a number or word of regard.train.Settings"
+        )
+    return kind(text)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -26,7 +26,7 @@ export interface Opening { layer?: number; head?: number; view?: string; lang?: 
 export interface Picture { png: string; rows: number; columns: number; first: number }
 interface Header {
   version: number; texts: string[][]; rules: Rule[]; local: { keys: number; near: number };
-  recordings: RecordingHeader[]; open?: Opening; picture?: Picture; detail?: string;
+  recordings: RecordingHeader[]; open?: Opening; picture?: Picture; detail?: boolean;
 }
 
 /** One weight: another token's place, the mean over the heads asked for, and each head's own share. */

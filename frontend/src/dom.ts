@@ -36,14 +36,15 @@ export function sharp(canvas: HTMLCanvasElement, width: number, height: number):
   return context;
 }
 
-/** Bring what is chosen into sight in rows that scroll sideways (a phone's width), and move nothing else. */
+/** Bring what is chosen into sight in rows and grids that scroll, and move nothing else. */
 export function reveal(...rows: (Element | null)[]): void {
   requestAnimationFrame(() => {
     for (const row of rows) {
       const chosen = row?.querySelector('[aria-pressed="true"], [aria-selected="true"]');
-      if (!row || !chosen || row.scrollWidth <= row.clientWidth) continue;
+      if (!row || !chosen) continue;
       const inside = chosen.getBoundingClientRect(), outside = row.getBoundingClientRect();
       if (inside.left < outside.left || inside.right > outside.right) row.scrollLeft += inside.left - outside.left - (outside.width - inside.width) / 2;
+      if (inside.top < outside.top || inside.bottom > outside.bottom) row.scrollTop += inside.top - outside.top - (outside.height - inside.height) / 2;
     }
   });
 }

@@ -25,7 +25,7 @@ export function learn(target: HTMLElement, begin: Begin, first: Name, around: Ar
     page.lang = language === "zh" ? "zh-CN" : "en";
     teller.state = { language };
     teller.colours = palette(page, page.dataset.theme === "dark");
-    fill(header, around.back ? el("button", { class: "chip wide", click: around.back }, `‹ ${say("back")}`) : null,
+    fill(header, around.back ? el("button", { class: "chip wide", click: () => around.back!({ language, theme }) }, `‹ ${say("back")}`) : null,
       el("div", { class: "title" }, el("h1", {}, "regard"), el("p", {}, say(`learn_${view}`))),
       el("div", { class: "tools" },
         el("button", { class: "chip wide", "data-tool": "language", lang: language === "zh" ? "en" : "zh-CN", click: () => { language = language === "zh" ? "en" : "zh"; update(); header.querySelector<HTMLElement>("[data-tool=language]")!.focus(); } }, say("language")),

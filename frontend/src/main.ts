@@ -18,7 +18,8 @@ import { home as serverHome } from "./serve";
 import { say } from "./words";
 
 /** What a server adds: a way back, exact detail, and a memory of language and theme. */
-export interface Around { back?: () => void; detail?: Detail; language?: State["language"]; theme?: State["theme"] }
+export type Kept = Pick<State, "language" | "theme">;
+export interface Around { back?: (kept: Kept) => void; detail?: Detail; language?: State["language"]; theme?: State["theme"] }
 
 interface Shown { element: HTMLElement; update(changed: Set<keyof State>): void }
 
@@ -40,7 +41,7 @@ export async function mount(target: HTMLElement, packed: Uint8Array, home: "file
     language: around.language ?? (open.lang === "zh" ? "zh" : "en"), theme: around.theme ?? (open.theme as State["theme"]) ?? "auto",
   });
   target.replaceChildren(page);
-  store.detail = around.detail ?? null;
+  store.detail = (data.header.detail && around.detail) || null;
   run(store, page, around.back);
 }
 
@@ -56,7 +57,7 @@ function dress(target: HTMLElement): void {
 }
 const dressed = new WeakSet<Document | ShadowRoot>();
 
-function run(store: Store, page: HTMLElement, back?: () => void): void {
+function run(store: Store, page: HTMLElement, back: Around["back"]): void {
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const views: Partial<Record<View, Shown>> = {};
   const make: Record<string, () => Shown> = {
@@ -82,7 +83,7 @@ function run(store: Store, page: HTMLElement, back?: () => void): void {
     const tokens = Math.max(...scene.layers.map((layer) => layer.keyText.length));
     page.lang = state.language === "zh" ? "zh-CN" : "en";
     fill(header,
-      back ? el("button", { class: "chip wide", click: back }, `‹ ${store.say("back")}`) : null,
+      back ? el("button", { class: "chip wide", click: () => back(store.state) }, `‹ ${store.say("back")}`) : null,
       el("div", { class: "title" }, el("h1", {}, el("bdi", {}, store.recording.title)), el("p", {}, store.say("sizes", {
         layers: scene.layers.length, heads: scene.layers.reduce((sum, layer) => sum + layer.heads.length, 0), tokens,
       }).replace(/(?<!\S)1 (layer|head|token)s/g, "1 $1"))),

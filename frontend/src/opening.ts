@@ -16,7 +16,7 @@ export function clearest(layers: Layer[]): { layer: number; head: number; at: nu
         if (!WORD.test(own)) continue;
         layer.top(head)?.row(query, (key, weight) => {
           const far = Math.abs(query + layer.header.first - key), score = weight * Math.min(1, far / 5);
-          if (score <= most || far < 2) return;
+          if (score <= most || far < 2 || !key) return; // the first token is where heads rest
           const other = layer.keyToken(key);
           if (WORD.test(other) && other.trim() !== own.trim()) {
             most = score;

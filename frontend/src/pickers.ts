@@ -41,8 +41,8 @@ function scenes(store: Store): HTMLElement | null {
 /** What a group of layers is called where a model has several: by their kind, and where the path says so, their place. */
 function kindOf(layer: Layer): Word {
   if (layer.isCross) return "kind_cross";
-  const parts = layer.header.path.split(".");
-  return parts.includes("encoder") ? "kind_encoder" : parts.includes("decoder") ? "kind_decoder" : "kind_self";
+  const place = /(?:^|\.)(encoder|decoder)/.exec(layer.header.path)?.[1] ?? "self";
+  return `kind_${place}` as Word;
 }
 
 function layers(store: Store): HTMLElement {

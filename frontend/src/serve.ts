@@ -1,5 +1,5 @@
 // The start of the local page: the recordings of a folder, and a look at a model on text typed here.
-import type { Around } from "./main";
+import type { Around, Kept } from "./main";
 import { el, fill } from "./dom";
 import { type Language, say, type Word } from "./words";
 
@@ -17,7 +17,11 @@ async function ask<T>(path: string, method = "GET", body?: object): Promise<T> {
 export function home(
   target: HTMLElement, open: (packed: Uint8Array, around: Around) => Promise<void>, alone: (view: "walk" | "cost", around: Around) => void,
 ): void {
-  let language: Language = target.dataset.lang === "zh" ? "zh" : "en";
+  let language: Language = target.dataset.lang === "zh" ? "zh" : "en", theme: Kept["theme"] = "auto";
+  // what was opened from here is left by its own button and by the browser's; language and theme go along
+  const back = (kept: Kept) => { ({ language, theme } = kept); history.back(); };
+  const around = (): Around => { history.pushState(null, ""); return { back, language, theme }; };
+  addEventListener("popstate", () => { void show(); });
   let text = "The cat sat on the mat because it was tired, and the dog slept beside it.";
   let picked: string[] = [];
   const speak = (word: Word, values: Record<string, string | number> = {}) => say(language, word, values);
@@ -34,14 +38,16 @@ export function home(
       return;
     }
     const page = el("div", { class: "regard file home" });
-    page.dataset.theme = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
+    page.dataset.theme = theme === "auto" ? matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light" : theme;
     page.lang = language === "zh" ? "zh-CN" : "en";
     fill(page,
       el("header", {}, el("div", { class: "title" }, el("h1", {}, "regard"), el("p", {}, speak("home_help", { folder: answer.folder }))),
         el("div", { class: "tools" }, el("button", { class: "chip wide", lang: language === "zh" ? "en" : "zh-CN", click: () => { language = language === "zh" ? "en" : "zh"; void show(); } }, speak("language")))),
       el("main", {}, el("div", { class: "home-grid" }, form(answer), el("div", { class: "stack" }, list(answer), el("section", { class: "card" }, el("h2", {}, speak("learn")),
-        el("div", { class: "chips" }, ...(["walk", "cost"] as const).map((name) => el("button", { class: "chip wide", "data-learn": name, click: () => alone(name, { language, back: () => { void show(); } }) }, speak(`learn_${name}`)))))))));
+        el("div", { class: "chips" }, ...(["walk", "cost"] as const).map((name) => el("button", { class: "chip wide", "data-learn": name, click: () => alone(name, around()) }, speak(`learn_${name}`)))))))));
     target.replaceChildren(page);
+    status.classList.remove("failed");
+    fill(status, picked.length ? speak("compare_second") : "");
     if (answer.look.state === "running") follow();
   }
 
@@ -69,7 +75,7 @@ export function home(
         if (picked.length === 2) { const [a, b] = picked; picked = []; void load(a!, b); } else void show();
       } }, speak("compare_with")));
     return el("section", { class: "card" }, el("h2", {}, speak("home")),
-      answer.recordings.length ? el("ul", { class: "recordings" }, ...answer.recordings.map(row)) : el("p", { class: "help" }, speak("no_recordings")));
+      answer.recordings.length ? el("ul", { class: "recordings" }, ...answer.recordings.map(row)) : el("p", { class: "help" }, speak("no_recordings")), answer.models.length ? null : status);
   }
 
   function tell(look: Look): void {
@@ -111,10 +117,11 @@ export function home(
       if (!answer.ok) throw new Error(((await answer.json()) as { error?: string }).error ?? answer.statusText);
       const packed = new Uint8Array(await answer.arrayBuffer());
       await open(packed, {
-        back: () => { void show(); }, language,
+        ...around(),
         detail: against ? undefined : async (layer, head, place) => {
           const given = await fetch("/api/weights", { method: "POST", body: JSON.stringify({ name, layer, head, ...place }), headers: { "content-type": "application/json" } });
-          return given.ok ? new Float32Array(await given.arrayBuffer()) : null;
+          if (!given.ok) throw new Error(((await given.json()) as { error?: string }).error ?? given.statusText);
+          return new Float32Array(await given.arrayBuffer());
         },
       });
     } catch (error) {

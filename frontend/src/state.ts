@@ -19,7 +19,7 @@ export interface State {
 }
 
 export interface Rectangle { row: number; rows: number; column: number; columns: number }
-export type Detail = (layer: number, head: number, place: Rectangle) => Promise<Float32Array | null>;
+export type Detail = (layer: number, head: number, place: Rectangle) => Promise<Float32Array>;
 
 /** All that the views without a recording need. */
 export interface Teller { state: { language: Language }; colours: Palette }

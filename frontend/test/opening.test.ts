@@ -23,6 +23,12 @@ test("a head that rests on the first token is passed over, as are signs, neighbo
   assert.equal(opened([["[CLS]", "it", "a", "b", "c", "it", "d", "e", "f"]], [[looking(9, 5, 1)]]).at, null);
 });
 
+test("the first word of a text is where heads rest, and no place to begin", () => {
+  const words = ["Paris", ...SENTENCE.slice(1)];
+  assert.equal(opened([words], [[looking(9, 5, 0)]]).at, null);
+  assert.equal(opened([words], [[looking(9, 5, 0), looking(9, 6, 2, 0.5)]]).at, 6);
+});
+
 test("one Chinese character is a word, and one Latin letter is none", () => {
   assert.equal(opened([["[CLS]", ..."猫坐在垫子上因为"]], [[looking(9, 5, 1)]]).at, 5);
   assert.equal(opened([["[CLS]", ..."abcdefgh"]], [[looking(9, 5, 1)]]).at, null);

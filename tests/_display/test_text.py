@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from regard._display import texts
-from regard._display.texts import breaks, centred, left, right, text, visible, width
+from regard._display.texts import beginning, breaks, centred, left, right, text, visible, width
 
 WORDS = {"rows": ("{count} rows", "{count} 行"), "plain": ("a set {1, 2}", "集合 {1, 2}")}
 
@@ -76,3 +76,10 @@ def test_no_line_begins_with_a_closing_sign_or_ends_with_an_opening_one() -> Non
 def test_control_characters_are_shown_and_nothing_turns_the_line_around() -> None:
     assert visible("\x1b[31m\n\u202eabc\udc80") == "␛[31m↵\ufffdabc\ufffd"
     assert visible("猫 cat") == "猫 cat"
+
+
+def test_the_beginning_of_a_text_is_one_line_that_can_be_shown() -> None:
+    assert beginning(" The cat\n\tsat. ") == "The cat sat."
+    assert beginning("\x1b[31mred") == "␛[31mred"
+    assert beginning("猫" * 61) == "猫" * 59 + "…" and beginning("猫" * 60) == "猫" * 60
+    assert beginning("a cat sat", most=7) == "a cat…"

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import base64
+import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -109,13 +112,38 @@ print(len(widget.data), str(widget._esm) == script())
 import sys
 sys.modules["google.colab"] = types.ModuleType("colab")  # which shows an error in place of foreign widgets
 print(sorted(sentence()._repr_mimebundle_()))
+del sys.modules["google.colab"]
+shell.kernel = types.SimpleNamespace(_allow_stdin=False)  # nbconvert --execute, whose output is read without a kernel
+print(sorted(sentence()._repr_mimebundle_()))
 """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
-    first, second, colab = run.stdout.strip().splitlines()
+    first, second, colab, exported = run.stdout.strip().splitlines()
     assert "application/vnd.jupyter.widget-view+json" in first and "image/png" in first and "text/html" in first
     assert second == "3 True"
-    assert colab == "['image/png', 'text/html', 'text/plain']"
+    assert colab == exported == "['image/png', 'text/html', 'text/plain']"
+
+
+def test_a_notebook_that_is_executed_and_exported_shows_the_page_without_a_network(tmp_path: Path) -> None:
+    for needed in ("nbconvert", "ipykernel", "anywidget"):
+        pytest.importorskip(needed, reason=f"this test needs {needed}")
+    notebook = tmp_path / "look.ipynb"
+    source = (
+        "from tests.browser.recordings import sentence\nrecording = sentence()\nprint(recording.summary())\nrecording"
+    )
+    cell = {"cell_type": "code", "id": "a", "metadata": {}, "source": source, "outputs": [], "execution_count": None}
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    notebook.write_text(
+        json.dumps({"nbformat": 4, "nbformat_minor": 5, "metadata": {"kernelspec": kernel}, "cells": [cell]})
+    )
+    own = {f"JUPYTER_{name}_DIR": str(tmp_path / name) for name in ("CONFIG", "DATA", "RUNTIME")}
+    code = [sys.executable, "-m", "nbconvert", "--execute", "--to", "html", str(notebook)]
+    paths = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path]), "IPYTHONDIR": str(tmp_path)}
+    run = subprocess.run(code, capture_output=True, text=True, check=False, env={**os.environ, **own, **paths})
+    assert run.returncode == 0, run.stderr
+    page = (tmp_path / "look.html").read_text(encoding="utf-8")
+    assert "srcdoc=" in page and "data:image/png;base64," in page and "widget-view+json" not in page
+    assert "layers.0.attention (self)" in page  # the summary is text, wherever it is printed
 
 
 def test_importing_regard_loads_nothing_of_the_page() -> None:

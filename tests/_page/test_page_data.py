@@ -234,13 +234,19 @@ def test_a_page_opens_where_it_is_asked_to_and_refuses_what_is_not_there() -> No
         recording.to_html(lang="fr")
 
 
-def test_show_opens_the_page_in_a_browser_outside_a_notebook(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_show_opens_the_page_in_a_browser_outside_a_notebook(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     opened: list[str] = []
     monkeypatch.setattr("webbrowser.open", lambda address: opened.append(address) or True)
     monkeypatch.setattr("tempfile.mkdtemp", lambda prefix: str(tmp_path))
     sentence().show(layer=1, head=2)
     assert opened == [(tmp_path / "page.html").as_uri()]
     assert header((tmp_path / "page.html").read_text(encoding="utf-8"))["open"] == {"layer": 1, "head": 2}
+    assert capsys.readouterr() == ("", "")
+    monkeypatch.setattr("webbrowser.open", lambda address: False)  # a machine without one says where the page is
+    sentence().show()
+    assert capsys.readouterr() == ("", f"no browser could be opened; open {tmp_path / 'page.html'} in one\n")
 
 
 def test_show_displays_the_page_in_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,8 @@ from regard.recording import Recording
 class Small:
     """Reads words; each of its layers waits until it may go on."""
 
+    seed = 0
+
     def __init__(self) -> None:
         self.go = threading.Event()
         self.go.set()
@@ -28,7 +30,7 @@ class Small:
     def load(self, name: str, folder: Folder) -> Any:
         if name == "broken":
             raise ValueError("no model can be loaded from it")
-        torch.manual_seed(0)
+        torch.manual_seed(self.seed)
         return Stack(ByHand(), ByHand(is_causal=True))
 
     def layers(self, loaded: Any) -> int | None:

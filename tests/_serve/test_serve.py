@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -241,6 +242,34 @@ def test_a_rectangle_of_exact_weights_is_that_of_the_model(client: TestClient, l
     ):
         assert client.post("/api/weights", json={**asked, **change}).status_code == 400, change
     assert client.post("/api/weights", json={**asked, "name": "one.regard"}).status_code == 404
+
+
+def test_a_saved_look_has_exact_weights_again_as_long_as_its_model_is_there_and_the_same(
+    client: TestClient, looks: Looks, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.post("/api/look", json={"model": "small", "text": TEXT})
+    looks.wait(20)
+    asked = {"name": "small-1.regard", "layer": 1, "head": 2, "row": 70, "rows": 11, "column": 3, "columns": 90}
+    before = client.post("/api/weights", json=asked).content
+    page = {"name": "small-1.regard"}
+
+    def later(small: Small) -> TestClient:
+        return TestClient(application(folder, Looks(folder, small), frozenset({HOST})), base_url=f"http://{HOST}")
+
+    again = later(Small())
+    assert b'"detail":true' in zlib.decompress(again.get("/api/recording", params=page).content, -15)
+    assert again.post("/api/weights", json=asked).content == before
+    assert b'"detail"' not in zlib.decompress(again.get("/api/recording?name=one.regard").content, -15)
+    monkeypatch.setattr(Small, "names", lambda self, folder: ["another"])
+    gone = later(Small())
+    assert b'"detail"' not in zlib.decompress(gone.get("/api/recording", params=page).content, -15)
+    assert gone.post("/api/weights", json=asked).status_code == 404
+    monkeypatch.undo()
+    monkeypatch.setattr(Small, "seed", 7)
+    other = later(Small()).post("/api/weights", json=asked)
+    assert other.status_code == 409 and "other weights than this recording has" in other.json()["error"]
+    monkeypatch.setattr(Small, "run", lambda self, *given, **more: 1 / 0)
+    assert later(Small()).post("/api/weights", json=asked).json() == {"error": "division by zero"}
 
 
 def serving(*words: str) -> subprocess.Popen[str]:

@@ -43,17 +43,21 @@ MEMORY = {"LSE": "*fp32", "DELTA": "*fp32", "ENTROPY": "*fp32", "LARGEST": "*fp3
           "SEED": "*i64"}  # fmt: skip
 OWN = ("Q", "K", "V", "DO", "OUT", "DQ", "DK", "DV_")  # in the call's dtype
 FLOATS = ("scale", "cap", "share", "factor")
-EVERY = list(itertools.product(LIMITS, (64, 80, 96, 128, 192, 256), DTYPES, MODIFIERS, KERNELS))
+LONG = 4096  # for the largest tiles
+EVERY = list(itertools.product(LIMITS, (64, 80, 96, 128, 192, 256), DTYPES, MODIFIERS, KERNELS, (LONG,)))
+EVERY += list(itertools.product(LIMITS, (32, 128), (torch.bfloat16,), MODIFIERS, KERNELS, (13, 30)))
 FEW = [
-    (90, 128, torch.bfloat16, "matrix", "forward"),
-    (90, 128, torch.bfloat16, "slopes", "forward"),
-    (80, 128, torch.float16, "matrix", "keys"),
-    (89, 256, torch.bfloat16, "plain", "queries"),
-    (90, 128, torch.float32, "plain", "keys"),
+    (90, 128, torch.bfloat16, "matrix", "forward", LONG),
+    (90, 128, torch.bfloat16, "slopes", "forward", LONG),
+    (80, 128, torch.float16, "matrix", "keys", LONG),
+    (89, 256, torch.bfloat16, "plain", "queries", LONG),
+    (90, 128, torch.float32, "plain", "keys", LONG),
+    (90, 32, torch.bfloat16, "dropout", "forward", 13),
+    (80, 128, torch.bfloat16, "dropout", "keys", 30),
 ]
 
 
-def fits(arch: int, dim: int, dtype: torch.dtype, modifier: str, kind: str, patch: pytest.MonkeyPatch) -> None:
+def fits(arch: int, dim: int, dtype: torch.dtype, modifier: str, kind: str, length: int, patch: Any) -> None:
     patch.setattr(tile_sizes, "shared_memory", lambda device: LIMITS[arch])
     tile_sizes.tiles_of.cache_clear()
     tile_sizes.gradient_tiles.cache_clear()
@@ -61,7 +65,7 @@ def fits(arch: int, dim: int, dtype: torch.dtype, modifier: str, kind: str, patc
     query = torch.zeros(1, 2, 3, dim, dtype=dtype)
     names = ("mask", "bias", "scale", "softcap", "sinks")
     call = prepare(query, query, query, *(given.get(name) for name in names), given["dropout"], None)
-    spec = call.spec._replace(queries=4096, keys=4096)  # long enough for the largest tiles
+    spec = call.spec._replace(queries=length, keys=length)
     if dim > inputs.widest(dtype):
         pytest.skip(f"{dtype} takes heads up to {inputs.widest(dtype)}")
     keys, queries, square = tile_sizes.gradient_tiles(spec)
@@ -92,16 +96,18 @@ def fits(arch: int, dim: int, dtype: torch.dtype, modifier: str, kind: str, patc
     assert made.metadata.shared <= LIMITS[arch], f"{tiles}: {made.metadata.shared} bytes"
 
 
-@pytest.mark.parametrize(("arch", "dim", "dtype", "modifier", "kind"), FEW)
+@pytest.mark.parametrize(("arch", "dim", "dtype", "modifier", "kind", "length"), FEW)
 def test_a_kernel_fits_the_devices_it_is_chosen_for(
-    arch: int, dim: int, dtype: torch.dtype, modifier: str, kind: str, monkeypatch: pytest.MonkeyPatch
+    arch: int, dim: int, dtype: torch.dtype, modifier: str, kind: str, length: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fits(arch, dim, dtype, modifier, kind, monkeypatch)
+    fits(arch, dim, dtype, modifier, kind, length, monkeypatch)
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize(("arch", "dim", "dtype", "modifier", "kind"), [each for each in EVERY if each not in FEW])
+@pytest.mark.parametrize(
+    ("arch", "dim", "dtype", "modifier", "kind", "length"), [each for each in EVERY if each not in FEW]
+)
 def test_every_kernel_fits_every_device(
-    arch: int, dim: int, dtype: torch.dtype, modifier: str, kind: str, monkeypatch: pytest.MonkeyPatch
+    arch: int, dim: int, dtype: torch.dtype, modifier: str, kind: str, length: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fits(arch, dim, dtype, modifier, kind, monkeypatch)
+    fits(arch, dim, dtype, modifier, kind, length, monkeypatch)

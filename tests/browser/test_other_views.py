@@ -213,6 +213,14 @@ def test_two_recordings_are_compared_and_the_head_that_changed_most_is_first(ope
     blue = [c for c in opened.pixels(".three section:nth-child(3) canvas") if c[2] > c[0] + 60]
     orange = [c for c in opened.pixels(".three section:nth-child(3) canvas") if c[0] > c[2] + 60]
     assert blue and orange
+    # all three maps have one size, so that a place of one is the same place in the others
+    pointed = set()
+    for section in (1, 2, 3):
+        box = opened.page.locator(f".three section:nth-child({section}) canvas").bounding_box()
+        opened.page.mouse.move(box["x"] + 335, box["y"] + 200)
+        opened.settle()
+        pointed.add(opened.page.inner_text(f".three section:nth-child({section}) .tip").split("\n")[0])
+    assert len(pointed) == 1
 
 
 def test_equal_heads_have_no_difference(open_page) -> None:

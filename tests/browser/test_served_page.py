@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import threading
 import time
@@ -64,10 +65,24 @@ def test_the_local_page_lists_opens_compares_looks_and_asks_for_detail(browser: 
     page.click('[data-name="one.regard"]')
     page.wait_for_selector(".t")
     assert page.inner_text("h1") == "one"
+    # the way back, also the browser's own, keeps language and theme
+    page.click("text=中文")
+    page.click("[aria-label=明暗]")
     page.click("header > .chip")
     page.wait_for_selector(".recordings")
+    assert page.inner_text(".recordings .chip >> nth=0") == "对比"
+    assert page.get_attribute(".regard", "data-theme") == "dark"
+    page.click('[data-name="one.regard"]')
+    page.wait_for_selector(".t")
+    assert page.get_attribute(".regard", "data-theme") == "dark"
+    page.go_back()
+    page.wait_for_selector(".recordings")
+    page.click("text=English")
+    page.wait_for_selector("text=Look at a text")
+    assert page.inner_text(".status") == ""
     page.click('[aria-label="compare one.regard"]')
     page.wait_for_selector('[aria-pressed="true"]')
+    assert page.inner_text(".status") == "Choose another one to compare it with."
     page.click('[aria-label="compare two.regard"]')
     page.wait_for_selector(".three")
     assert "two" in page.inner_text(".three section:nth-child(2) h2")
@@ -80,7 +95,27 @@ def test_the_local_page_lists_opens_compares_looks_and_asks_for_detail(browser: 
     opened.view("head")
     for _ in range(4):
         page.click('[aria-label="Zoom in"]')
-    page.wait_for_selector(".map[data-exact=true]", timeout=30000)
+    page.wait_for_selector('.exactness:text-is("Exact weights")', timeout=30000)
+    # what was saved has them too, in a page that is opened later, as long as the model is there
+    looks._made.clear()
+    page.goto(address)
+    page.click('[data-name="small-1.regard"]')
+    page.wait_for_selector(".t")
+    opened.pick("head1") if page.get_attribute('[data-pick="head1"]', "aria-pressed") != "true" else None
+    opened.view("head")
+    assert "exact weights in view are computed" in page.inner_text(".panel")
+    page.wait_for_selector('.exactness:text-is("Exact weights")', timeout=30000)
+    # the scale goes up to the largest single weight, not to the largest mean of the stored map
+    layer = int(re.findall(r"Layer (\d+)", page.inner_text(".panel h2"))[0])
+    largest = looks._made["small-1.regard"][0][layer, 1].top_weights.max()
+    assert float(page.inner_text(".scale").split()[-2]) == pytest.approx(100 * float(largest), rel=0.01)
+    # and a recording of which nobody knows the model says what its zoom shows
+    sentence([f"word{n}" for n in range(150)], title="long").save(looks._folder.root / "long.regard")
+    page.goto(address)
+    page.click('[data-name="long.regard"]')
+    page.wait_for_selector(".t")
+    opened.view("head")
+    assert "each query's 8 largest weights and, behind them, means" in page.inner_text(".panel")
     assert all(url.startswith((address, "blob:")) for url in opened.asked)
     assert opened.said == []
     context.close()
@@ -111,4 +146,10 @@ def test_a_look_shows_its_progress_and_can_be_cancelled(browser: Any, served: tu
     page.click("#begin")
     page.wait_for_selector("text=no model can be loaded from it")
     assert opened.said == []
+    # without a model too, a file that cannot be opened says why
+    small.names = lambda folder: []  # type: ignore[method-assign]
+    (looks._folder.root / "bad.regard").write_bytes(b"no")
+    page.reload()
+    page.click('[data-name="bad.regard"]')
+    page.wait_for_selector("text=bad.regard is not a recording that can be read")
     context.close()

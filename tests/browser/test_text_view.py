@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from tests.browser.recordings import WORDS, generated, sentence, translation
+
+import regard
+from regard import models
 
 NASTY = [
     "</title><script>alert(1)</script>",
@@ -149,9 +153,9 @@ def test_cross_attention_shows_two_texts_with_lines_between_them(open_page) -> N
         ["The", "cat", "sleeps", "on", "the", "mat", "today"],
     )
     recording = translation(source, target)
-    opened = open_page(recording)
-    opened.pick("layer2")
-    opened.pick("head1")
+    opened = open_page(recording, layer=2, head=1)
+    opened.page.focus(".scroller")
+    opened.page.keyboard.press("Escape")  # no word is chosen yet
     assert opened.page.eval_on_selector_all(".pane.query .t", "all => all.map(one => one.textContent)") == target
     assert opened.page.eval_on_selector_all(".pane.key .t", "all => all.map(one => one.textContent)") == source
     opened.word(1)
@@ -169,6 +173,25 @@ def test_cross_attention_shows_two_texts_with_lines_between_them(open_page) -> N
     opened.word(3, "key")
     column = one.map.numpy()[:, 3]
     close(opened.listed("in"), np.argsort(-column)[:5], np.sort(column)[::-1][:5])
+
+
+def test_the_layers_of_our_own_translator_are_told_apart_and_each_has_its_text(open_page) -> None:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 21, "embed_dim": 16, "num_heads": 2, "num_layers": 1, "ff_dim": 31}
+    model = models.Transformer(models.TransformerConfig(**sizes)).eval()
+    source, target = ["Die", "Katze", "schläft", "gut", "."], ["<s>", "The", "cat", "sleeps", "well"]  # of one length
+    with torch.no_grad(), regard.watch(model) as recording:
+        model(torch.arange(5)[None], torch.arange(5)[None])
+    recording.tokens, recording.source_tokens = target, source
+    opened = open_page(recording)
+    assert opened.page.eval_on_selector_all(".group", "all => all.map(one => one.textContent)") == [
+        "encoder",
+        "decoder",
+        "cross",
+    ]
+    for layer, words in (("layer0", source), ("layer1", target), ("layer2", target)):
+        opened.pick(layer)
+        assert opened.page.eval_on_selector_all(".pane.query .t", "all => all.map(one => one.textContent)") == words
 
 
 def test_generation_is_one_text_and_its_last_token_looks_at_all_before_it(open_page) -> None:
@@ -269,6 +292,30 @@ def test_the_grid_says_where_every_head_looks(open_page) -> None:
     opened.page.click(".every-grid button >> nth=6")
     assert opened.page.get_attribute('[data-pick="layer1"]', "aria-pressed") == "true"
     assert opened.page.get_attribute('[data-pick="head2"]', "aria-pressed") == "true"
+
+
+@pytest.mark.parametrize("size", [(1240, 700), (390, 844)])
+def test_a_text_that_fits_is_whole_and_the_grid_below_shows_the_head_that_is_chosen(open_page, size) -> None:
+    tokens = [word + "\n" if at == 3 else word for at, word in enumerate(WORDS[:12])]
+    opened = open_page(sentence(tokens, layers=31, heads=9), size=size, layer=22, head=8)
+    assert opened.page.eval_on_selector(".scroller", "one => one.scrollHeight - one.clientHeight") <= 0
+    chosen = opened.page.locator('.every-grid [aria-pressed="true"]').bounding_box()
+    grid = opened.page.locator(".every-grid").bounding_box()
+    head = opened.page.locator(".every-grid .top >> nth=8").bounding_box()
+    assert chosen is not None and grid is not None and head is not None
+    assert head["y"] + head["height"] <= chosen["y"] and abs(head["x"] - chosen["x"]) < 2  # its number stays above it
+    assert chosen["y"] + chosen["height"] <= grid["y"] + grid["height"] + 1
+    assert chosen["x"] >= grid["x"] and chosen["x"] + chosen["width"] <= grid["x"] + grid["width"] + 1
+
+
+def test_columns_of_a_right_to_left_text_face_each_other(open_page) -> None:
+    opened = open_page(sentence(["القط", "جلس", "على", "الحصيرة"]), layer=0, head=0)
+    opened.page.click("text=as columns")
+    opened.settle()
+    left, right = (opened.page.locator(f".pane.{side} .t >> nth=0").bounding_box() for side in ("query", "key"))
+    stage = opened.page.locator(".stage").bounding_box()
+    assert left is not None and right is not None and stage is not None
+    assert right["x"] - left["x"] - left["width"] < stage["width"] / 2
 
 
 def test_a_right_to_left_text_runs_from_right_to_left(open_page) -> None:

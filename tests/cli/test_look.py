@@ -27,7 +27,8 @@ def test_a_text_is_looked_at_and_the_recording_and_the_page_are_written(tmp_path
     assert "encoder.layer.5" in printed and "first-token:" in printed
     recording = load(tmp_path / "cat.regard")
     assert recording.tokens == [["[CLS]", "the", "cat", "sat", "on", "the", "mat", ".", "[SEP]"]]
-    assert "minilm: BertModel" in (tmp_path / "cat.html").read_text()
+    assert "<title>minilm: The cat sat on the mat.</title>" in (tmp_path / "cat.html").read_text()
+    assert recording.origin == {"model": "minilm", "text": "The cat sat on the mat."}
 
 
 def test_a_folder_and_a_file_cut_to_a_length(tmp_path: Path) -> None:
@@ -105,6 +106,9 @@ def test_the_page_opens_at_a_layer_and_head_in_a_language_and_in_the_browser(
     )
     assert (code, said) == (0, "")
     assert opened == [(tmp_path / "cat.html").as_uri()]
+    monkeypatch.setattr("webbrowser.open", lambda address: False)
+    for lang, expected in (("en", "no browser could be opened; open"), ("zh", "无法打开浏览器")):
+        assert expected in look("minilm", "A cat.", "--open", "--lang", lang, "--out", str(out))[2]
     assert "最受关注" in printed and "首词元：至少 50%" in printed and "most attended" not in printed
     assert 'lang="zh-CN"' in (tmp_path / "cat.html").read_text(encoding="utf-8")
     for words, expected in [

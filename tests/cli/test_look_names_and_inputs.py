@@ -69,7 +69,7 @@ def test_a_name_of_the_hub_is_found_in_its_cache(name: str, cache: Path, tmp_pat
     code, printed, said = look(name, "The cat sat.", "--out", str(tmp_path / "run"))
     assert (code, said) == (0, "")
     assert "encoder.layer.2" in printed
-    assert f"{name}: BertModel" in (tmp_path / "run.html").read_text()
+    assert f"{name}: The cat sat." in (tmp_path / "run.html").read_text()
 
 
 def test_the_local_page_offers_models_of_the_cache_and_looks_at_them(cache: Path, small: Path, tmp_path: Path) -> None:
@@ -212,6 +212,19 @@ def test_a_model_that_writes_is_looked_at_with_what_it_writes(tmp_path: Path) ->
     kinds = {(call.kind, call.queries, call.keys) for call in recording.calls}
     written = len(recording.tokens[0])
     assert kinds == {("self", 6, 6), ("self", written, written), ("cross", written, 6)} and written > 2
+    # the local page reads it in the same way, and computes the exact weights of what the command saved
+    assert recording.origin == {"model": str(folder), "text": "The cat sat."}
+    looks = Looks(tmp_path, Models())
+    looks.begin("t5", "The cat sat.")
+    looks.wait(60)
+    assert looks.state()["state"] == "done", looks.state()
+    made = looks.recording("t5-1.regard")
+    assert made is not None and (made.tokens, made.source_tokens) == (recording.tokens, recording.source_tokens)
+    recording.origin["model"] = "t5"
+    recording.save(tmp_path / "run.regard")
+    place = {"layer": 5, "head": 2, "row": 0, "rows": written, "column": 0, "columns": 6}
+    exact = np.frombuffer(looks.weights({"name": "run.regard", **place}), np.float32).reshape(written, 6)
+    np.testing.assert_allclose(exact, recording[5, 2].map.numpy(), atol=1e-6)
 
 
 def test_an_image(tmp_path: Path) -> None:

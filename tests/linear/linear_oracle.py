@@ -61,5 +61,5 @@ def inputs(
 
 def gradients(out: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
     generator = torch.Generator().manual_seed(7)
-    direction = torch.randn(out.shape, dtype=torch.float64, generator=generator).to(out.dtype)
+    direction = torch.randn(out.shape, dtype=torch.float64, generator=generator).to(out)
     return torch.autograd.grad(out, tensors, direction)

@@ -30,6 +30,7 @@ def recording() -> Recording:
         model(torch.randn(2, 11, 21))
         model(torch.randn(2, 5, 21))
     recording.missed.append(("layers.7", "no reason"))
+    recording.origin = {"model": "a/model", "text": "[CLS] …"}
     return recording
 
 
@@ -38,7 +39,7 @@ def contents(recording: Recording) -> Any:
         (call.site, call.layer, call.number, call.kind, call.phase, call.keys, call.heads, list(call.parts))
         for call in recording
     ]
-    return recording.title, recording.sites, recording.tokens, recording.missed, calls
+    return recording.title, recording.sites, recording.tokens, recording.missed, recording.origin, calls
 
 
 def test_a_recording_comes_back_as_it_was(recording: Recording, tmp_path: Path) -> None:
@@ -222,6 +223,9 @@ def many_of_nothing(header: Any, tensors: Any) -> None:
         lambda header, tensors: header.update(sites=[["a"]]),
         lambda header, tensors: header.update(missed=["a"]),
         lambda header, tensors: header.update(title=None),
+        lambda header, tensors: header.update(origin=["model", "text"]),
+        lambda header, tensors: header.update(origin={"model": "a"}),
+        lambda header, tensors: header.update(origin={"model": "a", "text": 3}),
         lambda header, tensors: header.update(calls={}),
         lambda header, tensors: header.update(calls=[3]),
     ],

@@ -116,7 +116,7 @@ export class CompareView {
           const [recording, scene] = value.split(",").map(Number);
           set({ ...pick, recording: recording!, scene: scene!, layer: 0, head: 0 });
         }),
-        list("layer", layers.map((layer, at) => [String(at), `${store.say("layer")} ${layer.index}`]), String(pick.layer), (value) => set({ ...pick, layer: Number(value), head: Math.min(pick.head, layers[Number(value)]!.heads.length - 1) })),
+        list("layer", layers.map((layer, at) => [String(at), store.say("layer_n", { n: layer.index })]), String(pick.layer), (value) => set({ ...pick, layer: Number(value), head: Math.min(pick.head, layers[Number(value)]!.heads.length - 1) })),
         list("heads", layers[pick.layer]!.heads.map((head, at) => [String(at), store.say("head_n", { n: head })]), String(pick.head), (value) => set({ ...pick, head: Number(value) })));
     };
     const { a, b } = this;

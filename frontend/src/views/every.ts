@@ -1,5 +1,5 @@
 import type { Layer, Look } from "../data";
-import { el, fill } from "../dom";
+import { el, fill, reveal } from "../dom";
 import type { Store } from "../state";
 import { label, percent } from "../tokens";
 
@@ -9,6 +9,7 @@ export class EveryHead {
   private readonly title = el("h2", {});
   private cells: { layer: Layer; at: number; head: number; button: HTMLButtonElement }[] = [];
   private built = "";
+  private revealed = "";
 
   constructor(private readonly store: Store) {}
 
@@ -36,6 +37,9 @@ export class EveryHead {
       button.setAttribute("aria-label", says);
       button.setAttribute("aria-pressed", String(at === store.state.layer && store.state.heads.includes(head)));
     }
+    const chosen = key + store.state.layer + store.state.heads;
+    if (chosen !== this.revealed) reveal(this.element.lastElementChild);
+    this.revealed = chosen;
   }
 
   private build(): void {
@@ -44,7 +48,7 @@ export class EveryHead {
     const most = Math.max(...layers.map(({ layer }) => layer.heads.length));
     const grid = el("div", { class: "every-grid" });
     grid.style.gridTemplateColumns = `max-content repeat(${most}, minmax(3.1rem, 1fr))`;
-    grid.append(el("span", { class: "name" }, ""), ...Array.from({ length: most }, (_, head) => el("span", { class: "name top" }, String(layers[0]!.layer.heads[head] ?? head))));
+    grid.append(el("span", { class: "name corner" }), ...Array.from({ length: most }, (_, head) => el("span", { class: "name top" }, String(layers[0]!.layer.heads[head] ?? head))));
     this.cells = [];
     for (const { layer, at } of layers) {
       grid.append(el("span", { class: "name" }, String(layer.index)));

@@ -34,6 +34,7 @@ export class HeadView {
   private readonly tip = el("div", { class: "tip", role: "status" });
   private readonly panel = el("div", { class: "panel" });
   private readonly bar = el("div", { class: "bar" });
+  private readonly status = el("p", { class: "exactness", role: "status" });
   private shown = "";
   private placed = "";
 
@@ -44,6 +45,10 @@ export class HeadView {
     });
     this.tip.hidden = true;
     this.map.element.append(this.tip);
+    this.map.tell = (how, top) => {
+      fill(this.status, how === "wait" || how === "exact" ? store.say(`exact_${how}`) : how);
+      if (top) this.drawPanel(top);
+    };
     this.element = el("div", { class: "head-view" }, this.bar, el("div", { class: "split" }, this.map.element, this.panel));
   }
 
@@ -72,7 +77,7 @@ export class HeadView {
     const button = (name: "zoom_in" | "zoom_out" | "zoom_reset", text: string, act: () => void) =>
       el("button", { class: "chip wide", "aria-label": store.say(name), title: store.say(name), click: act }, text);
     fill(this.bar, el("div", { class: "chips" }, button("zoom_in", "+", () => this.map.zoom(0.6)), button("zoom_out", "−", () => this.map.zoom(1 / 0.6)), button("zoom_reset", store.say("zoom_reset"), () => this.map.reset())),
-      el("p", { class: "help" }, store.say("head_help")));
+      el("p", { class: "help" }, store.say("head_help")), this.status);
   }
 
   private drawPanel(top: number): void {
@@ -87,7 +92,8 @@ export class HeadView {
       el("h2", {}, one ? store.say("layer_head", { layer: layer.index, head: layer.heads[heads[0]!]! }) : store.say("layer_mean", { layer: layer.index, n: heads.length })),
       el("p", { class: "who" }, one ? labelText(store, layer.header.rows[heads[0]!]!.label) : ""),
       el("table", { class: "stats" }, el("tbody", {}, ...rows.map(([name, value]) => el("tr", {}, el("th", { scope: "row" }, store.say(`stat_${name}`)), el("td", {}, name === "entropy" ? store.say("nats", { value: statText(name, value) }) : statText(name, value)))))),
-      layer.header.map ? scale(store, top) : el("p", { class: "empty" }, store.say("no_map")));
+      layer.header.map ? scale(store, top) : el("p", { class: "empty" }, store.say("no_map")),
+      el("p", { class: "note" }, store.say(layer.isExact ? "exact_note" : store.detail ? one ? "zoom_exact" : "zoom_one" : "zoom_stored", { k: layer.header.top?.k ?? 0 })));
   }
 
   private point(cell: Cell | null, x: number, y: number): void {

@@ -29,7 +29,9 @@ export class MapCanvas {
   private rectangle: { place: Rectangle; values: Float32Array; picture: HTMLCanvasElement } | null = null;
   private asked = 0;
   /** Where exact weights can be had, this asks for those in view once the view has come to rest. */
-  ask: ((place: Rectangle) => Promise<Float32Array | null>) | null = null;
+  ask: ((place: Rectangle) => Promise<Float32Array>) | null = null;
+  /** Says how that goes: "wait", "exact", "" where nothing was asked for, or why it failed. */
+  tell: (how: string, top?: number) => void = () => undefined;
 
   constructor(private readonly act: { point: (cell: Cell | null, x: number, y: number) => void; choose: (cell: Cell) => void }) {
     this.element = el("div", { class: "map" }, this.canvas);
@@ -67,7 +69,7 @@ export class MapCanvas {
   private get box() {
     const width = this.element.clientWidth, height = this.element.clientHeight;
     const gutter = width < 420 ? 62 : 104, head = width < 420 ? 56 : 84;
-    const strip = this.exactHead === null ? 6 : 26;
+    const strip = 26; // also where there are no strips: maps side by side have one size
     const wide = Math.max(20, width - gutter - strip), high = Math.max(20, height - head - strip);
     // cells are squares where queries and keys are as many
     const scale = Math.min(wide / this.layer.keys, high / this.layer.queries);
@@ -102,17 +104,21 @@ export class MapCanvas {
   }
 
   private wonder(): void {
-    if (!this.ask || this.exactHead === null || this.layer.isExact) return;
     const turn = ++this.asked;
+    this.tell("");
+    if (!this.ask || this.exactHead === null || this.layer.isExact) return;
     setTimeout(async () => {
       if (turn !== this.asked || !this.ask) return;
       const row = Math.floor(this.span.row), column = Math.floor(this.span.column);
       const place = { row, column, rows: Math.min(this.layer.queries, Math.ceil(this.span.row + this.span.rows)) - row, columns: Math.min(this.layer.keys, Math.ceil(this.span.column + this.span.columns)) - column };
-      if (place.rows * place.columns > 262144) return;
-      const values = await this.ask(place);
-      if (turn !== this.asked || !values) return;
-      this.rectangle = { place, values, picture: heatmap(values, place.rows, place.columns, Math.max(this.top, 0.02), this.colours.heat) };
-      this.element.dataset.exact = "true";
+      if (place.rows * place.columns > 1048576) return;
+      this.tell("wait");
+      const values = await this.ask(place).catch((error: Error) => error.message);
+      if (turn !== this.asked) return;
+      if (typeof values === "string") return this.tell(values);
+      const top = values.reduce((most, one) => Math.max(most, one), this.top); // single weights are larger than means
+      this.tell("exact", top);
+      this.rectangle = { place, values, picture: heatmap(values, place.rows, place.columns, top, this.colours.heat) };
       this.later();
     }, 250);
   }
@@ -228,13 +234,15 @@ export class MapCanvas {
   private drawExact(context: CanvasRenderingContext2D, box: { left: number; top: number; width: number; height: number }): void {
     const { span, layer, colours } = this, head = this.exactHead;
     const wide = box.width / span.columns, high = box.height / span.rows;
-    if (head === null || layer.isExact || Math.min(wide, high) < 3) return;
-    const most = Math.max(this.top, 0.02);
+    if (head === null || layer.isExact) return;
     if (this.rectangle) {
       const { place, picture } = this.rectangle;
+      context.imageSmoothingEnabled = Math.min(wide, high) < 1; // several weights to a dot: their mean
       context.drawImage(picture, box.left + (place.column - span.column) * wide, box.top + (place.row - span.row) * high, place.columns * wide, place.rows * high);
       return;
     }
+    if (Math.min(wide, high) < 3) return;
+    const most = Math.max(this.top, 0.02);
     for (let query = Math.floor(span.row); query < Math.min(layer.queries, Math.ceil(span.row + span.rows)); query++) {
       layer.top(head)?.row(query, (key, weight) => {
         if (key < span.column - 1 || key > span.column + span.columns) return;

@@ -84,7 +84,7 @@ export class WalkView {
     };
     const isOwn = !this.example && !this.settings.given;
     const current = this.example ?? (isOwn && this.text === SENTENCE && !this.cross ? "E6" : "");
-    fill(this.side, el("h2", {}, this.say(TEXT.title)), el("p", { class: "help" }, this.say(TEXT.intro), isOwn ? ` ${this.say(TEXT.untrained)}` : ""),
+    fill(this.side, el("h2", {}, this.say(TEXT.title)), el("p", { class: "help" }, this.say(TEXT.intro), isOwn ? this.say(TEXT.untrained) : ""),
       ...(isOwn ? [
         field("walk-text", TEXT.sentence, this.text, (text) => { this.text = text; const words = wordsOf(text, MOST); if (words.length) this.change({ words }); }),
         field("walk-cross", TEXT.cross, this.cross, (text) => { this.cross = text; this.change({ cross: wordsOf(text, MOST) }); }),

@@ -24,7 +24,7 @@ export const STEPS: Record<string, Told> = {
 export const TEXT = {
   title: ["Multi-head attention, step by step", "多头注意力，一步一步看"],
   intro: ["Every number on this page is computed here. Change a switch, and all of it is computed again.", "本页的每个数都在这里算出。改变任何开关，全部重新计算。"],
-  untrained: ["Nothing is trained, so who looks at whom has no meaning yet: the arithmetic is that of any model.", "这里没有经过训练，所以谁关注谁还没有含义；但计算过程与真实模型完全相同。"],
+  untrained: [" Nothing is trained, so who looks at whom has no meaning yet: the arithmetic is that of any model.", "这里没有经过训练，所以谁关注谁还没有含义；但计算过程与真实模型完全相同。"],
   sentence: ["Your sentence", "你的句子"], heads: ["Heads", "头数"], width: ["Width d_model", "宽度 d_model"], scale: ["Divide by √d_k", "除以 √d_k"],
   positions: ["Add positions", "加位置编码"], mask: ["Mask", "掩码"], none: ["none", "无"], causal: ["causal", "因果"], window: ["window {n}", "窗口 {n}"], seed: ["Seed", "随机种子"],
   cut: ["Only the first {n} tokens are shown.", "只显示前 {n} 个词元。"],

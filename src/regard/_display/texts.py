@@ -83,6 +83,12 @@ def _shown(letter: str) -> str:
     return "\ufffd" if unshown else letter
 
 
+def beginning(given: str, most: int = 60) -> str:
+    """The beginning of a text, in one line: what a recording of it is called."""
+    line = visible(" ".join(given.split()))
+    return line if len(line) <= most else f"{line[: most - 1].rstrip()}…"
+
+
 def width(shown: str) -> int:
     """How many columns of a terminal a line takes: a Chinese character takes two."""
     return cell_len(shown)

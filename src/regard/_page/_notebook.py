@@ -89,9 +89,11 @@ def framed(html: str, picture: str = "") -> str:
 
 def _widget(packed: bytes) -> dict[str, Any]:
     """The widget's own MIME types; nothing outside a kernel, where anywidget is not installed, or in Colab: it shows
-    an error in place of widgets that it does not know, where the frame works."""
-    kernel = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    if kernel is None or not hasattr(kernel, "kernel") or "google.colab" in sys.modules:
+    an error in place of widgets that it does not know, where the frame works. Nor where a notebook is run without a
+    person (nbconvert --execute, papermill), which nothing can be asked of: what is written then is read elsewhere,
+    where a widget would fetch its scripts from a network, or be blank."""
+    kernel = getattr(getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)(), "kernel", None)
+    if kernel is None or not getattr(kernel, "_allow_stdin", True) or "google.colab" in sys.modules:
         return {}
     try:
         from regard._page._widget import Page

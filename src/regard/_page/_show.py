@@ -74,7 +74,8 @@ def show(made: Page) -> None:
     folder = Path(tempfile.mkdtemp(prefix="regard-"))
     file = folder / "page.html"
     file.write_text(made, encoding="utf-8")
-    open_in_browser(file)
+    if not open_in_browser(file):
+        sys.stderr.write(f"no browser could be opened; open {file} in one\n")
 
 
 def open_in_browser(file: Path) -> bool:

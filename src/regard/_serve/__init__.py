@@ -6,6 +6,7 @@ It listens on this machine only, and answers nobody else: see ``_guard``. Paths 
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -90,10 +91,10 @@ def _packed(folder: Folder, looks: Looks, names: list[str], lang: str) -> bytes:
         try:
             recordings.append(load(folder.path(name)) if kept is None else kept)
         except ValueError as error:
-            raise Refusal(422, str(error).replace(str(folder.root), "")) from None
+            raise Refusal(422, str(error).replace(f"{folder.root}{os.sep}", "")) from None
     extra: dict[str, Any] = {"open": {"lang": lang, **({"view": "compare"} if len(names) > 1 else {})}}
-    if len(names) == 1 and looks.can_detail(names[0]):
-        extra["detail"] = names[0]
+    if len(names) == 1 and looks.can_detail(names[0], recordings[0]):
+        extra["detail"] = True
     return pack(recordings, SERVED, extra)
 
 

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
+from regard._display.texts import beginning
 from regard._serve._folder import Folder, Refusal
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class Looks:
     def __init__(self, folder: Path, runner: Runner) -> None:
         self._folder, self._runner = Folder(folder), runner
         self._lock = threading.Lock()
+        self._detail = threading.Lock()  # one rectangle at a time: the first may load a model
         self._cancel = threading.Event()
         self._state: dict[str, Any] = {"state": "none"}
         self._made: dict[str, tuple[Recording, Any, str]] = {}  # by name: recording, loaded model, text
@@ -77,9 +79,9 @@ class Looks:
         made = self._made.get(name)
         return None if made is None else made[0]
 
-    def can_detail(self, name: str) -> bool:
-        """Whether single weights can be computed: the model that made the recording is still here."""
-        return name in self._made
+    def can_detail(self, name: str, recording: Recording) -> bool:
+        """Whether single weights can be computed: the model that made the recording is on this machine."""
+        return name in self._made or (bool(recording.origin) and recording.origin["model"] in self.models())
 
     def _set(self, cancel: threading.Event, **changes: Any) -> None:
         with self._lock:
@@ -102,15 +104,15 @@ class Looks:
                 self._set(cancel, done=done)
 
             recording = self._runner.run(loaded, text, advance)
-            recording.title = f"{model}: {' '.join(text.split())[:60]}"
+            recording.title = f"{model}: {beginning(text)}"
+            recording.origin = {"model": model, "text": text}
             name = self._save(recording, model)
             self._made = {name: (recording, loaded, text)}  # the last one only: models are large
             self._set(cancel, state="done", name=name)
         except Cancelled:
             pass
         except Exception as error:  # whatever a model does wrong is told to the reader
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
-            self._set(cancel, state="failed", why=reason)
+            self._set(cancel, state="failed", why=_reason(error))
 
     def _save(self, recording: Recording, model: str) -> str:
         """Next to the others, under a name that is free; kept in memory alone where the folder cannot be written."""
@@ -125,12 +127,18 @@ class Looks:
 
     def weights(self, given: dict[str, Any]) -> bytes:
         """The exact weights of a rectangle, as float32 rows: the model runs once more for them."""
+        with self._detail:
+            try:
+                return self._weights(given)
+            except Refusal:
+                raise
+            except Exception as error:
+                raise Refusal(422, _reason(error)) from None
+
+    def _weights(self, given: dict[str, Any]) -> bytes:
         from regard.statistics import Want
 
-        made = self._made.get(str(given.get("name")))
-        if made is None:
-            raise Refusal(404, "the model of that recording is no longer loaded")
-        recording, loaded, text = made
+        recording, loaded, text = self._opened(str(given.get("name")))
         numbers = [given.get(key) for key in ("layer", "head", "row", "rows", "column", "columns")]
         if not all(type(number) is int and number >= 0 for number in numbers):
             raise Refusal(400, "layer, head, row, rows, column and columns must be whole numbers")
@@ -142,5 +150,36 @@ class Looks:
             raise Refusal(400, "the rectangle goes past the end")
         want = Want.none().but(weights=(slice(row, row + rows), slice(column, column + columns)))
         found = self._runner.run(loaded, text, lambda _: None, want=want, layers=[layer], heads=[head])
+        if not _agree(found, recording, layer, head):
+            raise Refusal(409, "the model on this machine gives other weights than this recording has; look again")
         part = found.calls[0].weights[0, 0].float().cpu().contiguous()
         return part.numpy().tobytes()
+
+    def _opened(self, name: str) -> tuple[Recording, Any, str]:
+        """A recording with the model and the text that made it; the model is loaded where it is not."""
+        from regard.recording import load
+
+        if name not in self._made:
+            recording = load(self._folder.path(name))
+            if not self.can_detail(name, recording):
+                raise Refusal(404, "the model of that recording is not known, or not on this machine")
+            loaded = self._runner.load(recording.origin["model"], self._folder)
+            self._made = {name: (recording, loaded, recording.origin["text"])}
+        return self._made[name]
+
+
+def _agree(found: Recording, recording: Recording, layer: int, head: int) -> bool:
+    """Whether a second run read the same tokens and came to the same sums of exponentials, up to the rounding of
+    another device or dtype: a model of that name may have changed since."""
+    import torch
+
+    before, now = recording.at(layer)[0], found.calls[0]
+    sums = before.lse[0, before.heads.index(head)], now.lse[0, 0]
+    one, other = (each.float().cpu() for each in sums)
+    same = found.tokens == recording.tokens and one.shape == other.shape
+    return same and torch.allclose(one, other, rtol=1e-2, atol=1e-2)
+
+
+def _reason(error: Exception) -> str:
+    """What went wrong with a model, in one line."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

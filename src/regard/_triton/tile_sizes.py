@@ -36,6 +36,17 @@ def _option(BM: int, BN: int, num_warps: int, num_stages: int) -> Tiles:
     return {"BM": BM, "BN": BN, "num_warps": num_warps, "num_stages": num_stages}
 
 
+def _short(spec: CallSpec) -> list[Tiles]:
+    """Square tiles no larger than a short call, where the usual ones would be mostly empty: those of sentences, say.
+
+    Two sizes only, since each is compiled by itself (benchmarks/gpu.py, "sentences").
+    """
+    size = max(16, power(max(spec.queries, spec.keys)))
+    if size > 32 or max(widths(spec)) > 128 or spec.dtype.itemsize == 4:
+        return []
+    return [_option(size, size, size // 16, 2)]
+
+
 def widths(spec: CallSpec) -> tuple[int, int]:
     return max(16, power(spec.head_dim)), max(16, power(spec.value_dim))
 
@@ -62,7 +73,7 @@ def tiles_of(spec: CallSpec) -> Tiles:
         options += [_option(64, 64, 4, 3), _option(64, 64, 4, 2)]
     else:
         options = [_option(128, 64, 8, 2), _option(64, 64, 4, 2), _option(64, 32, 4, 2)]
-    options.append(_option(32, 32, 4, 1))
+    options = [*_short(spec), *options, _option(32, 32, 4, 1)]
 
     def needs(tiles: Tiles) -> int:
         rows, keys = tiles["BM"], tiles["BN"]
@@ -102,8 +113,8 @@ def gradient_tiles(spec: CallSpec) -> tuple[Tiles, Tiles, Tiles]:
         return of
 
     swapped = [{**tiles, "BM": tiles["BN"], "BN": tiles["BM"]} for tiles in own]
-    keys = _fitting(own, needs("BM", "BN"), spec.device)
-    queries = _fitting(swapped, needs("BN", "BM"), spec.device)
+    keys = _fitting([*_short(spec), *own], needs("BM", "BN"), spec.device)
+    queries = _fitting([*_short(spec), *swapped], needs("BN", "BM"), spec.device)
     square = [_option(64, 64, 4, 3), _option(64, 64, 4, 2), _option(64, 64, 4, 1), _option(32, 32, 4, 1)]
     return keys, queries, _fitting(square if size == 2 else square[3:], needs("BN", "BM"), spec.device)
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from regard.cli import reading
 from regard.cli.names import find, quiet, why_not_loaded
 from regard.cli.reading import Read
+
+if TYPE_CHECKING:
+    from regard.recording import Recording
 
 
 class Loaded(NamedTuple):
@@ -154,6 +157,33 @@ def outputs(model: Any, given: dict[str, Any]) -> Any:
         hint = f"; it also takes {wanted[0]} FILE" if wanted else ""
         said = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
         raise ValueError(f"{type(model).__name__} cannot read this ({said}){hint}") from error
+
+
+def arguments(loaded: Loaded, read: Read) -> dict[str, Any]:
+    """The arguments of the call, with what the decoder reads where there is one."""
+    given = dict(read.given)
+    if getattr(loaded.model.config, "is_encoder_decoder", False):
+        given["decoder_input_ids"] = written(loaded.model, given)
+    return given
+
+
+def watched(loaded: Loaded, given: dict[str, Any], read: Read, **watch: Any) -> tuple[Recording, Any]:
+    """What the model's attention did, with the tokens of both its texts; and what the model gives."""
+    import torch
+
+    import regard
+    from regard.recording._tokens import ids_to_text
+
+    model, tokenizer = loaded.model, loaded.tokenizer
+    with torch.inference_mode(), regard.watch(model, tokenizer=tokenizer, **watch) as recording:
+        out = outputs(model, given)
+    if not recording.calls:
+        raise ValueError("the model made no attention call that can be seen")
+    if "decoder_input_ids" in given and tokenizer is not None:
+        recording.tokens_from(tokenizer, given["decoder_input_ids"])
+        if read.ids is not None:
+            recording.source_tokens = ids_to_text(tokenizer, read.ids)
+    return recording, out
 
 
 def _raised_by_regard(error: Exception) -> bool:

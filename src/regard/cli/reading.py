@@ -14,6 +14,10 @@ WORDS: Catalogue = {
     "cut": ("read {read} of {all} tokens", "读取了 {all} 个词元中的前 {read} 个"),
     "cut-about": ("read {read} of about {all} tokens", "读取了约 {all} 个词元中的前 {read} 个"),
     "wrote": ("wrote {out}.regard and {out}.html", "已写入 {out}.regard 和 {out}.html"),
+    "no-browser": (
+        "no browser could be opened; open {out}.html in one",
+        "无法打开浏览器；请在浏览器中打开 {out}.html",
+    ),
     "loading": ("loading {model}", "正在加载 {model}"),
     "writing": ("writing the recording and the page", "正在写入记录和网页"),
     "layers": ("{tokens} tokens, layer by layer", "{tokens} 个词元，逐层计算"),

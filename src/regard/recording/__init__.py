@@ -43,6 +43,8 @@ class Recording:
         self.sites: list[Site] = []
         self.missed: list[tuple[str, str]] = []  # (module, why its call has no statistics)
         self.kept: dict[Site, list[Any]] = {}  # what ``watch(keep=…)`` keeps for ``regard.edits``; not in files
+        # "model" and "text" where a command made it from these alone: `regard serve` runs them again for exact detail
+        self.origin: dict[str, str] = {}
         self._tokens: list[list[str]] = []
         self._source_tokens: list[list[str]] = []
         self._described: dict[int, tuple[Recorded, list[dict[str, Any]]]] = {}
@@ -315,7 +317,7 @@ class Recording:
         return layer % len(self.sites)
 
     def _text(self, call: Recorded, item: int, of_keys: bool) -> list[str]:
-        encoder = "encoder" in call.site.path.split(".")
+        encoder = any(part.startswith("encoder") for part in call.site.path.split("."))  # ours are encoder_layers
         source = self._source_tokens and (of_keys if call.kind == "cross" else encoder)
         if call.kind == "cross" and of_keys and not self._source_tokens:
             return []

@@ -52,6 +52,7 @@ def save(recording: Recording, path: Path) -> None:
         "tokens": recording.tokens,
         "source_tokens": recording.source_tokens,
         "missed": [list(entry) for entry in recording.missed],
+        "origin": recording.origin,
         "calls": calls,
     }
     write_atomically(path, safetensors_files.pieces(tensors, {"regard": json.dumps(header)}))
@@ -88,6 +89,10 @@ def _rebuilt(header: Any, tensors: dict[str, Tensor]) -> Recording:
         whole = all(isinstance(item, list) and all(isinstance(token, str) for token in item) for item in lists)
         _need(whole, "its tokens are not text")
         setattr(recording, f"_{name}", lists)
+    origin = header.get("origin", {})  # files of older versions have none
+    whole = isinstance(origin, dict) and (not origin or set(origin) == {"model", "text"})
+    _need(whole and all(isinstance(value, str) for value in origin.values()), "its origin is malformed")
+    recording.origin = origin
     for index, entry in enumerate(_list(header, "calls")):
         _need(isinstance(entry, dict), "a call is malformed")
         recording.calls.append(_call(entry, index, tensors, recording.sites))

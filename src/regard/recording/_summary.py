@@ -67,7 +67,7 @@ class Summary:
         from rich.console import Console
 
         text = io.StringIO()
-        Console(file=text, width=120, no_color=True).print(self)
+        Console(file=text, width=120, no_color=True, force_jupyter=False).print(self)
         return "\n".join(line.rstrip() for line in text.getvalue().splitlines()).strip("\n")
 
     __repr__ = __str__

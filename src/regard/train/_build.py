@@ -34,7 +34,14 @@ def model_of(settings: Settings, vocabulary: int, device: torch.device | str | N
     }
     if settings.task == "lm":
         return Decoder(DecoderConfig(**same, max_tokens=settings.max_tokens), device=device)
-    return Transformer(TransformerConfig(**same, norm=settings.norm), device=device)
+    model = Transformer(TransformerConfig(**same, norm=settings.norm), device=device)
+    if settings.norm == "post":
+        # branches as large as what they are added to leave the encoder's attention unlearnt for thousands of steps
+        with torch.no_grad():
+            for name, weight in model.named_parameters():
+                if name.endswith(("out_proj.weight", "down.weight")):
+                    weight.mul_(settings.branch_init)
+    return model
 
 
 def encode_pairs(words: Words, pairs: Pairs, settings: Settings, *, dropping: int | None = None) -> Corpus:

@@ -27,6 +27,7 @@ class Settings:
         batch_tokens: maximum number of tokens per step on either side, including padding.
         peak_lr, warmup, schedule: the learning rate rises to its peak in `warmup` steps, then falls.
         r_drop: α of R-Drop: each batch passes twice, and the two outputs are pulled together.
+        branch_init: with norm "post", what the last matrix of each branch starts at, as a multiple of Xavier's weights.
         distill: how much of the loss is the teachers' distribution, where the data has one.
         average: "ema" (with `ema_decay`), "last" (the mean of the `last` newest validated weights), or "none".
         validate_every: steps between validations; `patience` of them without a gain end the run (0: never).
@@ -46,6 +47,7 @@ class Settings:
     num_heads: int = 6
     ff_dim: int = 384
     norm: str = "post"
+    branch_init: float = 0.25
     activation: str = "relu"
     dropout: float = 0.3
     attention_dropout: float = 0.0
@@ -89,7 +91,7 @@ class Settings:
         for name in ("dropout", "attention_dropout", "bpe_dropout", "smoothing", "beta1", "beta2", "ema_decay"):
             _between(self, name, 0.0, 1.0, open_end=True)
         _between(self, "distill", 0.0, 1.0)
-        for name in ("peak_lr", "clip", "r_drop", "weight_decay"):
+        for name in ("peak_lr", "clip", "branch_init", "r_drop", "weight_decay"):
             _between(self, name, 0.0, math.inf, open_end=True)
         if self.minutes is not None:
             _between(self, "minutes", 0.0, math.inf, open_end=True)

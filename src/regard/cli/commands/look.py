@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from regard._display.texts import language
+from regard._display.texts import beginning, language
 from regard._display.texts import text as say
 from regard.cli import acting, complete, loading, reading, terminal
 from regard.cli.loading import Loaded
@@ -99,10 +99,12 @@ def look(
             raise ValueError(f"--out names the folder {out.parent}, which is not there")
         with terminal.saying(say(WORDS, lang, "loading", model=model)):
             loaded = _load(model, answers=bool(edits))
-        network = loaded.model
-        read = loading.read(loaded, TEXT if words is None else words, words is None, image, audio, length)
+        spoken, given = TEXT if words is None else words, image or audio
+        read = loading.read(loaded, spoken, words is None, image, audio, length)
         recording, made = _run(loaded, read, lang, edits)
-        recording.title = f"{model}: {type(network).__name__}"
+        recording.title = f"{model}: {beginning(spoken if given is None else given.name)}"
+        if given is None and not edits and not length:
+            recording.origin = {"model": model, "text": spoken}
         with terminal.saying(say(WORDS, lang, "writing")):
             seen = None if image is None else as_seen(read.given.get("pixel_values"))
             page = recording.to_html(layer=layer, head=head, lang=lang, picture=seen)
@@ -122,7 +124,7 @@ def look(
         typer.echo("\n".join([*made["edits"], *acting.lines(made["answer"], lang)]))
     typer.echo(say(WORDS, lang, "wrote", out=out))
     if open_page and not open_in_browser(Path(f"{out}.html")):
-        typer.echo(f"no browser could be opened; open {out}.html in one", err=True)
+        typer.echo(say(WORDS, lang, "no-browser", out=out), err=True)
 
 
 def _words(text: str | None, file: Path | None, image: Path | None, audio: Path | None) -> str | None:
@@ -139,14 +141,12 @@ def _run(loaded: Loaded, read: Read, lang: str, edits: list[acting.Typed]) -> tu
     """The recording; and with edits, which are then in it, what they changed and the difference to the answer."""
     import torch
 
-    import regard
     from regard.recording._tokens import ids_to_text
 
-    model, tokenizer, given = loaded.model, loaded.tokenizer, dict(read.given)
+    model, tokenizer = loaded.model, loaded.tokenizer
     if read.ids is not None and not read.ids.numel():
         raise ValueError("the text is empty")
-    if getattr(model.config, "is_encoder_decoder", False):
-        given["decoder_input_ids"] = loading.written(model, given)
+    given = loading.arguments(loaded, read)
     layers = getattr(model.config, "num_hidden_layers", None)
     tokens = 0 if read.ids is None else read.ids.shape[1]
     ids = given.get("decoder_input_ids", read.ids)
@@ -156,19 +156,8 @@ def _run(loaded: Loaded, read: Read, lang: str, edits: list[acting.Typed]) -> tu
     if edits:
         with torch.inference_mode():
             before = acting.answer(loading.outputs(model, given), ids)
-    with (
-        torch.inference_mode(),
-        _progress(layers, tokens, lang) as advance,
-        acting.edited(model, edits, texts) as reports,
-        regard.watch(model, tokenizer=tokenizer, on_call=advance, want=want) as recording,
-    ):
-        out = loading.outputs(model, given)
-    if not recording.calls:
-        raise ValueError("the model made no attention call that can be seen")
-    if "decoder_input_ids" in given and tokenizer is not None:
-        recording.tokens_from(tokenizer, given["decoder_input_ids"])
-        if read.ids is not None:
-            recording.source_tokens = ids_to_text(tokenizer, read.ids)
+    with _progress(layers, tokens, lang) as advance, acting.edited(model, edits, texts) as reports:
+        recording, out = loading.watched(loaded, given, read, on_call=advance, want=want)
     if before is None:
         return recording, None
     words = str if tokenizer is None else lambda n: ids_to_text(tokenizer, torch.tensor([[n]]))[0][0]

@@ -114,21 +114,15 @@ class Models:
         return load(str(folder.root / name if name in folder.models() else cached()[name]))
 
     def layers(self, loaded: Any) -> int | None:
-        found = getattr(loaded.model.config, "num_hidden_layers", None)
-        return found if isinstance(found, int) else None
+        config = loaded.model.config
+        found = getattr(config, "num_hidden_layers", None)
+        # a model of two parts attends in both, and from one to the other: how often is not known before
+        return found if isinstance(found, int) and not getattr(config, "is_encoder_decoder", False) else None
 
     def run(self, loaded: Any, text: str, on_call: Callable[..., None], **watch: Any) -> Recording:
-        import torch
-
-        import regard
+        from regard.cli import loading
         from regard.cli.commands.look import _want
 
-        model, tokenizer = loaded.model, loaded.tokenizer
-        limit = getattr(model.config, "max_position_embeddings", None)
-        ids = tokenizer(text, truncation=limit is not None, max_length=limit, return_tensors="pt")["input_ids"]
-        watch.setdefault("want", _want(ids.shape[1]))
-        with torch.inference_mode(), regard.watch(model, tokenizer=tokenizer, on_call=on_call, **watch) as recording:
-            model(input_ids=ids)
-        if not recording.calls:
-            raise ValueError("the model made no attention call that can be seen")
-        return recording
+        read = loading.read(loaded, text, False, None, None, 0)
+        watch.setdefault("want", _want(read.ids.shape[1]))
+        return loading.watched(loaded, loading.arguments(loaded, read), read, on_call=on_call, **watch)[0]
