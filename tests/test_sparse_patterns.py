@@ -79,6 +79,7 @@ def test_the_drawings_in_the_docstrings_are_true():
         (lambda: sparse.longformer(9.0, window=1, tokens=1), TypeError, "length must be an int"),
         (lambda: sparse.bigbird(9, window=2), ValueError, "odd number of blocks"),
         (lambda: sparse.bigbird(9, size=0), ValueError, "size must be at least 1"),
+        (lambda: sparse.bigbird(10**7), ValueError, "156250 × 156250 blocks, 22.7 GiB.* pass size=306 or more"),
         (lambda: sparse.strided(0), ValueError, "stride must be at least 1"),
         (lambda: sparse.fixed(9, stride=2, summary=3), ValueError, "summary must be at most stride=2"),
         (lambda: sparse.streaming(left=True, sinks=1), TypeError, "left must be an int"),

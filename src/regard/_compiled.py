@@ -14,7 +14,7 @@ from regard.backends._autograd import FusedBackend
 from regard.backends._base import accumulation, no_autocast
 from regard.bias import TableBias, rebuild
 from regard.plan import choose
-from regard.spec import Call
+from regard.spec import Call, Refused
 
 if TYPE_CHECKING:
     from regard.bias import Bias
@@ -120,6 +120,8 @@ def _forward(*arguments: Any) -> tuple[Tensor, Tensor]:
 
 @_forward.register_fake
 def _(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    if torch.onnx.is_in_onnx_export():
+        raise Refused("torch.onnx.export does not know regard's attention: use regard.interop.to_onnx, which does")
     batch, heads, rows, _ = query.shape
     lse = query.new_empty(batch, heads, rows, dtype=accumulation(query.dtype))
     return query.new_empty(batch, heads, rows, value.shape[3]), lse

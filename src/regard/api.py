@@ -18,6 +18,7 @@ from regard.masks._flags import Fused
 from regard.observation import Observation
 from regard.observation._gradients import with_gradients
 from regard.observation._lengths import value_lengths
+from regard.observation._memory import check_weights_fit
 from regard.observation._pairs import weights_of_pairs
 from regard.observation._rows import observe_rows
 from regard.plan import Choice, Cost, Plan, choose, program_of, programs, recall, size_kind
@@ -394,6 +395,7 @@ def observe(
     program, call = _prepared(given, backend)
     if call.spec.mode in ("transform", "fake"):
         raise Refused("regard.observe needs tensors with values: it cannot run under vmap, torch.func or fake tensors")
+    check_weights_fit(want, call.spec)
     lengths = _lengths(call, want, value_norms, output)
     if want.rows and not want.asks_more and not reads_values(call.spec) and not differentiable:
         call = call.replace(wants_rows=True)

@@ -27,6 +27,9 @@ __all__ = [
 ]
 
 
+_MOST_BLOCKS = 2**15  # of a row of bigbird's table, which is 1 GiB then
+
+
 def longformer(length: int, *, window: int, tokens: int, causal: bool = False) -> Mask:
     """Longformer: ``window`` positions to each side, and the first ``tokens`` tokens see all and are seen by all.
 
@@ -78,9 +81,17 @@ def bigbird(
     window, tokens, random = _whole(least=1, window=window), _whole(tokens=tokens), _whole(random=random)
     if window % 2 == 0:
         raise ValueError(f"bigbird: window must be an odd number of blocks, as many on each side, got {window}")
-    place = torch.arange(_count(_whole(length=length), size))
-    table = (place[:, None] - place).abs() <= window // 2
-    table = table | (place < tokens) | (place < tokens)[:, None]
+    count = _count(_whole(length=length), size)
+    if count > _MOST_BLOCKS:
+        raise ValueError(
+            f"bigbird: length {length} in blocks of {size} is a table of {count} × {count} blocks, "
+            f"{count**2 / 2**30:.1f} GiB, and may be {_MOST_BLOCKS} × {_MOST_BLOCKS}: pass "
+            f"size={-(-length // _MOST_BLOCKS)} or more, or take longformer, which needs no table"
+        )
+    table = torch.zeros(count, count, dtype=torch.bool)
+    for off in range(-min(window // 2, count), min(window // 2, count) + 1):
+        table.diagonal(off).fill_(True)
+    table[:, :tokens] = table[:tokens] = True
     mask = masks.blocks(table, size)
     if random:
         mask = mask | masks.random_blocks(random, size, seed)

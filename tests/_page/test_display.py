@@ -29,11 +29,14 @@ def is_png(data: str) -> bool:
     return base64.b64decode(data).startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize(
-    "shown",
-    [sentence(), sentence()[1, 2], translation(WORDS[:5], WORDS[3:9])[2, 1]],
-    ids=["recording", "head", "cross"],
-)
+SHOWN = [
+    pytest.param(sentence(), id="recording"),
+    pytest.param(sentence()[1, 2], id="head"),
+    pytest.param(translation(WORDS[:5], WORDS[3:9])[2, 1], id="cross"),
+]
+
+
+@pytest.mark.parametrize("shown", SHOWN)
 def test_recordings_and_heads_are_a_page_in_a_frame_with_a_picture_under_it(shown: Any) -> None:
     found = bundle(shown)
     assert found["text/plain"] == repr(shown)
@@ -90,6 +93,26 @@ def test_a_trace_lists_its_steps_with_their_shapes() -> None:
 
 def test_an_empty_recording_is_its_line() -> None:
     assert bundle(Recording("nothing")) == {"text/plain": repr(Recording("nothing"))}
+
+
+@pytest.mark.parametrize("shown", SHOWN)
+def test_marimo_is_given_the_widget_and_without_anywidget_the_frame(
+    shown: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from regard._page import _notebook
+    from regard._page._widget import Page
+
+    widget = shown._display_()
+    assert isinstance(widget, Page) and len(widget.data) > 1000
+    find_spec = _notebook.importlib.util.find_spec
+    monkeypatch.setattr(
+        _notebook.importlib.util, "find_spec", lambda name: None if name == "anywidget" else find_spec(name)
+    )
+    assert "<iframe" in shown._display_()._repr_html_()
+
+
+def test_marimo_is_given_the_line_of_an_empty_recording() -> None:
+    assert Recording("nothing")._display_() == repr(Recording("nothing"))
 
 
 def test_a_figure_shows_itself_without_any_magic() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tests.editing.by_hand import IDS, by_hand, model_of, only, run
 from tests.watching.models import ByHand
-from tests.watching.test_written_out import FORMS, Made
+from tests.watching.test_written_out import FIXED, FORMS, Made
 from torch import Tensor, nn
 
 import regard
@@ -119,11 +119,20 @@ def test_every_form_of_written_out_attention_is_cut(name: str, grad: bool) -> No
     expected[:, 1, :, [0, 2]] = 0.0
     sinks = 1 - plain.sum(-1, keepdim=True) if name == "sinks" else torch.zeros(1)
     expected[:, 1] /= (expected.sum(-1, keepdim=True) + sinks)[:, 1]
+    expected = expected.nan_to_num()  # a query that saw nothing else
     torch.testing.assert_close(call.weights, expected, rtol=1e-5, atol=1e-6)
     assert report.heads == [(0, 1)] and out.requires_grad == grad
     # the second head alone, of which the output is its part of the whole
     assert (left[..., :10] == 0).all() and (left[..., 20:] == 0).all()
     torch.testing.assert_close(left[..., 10:20], out[..., 10:20])
+
+
+@pytest.mark.parametrize("name", list(FIXED))
+def test_weights_that_are_divided_by_something_else_or_too_late_are_refused(name: str) -> None:
+    model = Made(FIXED[name])
+    reason = "by more than their sum" if name == "one more in the sum" else "only after the product with values"
+    with pytest.raises(edits.CannotEdit, match=reason), regard.edit(model, edits.cut(keys=[0, 2])):
+        model(X.float())
 
 
 def test_a_product_that_leaves_the_model_as_it_is() -> None:

@@ -77,3 +77,9 @@ def test_tracing_is_refused_with_the_way_round() -> None:
     x = torch.randn(2, 5, 24)
     with pytest.raises(RuntimeError, match="torch.jit.trace cannot record regard's calls.*torch.export.*to_onnx"):
         torch.jit.trace(Masked(masks.causal()), x)
+
+
+def test_torchs_own_export_of_our_op_says_what_to_use(tmp_path: Path) -> None:
+    model = Masked(masks.causal()).eval()
+    with pytest.raises(Exception, match=r"use regard\.interop\.to_onnx"):
+        torch.onnx.export(model, (torch.randn(1, 5, 24),), str(tmp_path / "x.onnx"), verbose=False)

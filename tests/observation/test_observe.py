@@ -255,3 +255,9 @@ def test_values_without_numbers_leave_the_statistics(grad: bool) -> None:
             for name in ("lse", "entropy", "key_mass"):
                 assert torch.allclose(getattr(seen, name), getattr(exact, name), rtol=0, atol=1e-12, equal_nan=True)
         query.requires_grad_(False)
+
+
+def test_weights_that_no_memory_holds_are_refused_with_their_size_before_anything_runs() -> None:
+    q = torch.zeros(1, 1, 1, 3).expand(1, 8, 10**6, 3)
+    with pytest.raises(regard.Refused, match=r"1000000 × 1000000 weights of 8 heads take 29.1 TiB.* ask for a part"):
+        regard.observe(q, q, q, want=regard.Want(weights="all"))

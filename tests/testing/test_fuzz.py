@@ -112,3 +112,14 @@ def test_command_refuses_no_calls(capsys):
         fuzz.main(["--calls", "0"])
     assert stopped.value.code == 2
     assert "--calls" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("sizes", [{"L": 63, "S": 9}, {"L": 60, "S": 31, "D": 5, "Dv": 3}])
+def test_few_keys_under_many_strided_rows(sizes):
+    """Neighbouring pieces, more of them than a stride has places: their keys are added one by one."""
+    given = {"B": 2, "H": 6, "Hkv": 2, "D": 1, "Dv": 1, **sizes}
+    tree = ("and", ("strided", 8), ("window", 5, 1))
+    recipe = fuzz.Recipe(
+        **given, dtype="float32", backend="blockwise", tree=tree, wrt=("key", "value", "sinks"), seed=3
+    )
+    assert fuzz.verify(recipe) == "ran"

@@ -120,6 +120,80 @@ def divided(logits: Tensor) -> Tensor:
     return e / e.sum(-1, keepdim=True)
 
 
+def exponentials(logits: Tensor) -> Tensor:
+    return (logits - logits.amax(-1, keepdim=True)).exp()
+
+
+def divided_afterwards(m: Made, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    e = exponentials(q @ k.mT)
+    kept(m, e / e.sum(-1, keepdim=True))
+    return joined(e @ v / e.sum(-1, keepdim=True))
+
+
+def taken_twice(m: Made, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    logits = q @ k.mT
+    kept(m, logits.softmax(-1))
+    return joined((logits.exp() @ v) / logits.exp().sum(-1, keepdim=True))
+
+
+def folded_and_divided_afterwards(m: Made, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """[batch · head, query, key] times values, and a sum that is laid out otherwise."""
+    e = exponentials(q @ k.mT)
+    kept(m, e / e.sum(-1, keepdim=True))
+    out = torch.bmm(e.flatten(0, 1), v.flatten(0, 1)).unflatten(0, (2, 3)).transpose(1, 2)
+    return (out / e.sum(-1).transpose(1, 2).unsqueeze(-1)).reshape(2, 7, 30)
+
+
+def scaled_summed_and_divided(m: Made, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    e = (q @ k.mT).exp()
+    kept(m, e / e.sum(-1, keepdim=True))
+    return joined((e.unsqueeze(-1) * v.unsqueeze(2)).sum(3) / e.sum(-1)[..., None])
+
+
+def by_one_over(logits: Tensor) -> Tensor:
+    e = logits.exp2()
+    return e * (1 / e.sum(-1, keepdim=True))
+
+
+def masked_and_divided(logits: Tensor) -> Tensor:
+    e = logits.exp() * torch.ones(7, 7).tril()
+    return e / (e.sum(-1, keepdim=True) + 1e-9)
+
+
+def masked_and_divided_again(logits: Tensor) -> Tensor:
+    weights = logits.softmax(-1) * torch.ones(7, 7).tril()
+    return weights / weights.sum(-1, keepdim=True)
+
+
+def in_place(logits: Tensor) -> Tensor:
+    logits -= logits.amax(-1, keepdim=True)
+    logits.exp_()
+    logits /= logits.sum(-1, keepdim=True)
+    return logits
+
+
+def hidden_with_care(logits: Tensor) -> Tensor:
+    """No row without keys meets an infinity."""
+    seen = torch.ones(7, 7, dtype=torch.bool).tril()
+    largest = logits.masked_fill(~seen, -torch.inf).amax(-1, keepdim=True)
+    largest = torch.where(largest > -torch.inf, largest, 0.0).detach()
+    e = torch.where(seen, torch.where(seen, logits - largest, 0.0).exp(), 0.0)
+    return e / e.sum(-1, keepdim=True).clamp_min(1e-9)
+
+
+def with_one_more(logits: Tensor) -> Tensor:
+    """A sink that is not there: 1 is added to the sum of the exponentials."""
+    largest = logits.amax(-1, keepdim=True)
+    e = (logits - largest).exp()
+    return e / (e.sum(-1, keepdim=True) + (-largest).exp())
+
+
+def slots(logits: Tensor) -> Tensor:
+    """The queries compete for each key, and then share what they got of all keys."""
+    weights = logits.softmax(-2) + 1e-8
+    return weights / weights.sum(-1, keepdim=True)
+
+
 FORMS: dict[str, Callable[..., Tensor]] = {
     "method": four(lambda s: s.softmax(-1)),
     "dim 3": four(lambda s: torch.softmax(s, dim=3)),
@@ -128,6 +202,7 @@ FORMS: dict[str, Callable[..., Tensor]] = {
     "special": four(lambda s: torch.special.softmax(s, -1)),
     "aten": four(lambda s: torch.ops.aten._softmax(s, -1, False)),
     "logsumexp": four(lambda s: (s - s.logsumexp(-1, keepdim=True)).exp()),
+    "logsumexp of others": four(lambda s: (s - s.clone().logsumexp(-1, keepdim=True)).exp()),
     "log softmax": four(lambda s: s.log_softmax(-1).exp()),
     "divided": four(divided),
     "other axis": four(lambda s: s.mT.softmax(2).mT),
@@ -140,13 +215,29 @@ FORMS: dict[str, Callable[..., Tensor]] = {
     "sinks": with_sinks,
     "heads one by one": heads_one_by_one,
     "heads first": heads_first,
+    "exp2": four(lambda s: s.exp2() / s.exp2().sum(-1, keepdim=True)),
+    "a power": four(lambda s: 3**s / (3**s).sum(-1, keepdim=True)),
+    "times one over the sum": four(by_one_over),
+    "normalize": four(lambda s: F.normalize(s.exp(), p=1, dim=-1)),
+    "masked and divided": four(masked_and_divided),
+    "masked and divided again": four(masked_and_divided_again),
+    "hidden with care": four(hidden_with_care),
+    "slots": four(slots),
+}
+# Forms that are read, and that an edit cannot take apart.
+FIXED: dict[str, Callable[..., Tensor]] = {
+    "one more in the sum": four(with_one_more),
+    "divided afterwards": divided_afterwards,
+    "exponentials taken twice": taken_twice,
+    "folded and divided afterwards": folded_and_divided_afterwards,
+    "scaled, summed and divided": scaled_summed_and_divided,
 }
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad, torch.inference_mode])
-@pytest.mark.parametrize("name", list(FORMS))
+@pytest.mark.parametrize("name", [*FORMS, *FIXED])
 def test_every_form_is_read_as_batch_head_query_key(name: str, mode: Any) -> None:
-    model = Made(FORMS[name])
+    model = Made({**FORMS, **FIXED}[name])
     with mode():
         expected = model(X)
         with regard.watch(model) as recording:
@@ -156,6 +247,129 @@ def test_every_form_is_read_as_batch_head_query_key(name: str, mode: Any) -> Non
     (call,) = recording
     assert call.written_out and call.path == "(root)" and model.weights is not None
     check_statistics(call, model.weights.clone())
+
+
+def test_the_log_sum_exp_of_exponentials_that_are_divided_is_that_of_the_logits() -> None:
+    model = Made(folded)
+    q, k, _ = (part.unflatten(-1, (3, 10)).transpose(1, 2) for part in model.qkv(X).chunk(3, -1))
+    lse = (q * 10**-0.5 @ k.mT).logsumexp(-1)
+    late = [divided_afterwards, taken_twice, folded_and_divided_afterwards, scaled_summed_and_divided]
+    for attend in (four(divided), four(in_place), *late):
+        model.attend = attend
+        with torch.no_grad(), regard.watch(model) as recording:
+            model(X)
+        torch.testing.assert_close(recording.calls[0].lse, lse.detach())
+    model.attend = four(hidden_with_care)
+    with torch.no_grad(), regard.watch(model) as recording:
+        model(X)
+    hidden = torch.ones(7, 7, dtype=torch.bool).triu(1)
+    lse = (q * 10**-0.5 @ k.mT).masked_fill(hidden, -torch.inf).logsumexp(-1)
+    torch.testing.assert_close(recording.calls[0].lse, lse.detach())
+
+
+def in_chunks(m: Made, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    above = below = torch.zeros(())
+    for part in (slice(0, 4), slice(4, 7)):
+        e = (q @ k[:, :, part].mT).exp()
+        above, below = above + e @ v[:, :, part], below + e.sum(-1, keepdim=True)
+    return joined(above / below)
+
+
+def summed_by_a_value_of_one(m: Made, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    out = (q @ k.mT).exp() @ F.pad(v, (0, 1), value=1.0)
+    return joined(out[..., :-1] / out[..., -1:])
+
+
+def over_the_queries(m: Made, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return joined((q @ k.mT).softmax(-2) @ v)
+
+
+def sparse(m: Made, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    weights = torch.sparse.softmax((q[0, 0] @ k[0, 0].mT).to_sparse(), -1)
+    return torch.sparse.mm(weights, v[0, 0]).repeat(2, 1, 3)
+
+
+def below_0(m: Made, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    e = (q @ k.mT).exp() * torch.randn(7, 7)
+    return joined((e / e.sum(-1, keepdim=True)) @ v)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize(
+    ("attend", "reason"),
+    [
+        (in_chunks, "divided where it cannot be followed"),
+        (summed_by_a_value_of_one, "divided where it cannot be followed"),
+        (over_the_queries, "its softmax is not over the keys"),
+        (sparse, "torch.sparse.softmax"),
+        (below_0, "numbers that are below 0"),
+    ],
+)
+def test_attention_that_cannot_be_read_is_listed_once_when_others_are_seen(attend: Any, reason: str, mode: Any) -> None:
+    model = Stack(ByHand(30), Made(attend))
+    with mode(), pytest.warns(UserWarning, match="missed some attention calls"), regard.watch(model) as recording:
+        model(X)
+    assert [call.path for call in recording] == ["layers.0"]
+    ((path, why),) = recording.missed
+    assert path == "layers.1" and reason in why
+
+
+def grouped_by_einsum(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    weights = torch.einsum("bkgid,bkjd->bkgij", q, k).softmax(-1)
+    return torch.einsum("bkgij,bkjd->bkgid", weights, v)
+
+
+def grouped_by_broadcast(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.dropout((q @ k.unsqueeze(2).mT).softmax(-1), 0.3) @ v.unsqueeze(2)
+
+
+def grouped_as_rows(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return ((q.flatten(2, 3) @ k.mT).softmax(-1) @ v).unflatten(2, (2, -1))
+
+
+def grouped_and_divided_afterwards(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    e = torch.einsum("bkgid,bkjd->bkgij", q, k).exp()
+    return torch.einsum("bkgij,bkjd->bkgid", e, v) / e.sum(-1, keepdim=True)
+
+
+@pytest.mark.parametrize("queries", [1, 5])
+@pytest.mark.parametrize(
+    "attend", [grouped_by_einsum, grouped_by_broadcast, grouped_as_rows, grouped_and_divided_afterwards]
+)
+def test_heads_that_share_values_have_their_lengths(attend: Any, queries: int) -> None:
+    class Grouped(nn.Module):  # four heads, two of keys and values
+        def __init__(self) -> None:
+            super().__init__()
+            self.num_heads, self.out = 4, nn.Linear(40, 30)
+
+        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            out: Tensor = self.out(attend(q.unflatten(1, (2, 2)), k, v).flatten(1, 2).transpose(1, 2).flatten(2))
+            return out
+
+    q, k, v = torch.randn(2, 4, queries, 10), torch.randn(2, 2, 7, 10), torch.randn(2, 2, 7, 10)
+    model = Grouped().train()
+    with torch.no_grad(), regard.watch(model, want=regard.Want(weights="all", value_mass=True)) as recording:
+        model(q, k, v)
+    (call,) = recording
+    lengths = torch.einsum("bhjd,ohd->bhjo", v.repeat_interleave(2, 1), model.out.weight.view(30, 4, 10)).norm(dim=-1)
+    torch.testing.assert_close(call.value_length, lengths.detach())
+    torch.testing.assert_close(call.value_mass, call.weights.sum(2) * lengths.detach())
+
+
+@pytest.mark.parametrize("form", ["bhij,bhjd->bhid", "bihj,bhjd->bihd"])
+@pytest.mark.parametrize(("queries", "keys"), [(5, 7), (1, 7), (5, 1), (1, 1)])
+def test_values_of_a_single_number_are_values(form: str, queries: int, keys: int) -> None:
+    class Numbers(nn.Module):
+        num_heads = 3
+
+        def forward(self, q: Tensor, k: Tensor) -> Tensor:
+            weights = torch.einsum(f"bhid,bhjd->{form[:4]}", q, k).softmax(-1)
+            return torch.einsum(form, weights, k[..., :1])
+
+    q, k = torch.randn(2, 3, queries, 10), torch.randn(2, 3, keys, 10)
+    with regard.watch(model := Numbers()) as recording:
+        model(q, k)
+    assert [(tuple(call.lse.shape), call.keys) for call in recording] == [((2, 3, queries), keys)]
 
 
 @pytest.mark.parametrize("form", ["bhij,bhjd->bhid", "bihj,bhjd->bihd", "sum"])
@@ -183,13 +397,106 @@ def test_a_single_key_is_seen_though_torch_has_nothing_to_sum_then(queries: int,
 def test_an_axis_of_items_and_heads_that_was_cut_is_not_taken_for_items() -> None:
     class Folded(nn.Module):  # nothing says how many heads there are, and none is laid next to the values' dim
         def forward(self, q: Tensor, k: Tensor) -> Tensor:
-            out = torch.bmm(torch.bmm(q, k.mT).softmax(-1), k).view(2, 3, 7, 10)
-            return torch.cat(out.unbind(1), -1)
+            return torch.bmm(torch.bmm(q, k.mT).softmax(-1), k).view(2, 3, 7, 10)
 
     model = Folded()
     with pytest.warns(UserWarning, match="axis of the heads is not clear"), regard.watch(model) as recording:
         model(torch.randn(6, 7, 10), torch.randn(6, 5, 10))
     assert not recording.calls and len(recording.missed) == 1
+
+
+class Unnamed(nn.Module):
+    """Three heads, whose number no attribute names, before or behind the items; a function says what follows."""
+
+    def __init__(self, first: bool, use: Callable[[Unnamed, Tensor, int], Tensor]) -> None:
+        super().__init__()
+        self.first, self.use = first, use
+        self.qkv, self.out, self.weights = nn.Linear(30, 90), nn.Linear(10, 30), torch.empty(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (part.unflatten(-1, (3, 10)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        if self.first:
+            q, k, v = q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1)
+        weights = (q @ k.mT).softmax(-1)
+        self.weights = weights.transpose(0, 1) if self.first else weights
+        return self.use(self, weights @ v, 0 if self.first else 1)
+
+
+USES: dict[str, Callable[[Unnamed, Tensor, int], Tensor]] = {
+    "laid together": lambda m, out, heads: out.movedim(heads, -2).flatten(-2),
+    "laid together one by one": lambda m, out, heads: torch.cat(out.unbind(heads), -1),
+    "picked": lambda m, out, heads: torch.cat([out.select(heads, n) for n in range(3)], -1),
+    "averaged": lambda m, out, heads: out.mean(heads),
+    "moved next to the values": lambda m, out, heads: torch.cat([out.movedim(heads, -2)] * 2, -2),
+    "normalized": lambda m, out, heads: (out * out.pow(2).mean(-1, True).rsqrt()).movedim(heads, -2).flatten(-2),
+}
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3])
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("use", list(USES))
+def test_what_becomes_of_the_output_tells_the_heads_whatever_the_number_of_items(
+    use: str, first: bool, batch: int
+) -> None:
+    model = Unnamed(first, USES[use])
+    with torch.no_grad(), regard.watch(model) as recording:
+        model(torch.randn(batch, 7, 30))
+    check_statistics(recording.calls[0], model.weights)
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("use", [lambda m, out, heads: out, lambda m, out, heads: m.out(out).amax(heads)])
+def test_the_number_of_items_tells_the_heads_unless_there_are_as_many(use: Any, first: bool) -> None:
+    model = Unnamed(first, use)
+    for batch in (1, 2, 7):
+        with torch.no_grad(), regard.watch(model) as recording:
+            model(torch.randn(batch, 7, 30))
+        check_statistics(recording.calls[0], model.weights)
+    with torch.no_grad(), pytest.warns(UserWarning, match="heads_dim"), regard.watch(model) as recording:
+        model(torch.randn(3, 7, 30))
+    assert len(recording) == 0
+    with torch.no_grad(), regard.watch(model, heads_dim=0 if first else 1) as recording:
+        model(torch.randn(3, 7, 30))
+    check_statistics(recording.calls[0], model.weights)
+
+
+def test_a_module_that_only_attends_leaves_it_to_the_one_around_it_to_show_the_heads() -> None:
+    class Attend(nn.Module):
+        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+            weights = (q @ k.mT).softmax(-1)
+            return weights @ v, weights
+
+    class Around(Unnamed):
+        def __init__(self) -> None:
+            super().__init__(False, USES["averaged"])
+            self.attend = Attend()
+
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = (part.unflatten(-1, (3, 10)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+            out, self.weights = self.attend(q, k, v)
+            return out.transpose(1, 2).flatten(2)
+
+    with torch.no_grad(), regard.watch(model := Around()) as recording:
+        model(torch.randn(3, 7, 30))
+    (call,) = recording
+    assert call.path == "attend"
+    check_statistics(call, model.weights)
+
+
+def test_items_of_two_axes_are_no_heads_where_each_goes_into_a_matrix() -> None:
+    class Grid(nn.Module):  # [item, row, token, dim]: one head
+        def __init__(self) -> None:
+            super().__init__()
+            self.qkv, self.out, self.weights = nn.Linear(30, 90), nn.Linear(30, 30), torch.empty(0)
+
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = self.qkv(x).chunk(3, -1)
+            self.weights = (q @ k.mT).softmax(-1)
+            return self.out(self.weights @ v)
+
+    with torch.no_grad(), regard.watch(model := Grid()) as recording:
+        model(torch.randn(2, 5, 7, 30))
+    check_statistics(recording.calls[0], model.weights.reshape(10, 1, 7, 7))
 
 
 def test_rows_that_are_hidden_afterwards_are_missing() -> None:
@@ -325,6 +632,54 @@ def test_other_softmaxes_and_products_are_no_attention() -> None:
 
     model = Routed()
     with regard.watch(model) as recording:
+        model(X)
+    assert len(recording) == 1 and recording.missed == []
+
+
+def experts(m: Any, x: Tensor) -> Tensor:
+    gates = m.router(x).softmax(-1)
+    best, at = gates.topk(2, -1)
+    best = best / best.sum(-1, keepdim=True)
+    return sum(expert(x) * (best * (at == n)).sum(-1, keepdim=True) for n, expert in enumerate(m.experts))  # type: ignore[return-value]
+
+
+def losses(m: Any, x: Tensor) -> Tensor:
+    logits, none = m.router(x), torch.zeros(14, dtype=torch.long)
+    by_hand = -(logits.exp() / logits.exp().sum(-1, keepdim=True)).log().mean()
+    pooled = F.normalize(x.mean(1), dim=-1)
+    contrast = (pooled @ pooled.T).exp()
+    spread = F.kl_div(logits.log_softmax(-1), logits.softmax(-1), reduction="batchmean")
+    return (
+        F.cross_entropy(logits.flatten(0, 1), none) + by_hand + spread + (contrast.diagonal() / contrast.sum(-1)).sum()
+    )
+
+
+def kernel(m: Any, x: Tensor) -> Tensor:
+    return (-torch.cdist(x, x)).exp() @ x
+
+
+def clusters(m: Any, x: Tensor) -> Tensor:
+    return (x @ m.codes.T).softmax(-1).mT @ x
+
+
+def expectation(m: Any, x: Tensor) -> Tensor:
+    return (m.router(x).softmax(-1) * torch.arange(5.0)).sum(-1)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad, torch.inference_mode])
+@pytest.mark.parametrize("more", [experts, losses, kernel, clusters, expectation])
+def test_softmaxes_and_exponentials_that_are_no_attention_give_no_alarm(more: Any, mode: Any) -> None:
+    class Other(ByHand):
+        def __init__(self) -> None:
+            super().__init__(30)
+            self.router, self.codes = nn.Linear(30, 5), nn.Parameter(torch.randn(5, 30))
+            self.experts = nn.ModuleList(nn.Linear(30, 30) for _ in range(5))
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = more(self, super().forward(x))
+            return out
+
+    with mode(), regard.watch(model := Other()) as recording:
         model(X)
     assert len(recording) == 1 and recording.missed == []
 

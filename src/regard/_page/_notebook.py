@@ -4,6 +4,7 @@ picture where neither runs, as in a notebook that is only read."""
 from __future__ import annotations
 
 import base64
+import importlib.util
 import sys
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -55,7 +56,35 @@ def recording_bundle(
     return found | _widget(pack(recordings, None, {"open": opening} if opening else None))
 
 
-def head_bundle(head: Head) -> dict[str, Any]:
+class Framed:
+    """A page in a frame, as HTML."""
+
+    def __init__(self, html: str) -> None:
+        self.html = html
+
+    def _repr_html_(self) -> str:
+        return self.html
+
+
+def displayed(shown: Any) -> Any:
+    """The widget; where anywidget is not installed, or nothing was recorded, the page in a frame, or words."""
+    opening: dict[str, Any] = {}
+    recording = shown
+    if type(shown).__name__ == "Head":
+        recording, opening = _alone(shown)
+    elif type(shown).__name__ == "Observation":
+        recording, opening = _as_recording(shown), {"view": "overview"}
+    recording = recording.cpu()
+    if recording.calls and importlib.util.find_spec("anywidget") is not None:
+        from regard._page._widget import Page
+
+        return Page(data=pack([recording], None, {"open": opening} if opening else None))
+    found = bundle(shown)
+    return Framed(found["text/html"]) if "text/html" in found else found["text/plain"]
+
+
+def _alone(head: Head) -> tuple[Recording, dict[str, Any]]:
+    """A recording of the head's call, and where its page opens."""
     from regard.recording import Recording
 
     alone = Recording(f"layer {head.call.layer}, head {head.head}")
@@ -67,7 +96,12 @@ def head_bundle(head: Head) -> dict[str, Any]:
         alone.source_tokens, alone.tokens = tokens, head.query_tokens
     else:
         alone.tokens = tokens
-    opening = {"layer": call.layer, "head": head.head, "view": "head"}
+    return alone, {"layer": call.layer, "head": head.head, "view": "head"}
+
+
+def head_bundle(head: Head) -> dict[str, Any]:
+    alone, opening = _alone(head)
+    call = alone.calls[0]
     found = recording_bundle(alone, plain=repr(head), opening=opening)
     if "map" in call.parts and head.map.numel():
         found["image/png"] = base64.b64encode(heatmap(head.map.cpu().numpy(), 320)).decode()

@@ -205,7 +205,7 @@ class Step(NamedTuple):
                 self._keys_of(total, n, 0, width)[:, :, 0].add_(own.sum(2))
                 continue
             apart = step * self.number <= self.stride  # each piece has the keys between those of the others
-            most = width if apart else step // self.stride
+            most = width if apart else max(1, step // self.stride)  # single keys of different pieces always are apart
             for start in range(0, width, most):
                 some = own[..., start : start + most, :]
                 self._keys_of(total, n, start, some.shape[3]).add_(some)

@@ -17,7 +17,7 @@ from regard.watching import _axes
 
 if TYPE_CHECKING:
     from regard.watching._axes import Dims
-    from regard.watching._written import Weights
+    from regard.watching._tracked import Weights
 
 
 class Node:

@@ -28,8 +28,8 @@ from regard.watching._operators import unheard
 from regard.watching._padding import real_queries
 from regard.watching._seen import Seen, Unseen
 from regard.watching._silence import silence, silent
+from regard.watching._tracked import Weights
 from regard.watching._watcher import Watcher, _in_backward
-from regard.watching._written import Weights
 
 if TYPE_CHECKING:
     from regard.spec import Call
@@ -151,7 +151,9 @@ class Editor(Watcher):
             met = self.meet()
             if met is not None and not self.hears_in_silence:
                 why = "the product of weights and values runs inside a function that cannot be taken apart"
-                raise self._refuse(met.site, met.layer, f"{why} (TorchScript, say)")
+                late = "its weights are divided by their sum only after the product with values"
+                why = late if weights.softmax.late else f"{why} (TorchScript, say)"
+                raise self._refuse(met.site, met.layer, why)
             also = [] if met is None else [(one, there) for one in self._around() if (there := one.meet()) is not None]
         except CannotEdit as error:  # raised where the operator has run: what happens here is noted, never raised
             self.trouble = self.trouble or error
@@ -169,9 +171,14 @@ class Editor(Watcher):
         here = _around.here()
         return [one for one in reversed(here[: here.index(self)]) if isinstance(one, Editor) and not one.busy]
 
-    def _settled(self, pending: Any, heads: Any) -> None:
+    def _settled(self, pending: Any, trace: Any) -> None:
         if isinstance(pending, Used):
-            self.settled.append((pending, heads))
+            self.settled.append((pending, trace))
+
+    def _miss_at(self, stack: list[Frame], site: Site, number: int, reason: str) -> None:
+        layer = self.recording.sites.index(site)
+        if not self.busy and (self.layers is None or self.layers & {layer, site.path, str(site)}):
+            self.trouble = self.trouble or self._refuse(site, layer, reason)
 
     def turns_met(self) -> list[int]:
         """How many calls of each edited site were met."""

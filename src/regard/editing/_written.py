@@ -20,7 +20,7 @@ from regard.watching._in_memory import InMemory
 from regard.watching._layout import Arranged, arranged, rearranged
 from regard.watching._seen import Unseen
 from regard.watching._silence import silence
-from regard.watching._written import Partial, Product, Weights
+from regard.watching._tracked import Partial, Product, Trace, Weights
 
 if TYPE_CHECKING:
     from regard.editing._editor import Editor, Met, Used
@@ -85,8 +85,8 @@ class Written:
             if not settled and followed:
                 self._note(func, args, kwargs, out)
                 return out
-            heads = next((found for _, found in settled), None)
-            return self._ended(ends[0], heads, func, args, kwargs)
+            trace = next((found for _, found in settled), Trace())
+            return self._ended(ends[0], trace, func, args, kwargs)
         elif others_listen:
             out = func(*args, **kwargs)
             self._note(func, args, kwargs, out)
@@ -95,7 +95,7 @@ class Written:
         if edited and settled:  # one function multiplied, and laid the heads together
             return self._ended(edited[0], settled[0][1], func, args, kwargs)
         if edited and not isinstance(editor.tracker.of(out), Product):  # nobody follows it: now, or not at all
-            return self._ended(edited[0], None, func, args, kwargs)
+            return self._ended(edited[0], Trace(), func, args, kwargs)
         return out
 
     def _note(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
@@ -107,7 +107,9 @@ class Written:
             known = tracker.of(part)
             if not isinstance(known, (Weights, Partial, Product)):
                 continue
-            if any(self.chain.of(tensor) is not None for tensor in tensors(args, kwargs)):
+            before = [tracker.of(one) for one in tensors(args, kwargs) if self.chain.of(one) is not None]
+            begins = isinstance(known, Weights) and not any(_same_softmax(known, one) for one in before)
+            if before and not begins:
                 self.chain.add(func, args, kwargs, part, at)
             elif isinstance(known, Weights) and at is None:
                 self.chain.root(func, args, kwargs, part, known)
@@ -122,9 +124,9 @@ class Written:
 
     # The end of it
 
-    def _ended(self, use: Used, heads: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    def _ended(self, use: Used, trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
         """What a function gives, of an output of attention that was edited."""
-        replay = self._replay(use, heads)
+        replay = self._replay(use, trace)
         with _running(use, self.editor):
             return func(*replay.value(self.chain.linked(args)), **replay.value(self.chain.linked(kwargs)))
 
@@ -134,7 +136,7 @@ class Written:
         node = self.chain.of(tensor)
         if not isinstance(known, Product) or known.call.met is None or node is None:
             return None
-        replay = self._replay(known.call, None)
+        replay = self._replay(known.call, Trace())
         with _running(known.call, self.editor):
             value: Tensor = replay.value(node)
         return value
@@ -148,16 +150,18 @@ class Written:
                 met = known.call.met
                 raise self.editor._refuse(met.site, met.layer, "its output leaves the model before any use of it")
 
-    def _replay(self, use: Used, heads: Any) -> Replay:
+    def _replay(self, use: Used, trace: Trace) -> Replay:
         if id(use) in self._replays:
             return self._replays[id(use)][1]
         editor, met = self.editor, use.met
         assert met is not None
-        modules = [frame.module for frame in met.stack]
         try:
-            found = arranged(use.weights, use.rows, heads, editor.given_dim(met.site), modules)
+            found = arranged(use.weights, use.rows, trace, editor.given_dim(met.site), met.stack)
         except Unseen as reason:
             raise editor._refuse(met.site, met.layer, str(reason).replace("watch(", "edit(")) from None
+        if use.weights.softmax.divided and not _sum_to_1(use.weights):
+            why = "it divides its weights by more than their sum, and other weights would need another divisor"
+            raise editor._refuse(met.site, met.layer, why)
         call = _Call([(editor, met), *use.also], use, found, self._nodes.get(id(use)))
         replay = Replay(call.weights, call.output)
         self._replays[id(use)] = (use, replay)
@@ -343,6 +347,16 @@ def _logarithm(weights: Tensor) -> Tensor:
     """Weights as logits; what has no weight is hidden, and takes no gradient."""
     none = weights <= 0
     return weights.masked_fill(none, 1.0).log().masked_fill(none, -torch.inf)
+
+
+def _sum_to_1(known: Weights) -> bool:
+    axis = next((at for at, dim in enumerate(known.final_dims) if any(p.axis == known.softmax.axis for p in dim)), None)
+    sums = known.final.sum(axis, dtype=torch.float32) if axis is not None else known.final
+    return bool(((sums > 0.999) | (sums == 0)).all())
+
+
+def _same_softmax(known: Weights, other: Any) -> bool:
+    return isinstance(other, Weights) and other.softmax is known.softmax
 
 
 def _may_end(func: Any) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from regard._display import mimebundle
+from regard._display import displayed, mimebundle
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -93,3 +93,6 @@ class Observation:
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, object]:
         return mimebundle(self)
+
+    def _display_(self) -> object:
+        return displayed(self)

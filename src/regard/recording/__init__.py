@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regard._display import mimebundle
+from regard._display import displayed, mimebundle
 from regard.recording._calls import Head, Recorded, Site
 from regard.recording._labels import THRESHOLDS, describe
 from regard.recording._scores import Scores
@@ -301,6 +301,9 @@ class Recording:
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, object]:
         return mimebundle(self)
+
+    def _display_(self) -> object:
+        return displayed(self)
 
     def __repr__(self) -> str:
         size = f"{self.bytes / 2**20:.1f} MiB"

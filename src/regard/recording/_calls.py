@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from regard._display import mimebundle
+from regard._display import displayed, mimebundle
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -132,7 +132,12 @@ class Recorded:
             parts: dict[str, Tensor] = self.__dict__.get("parts", {})
             if name in parts:
                 return parts[name]
-            raise AttributeError(f"{name} was not recorded: ask for it with regard.watch(model, want={ASK[name]})")
+            more = ""
+            if name.startswith("value_") and self.__dict__.get("written_out"):
+                more = "; of attention that a model writes out it is known where a matrix product shows the values"
+            raise AttributeError(
+                f"{name} was not recorded: ask for it with regard.watch(model, want={ASK[name]}){more}"
+            )
         raise AttributeError(f"'{type(self).__name__}' object has no attribute {name!r}")
 
     def __dir__(self) -> list[str]:
@@ -209,6 +214,9 @@ class Head:
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, object]:
         return mimebundle(self)
+
+    def _display_(self) -> object:
+        return displayed(self)
 
 
 def _ranges(numbers: tuple[int, ...]) -> str:

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FEATURE = -1  # the axis of the values' dim
 OTHER = -2  # an axis that is in neither weights nor values
@@ -100,6 +103,17 @@ def cut(dim: Sequence[Piece], marks: Sequence[Piece]) -> list[Piece] | None:
                 return None
             found.append(Piece(piece.axis, start, stop // start, length // stop))
     return found
+
+
+def carried(tensor: Tensor, dims: Dims, to: Dims) -> Tensor | None:
+    """A tensor that has the dims ``dims``, with the dims ``to``; None where those are not the same axes."""
+    wanted = [cut(dim, [piece for given in dims for piece in given]) for dim in to]
+    pieces = [piece for dim in dims for piece in cut(dim, [piece for given in to for piece in given]) or ()]
+    order = [piece for dim in wanted for piece in dim or ()]
+    if sorted(pieces) != sorted(order):
+        return None
+    apart = tensor.reshape([piece.size for piece in pieces])
+    return apart.permute([pieces.index(piece) for piece in order]).reshape([size_of(dim) for dim in to])
 
 
 def lies_in(piece: Piece, marks: Sequence[Piece]) -> bool:

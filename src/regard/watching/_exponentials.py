@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from regard.watching._written import Softmax, Tracker, softmax_weights
+from regard.watching import _axes
+from regard.watching._divided import ELEMENTWISE, Denominator, Raw, Shift, Source, one_axis
+from regard.watching._tracked import Scores, Softmax, Weights, softmax_weights
+from regard.watching._written import Tracker
 
 aten = torch.ops.aten
+_COPIES = frozenset((aten.detach, aten.clone, aten.alias, aten._to_copy))
+_HIDES = frozenset((aten.where, aten.masked_fill, aten.masked_fill_, *_COPIES))
 
 
 class LogWeights(NamedTuple):
@@ -24,33 +30,30 @@ class LogWeights(NamedTuple):
 class Largest(NamedTuple):
     """The largest logits along an axis, or their log-sum-exp, with the axis kept."""
 
-    logits: int  # which tensor
     axis: int
     numbers: Tensor
     is_lse: bool
     dims: tuple[Any, ...] = ()
 
+    def follow(self, tracker: Tracker, packet: Any, at: int, args: Any, kwargs: Any, out: Any) -> None:
+        """Rows that see nothing may have another number."""
+        if not isinstance(out, Tensor) or out.shape != args[at].shape or tracker.of(out) is not None:
+            return
+        if packet in ELEMENTWISE or packet in _COPIES:
+            numbers = out.detach() if out.dim() == self.numbers.dim() else out.detach().unsqueeze(self.axis)
+            tracker.note(out, self._replace(numbers=numbers))
+
 
 class Shifted(NamedTuple):
-    """Logits less the largest, or less their log-sum-exp."""
+    """Logits less the largest, or less their log-sum-exp; it may be that of others, computed once more."""
 
     by: Largest
     dims: tuple[Any, ...] = ()
 
-
-class Exponentials(NamedTuple):
-    by: Largest | None
-    dims: tuple[Any, ...] = ()
-
-
-class Sums(NamedTuple):
-    """Exponentials added along an axis, with the axis kept."""
-
-    of: int
-    axis: int
-    by: Largest | None
-    numbers: Tensor
-    dims: tuple[Any, ...] = ()
+    def follow(self, tracker: Tracker, packet: Any, at: int, args: Any, kwargs: Any, out: Any) -> None:
+        """What is hidden may have another number."""
+        if packet in _HIDES and isinstance(out, Tensor) and out.shape == args[at].shape:
+            tracker.note(out, self)
 
 
 def _softmax(tracker: Tracker, args: Any, kwargs: Any, out: Any) -> None:
@@ -89,56 +92,99 @@ def _reduced(tracker: Tracker, args: Any, kwargs: Any, out: Tensor, is_lse: bool
     axes = [axes] if isinstance(axes, int) else list(axes or ())
     if len(axes) == 1 and given.dim() >= 2 and given.is_floating_point() and out.numel():
         axis = axes[0] % given.dim()
-        tracker.note(
-            out,
-            Largest(
-                id(given), axis, out.detach() if out.dim() == given.dim() else out.detach().unsqueeze(axis), is_lse
-            ),
-        )
+        numbers = out.detach() if out.dim() == given.dim() else out.detach().unsqueeze(axis)
+        tracker.note(out, Largest(axis, numbers, is_lse))
 
 
 def _unsqueezed(tracker: Tracker, args: Any, kwargs: Any, out: Any) -> None:
     known = tracker.of(args[0])
-    if isinstance(known, (Largest, Sums)) and out.shape == known.numbers.shape:
+    if isinstance(known, Largest) and out.shape == known.numbers.shape:
         tracker.note(out, known)
 
 
 def _less(tracker: Tracker, args: Any, kwargs: Any, out: Any) -> None:
     known = tracker.of(args[1])
-    if isinstance(known, Largest) and known.logits == id(args[0]) and args[1].dim() == args[0].dim():
-        tracker.note(out, Shifted(known))
+    if isinstance(known, Largest) and args[1].dim() == out.dim():
+        rows = (*out.shape[: known.axis], 1, *out.shape[known.axis + 1 :])
+        if tuple(args[1].shape) == rows and args[0].shape == out.shape:
+            tracker.note(out, Shifted(known))
 
 
 def _exp(tracker: Tracker, args: Any, kwargs: Any, out: Any) -> None:
     known = tracker.of(args[0])
     if isinstance(known, LogWeights):
         _note(tracker, out, known.axis, known.lse)
-    elif isinstance(known, Shifted) and known.by.is_lse:
+    elif isinstance(known, Shifted) and known.by.is_lse and _sums_to_1(out, known.by.axis):
         _note(tracker, out, known.by.axis, known.by.numbers.squeeze(known.by.axis))
-    elif (known is None or isinstance(known, Shifted)) and args[0].dim() >= 2:
-        tracker.note(out, Exponentials(known.by if isinstance(known, Shifted) else None))
+    else:
+        _power(tracker, args[0], 1.0, out)
+
+
+def _sums_to_1(out: Tensor, axis: int) -> bool:
+    """In every row that has a sum: one that sees nothing has none."""
+    return not bool(((out.sum(axis, dtype=torch.float32) - 1).abs() > 0.01).any())
+
+
+def _exp2(tracker: Tracker, args: Any, kwargs: Any, out: Any) -> None:
+    _power(tracker, args[0], math.log(2.0), out)
+
+
+def _pow(tracker: Tracker, args: Any, kwargs: Any, out: Any) -> None:
+    if isinstance(args[0], (int, float)) and args[0] > 1:
+        _power(tracker, args[1], math.log(args[0]), out)
+
+
+def _power(tracker: Tracker, given: Tensor, base: float, out: Tensor) -> None:
+    """Exponentials, of which ``base`` times the exponents are the logits."""
+    known = tracker.of(given)
+    if given.dim() < 2 or not (known is None or isinstance(known, (Shifted, Scores))):
+        return
+    by = known.by if isinstance(known, Shifted) else None
+    source = tracker.sources.get(id(given))
+    if source is None or out is given or not source.is_of(given, base):
+        shift = None if by is None else Shift(by.axis, by.numbers * base)
+        source = Source(given, out, shift, base)
+        tracker.sources[id(given)] = source
+    tracker.note(out, Raw(source.dims, source))
 
 
 def _sum(tracker: Tracker, args: Any, kwargs: Any, out: Any) -> None:
-    known, axes = tracker.of(args[0]), args[1] if len(args) > 1 else None
-    if isinstance(known, Exponentials) and axes is not None and len(axes) == 1:
-        axis = axes[0] % args[0].dim()
-        kept = out.detach() if out.dim() == args[0].dim() else out.detach().unsqueeze(axis)
-        tracker.note(out, Sums(id(args[0]), axis, known.by, kept))
+    """Weights may be divided by a sum of theirs again: what masking left of them, or those of a softmax over queries,
+    if they are of queries at all."""
+    known = tracker.of(args[0])
+    if isinstance(known, Weights) and known.dims:
+        given = args[0]
+        made = Raw(_axes.of_shape(given.shape), Source(given, None))
+        axis = one_axis(aten.sum, args, kwargs)
+        if axis is not None and (
+            known.softmax.of_scores or any(p.axis == known.softmax.axis for p in known.dims[axis])
+        ):
+            made.follow(tracker, aten.sum, 0, args, kwargs, out)
 
 
-def _divide(tracker: Tracker, args: Any, kwargs: Any, out: Any) -> None:
-    known = tracker.of(args[1])
-    if isinstance(known, Sums) and known.of == id(args[0]) and args[1].dim() == args[0].dim():
-        lse = known.numbers.log() + (0.0 if known.by is None else known.by.numbers)
-        _note(tracker, out, known.axis, lse.squeeze(known.axis))
+def _divide(tracker: Tracker, args: Any, kwargs: Any, out: Any) -> bool:
+    sums = tracker.of(args[1])
+    if isinstance(sums, Denominator) and isinstance(tracker.of(args[0]), Weights) and sums.source.given() is args[0]:
+        return Raw(sums.source.dims, sums.source).divided(tracker, sums, args[1], out)
+    return False
+
+
+def _scored(tracker: Tracker, args: Any, kwargs: Any, out: Any) -> None:
+    if not any(tracker.learned(factor) for factor in args if isinstance(factor, Tensor)):
+        tracker.note(out, Scores())
+
+
+def _sparse_softmax(tracker: Tracker, args: Any, kwargs: Any, out: Any) -> None:
+    softmax = Softmax(0, tuple(out.shape), torch.zeros(()), False, [])
+    tracker.note(out, Weights((), softmax, torch.zeros(()), (), "a sparse tensor (torch.sparse.softmax)"))
 
 
 def _note(tracker: Tracker, out: Tensor, axis: int, lse: Tensor) -> None:
     tracker.note(out, softmax_weights(out, Softmax(axis, tuple(out.shape), lse.detach(), False, [])))
 
 
-EXPONENTIALS: dict[Any, Callable[[Tracker, Any, Any, Any], None]] = {
+# Each says, by True, that its output is weights of their own, whatever its inputs were.
+EXPONENTIALS: dict[Any, Callable[[Tracker, Any, Any, Any], bool | None]] = {
     aten._softmax: _softmax,
     aten.softmax: _softmax,  # with ``out=`` alone; else torch takes it apart
     aten._safe_softmax: _safe_softmax,
@@ -149,10 +195,20 @@ EXPONENTIALS: dict[Any, Callable[[Tracker, Any, Any, Any], None]] = {
     aten.logsumexp: _logsumexp,
     aten.unsqueeze: _unsqueezed,
     aten.sub: _less,
+    aten.sub_: _less,
     aten.exp: _exp,
+    aten.exp_: _exp,
+    aten.exp2: _exp2,
+    aten.exp2_: _exp2,
+    aten.pow: _pow,
     aten.sum: _sum,
     aten.div: _divide,
+    aten.div_: _divide,
+    aten._sparse_softmax: _sparse_softmax,
+    **dict.fromkeys((aten.bmm, aten.mm, aten.baddbmm), _scored),
 }
 
 # Those that say by themselves that a softmax is taken.
-SOFTMAXES = frozenset((aten._softmax, aten.softmax, aten._safe_softmax, aten._masked_softmax, aten._log_softmax))
+SOFTMAXES = frozenset(
+    (aten._softmax, aten.softmax, aten._safe_softmax, aten._masked_softmax, aten._log_softmax, aten._sparse_softmax)
+)

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from regard.watching import _axes
-from regard.watching._axes import Dims, Piece
+from regard.watching._axes import FEATURE, Dims, Piece
 from regard.watching._in_memory import InMemory
+from regard.watching._modules import Frame, attending
 from regard.watching._seen import Unseen
-from regard.watching._written import Weights
+from regard.watching._tracked import Multiplied, Trace, Weights
 
 # What modules call their number of heads.
 _COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads", "nhead", "num_head", "attention_heads")
@@ -29,12 +30,7 @@ class Arranged(NamedTuple):
         return [piece for dim in dims for piece in _axes.cut(dim, self.heads) or ()]
 
 
-def laid_out(
-    known: Weights, rows: Sequence[Piece], heads: Sequence[Piece] | None, heads_dim: int | None, modules: Sequence[Any]
-) -> InMemory:
-    """``rows`` are the axes that the product kept apart from batch and keys; ``heads`` those that were laid next to the
-    values' dim, None when none were seen to be; () when an axis was cut in two, and neither part was laid there."""
-    found = arranged(known, rows, heads, heads_dim, modules)
+def laid_out(known: Weights, found: Arranged) -> InMemory:
     shape, axis = known.softmax.shape, known.softmax.axis
     weights = rearranged(known.final, found.pieces(known.final_dims), found.groups)
     first = [piece for piece in found.pieces(_axes.of_shape(shape)) if piece.axis != axis]
@@ -43,15 +39,42 @@ def laid_out(
     return InMemory(weights, lse, written_out=not known.softmax.by_function)
 
 
+def with_values(made: InMemory, found: Arranged, product: Multiplied) -> InMemory:
+    """The same with its values and their product; heads that share values have copies. As it is where one of the two
+    cannot be laid out so."""
+    batch, heads, rows, keys = found.groups
+    feature = [piece for dim in product.dims for piece in dim if piece.axis == FEATURE]
+    value = _shared(product.values, found.pieces(product.dims), (batch, heads, keys, feature))
+    groups = (batch, heads, rows, feature)
+    pieces = found.pieces(product.made)
+    if value is None or sorted(pieces) != sorted(piece for group in groups for piece in group):
+        return made
+    return made._replace(value=value, result=rearranged(product.out.detach(), pieces, groups))
+
+
+def _shared(values: Tensor, pieces: list[Piece], groups: Sequence[Sequence[Piece]]) -> Tensor | None:
+    wanted = [piece for group in groups for piece in group]
+    own = {piece for group in groups[2:] for piece in group}
+    if not own <= set(pieces) <= set(wanted):
+        return None
+    order = [pieces.index(piece) for piece in wanted if piece in pieces]
+    apart = values.detach().reshape([piece.size for piece in pieces]).permute(order)
+    apart = apart.reshape([piece.size if piece in pieces else 1 for piece in wanted])
+    return apart.expand([piece.size for piece in wanted]).reshape([_axes.size_of(group) for group in groups])
+
+
 def arranged(
-    known: Weights, rows: Sequence[Piece], heads: Sequence[Piece] | None, heads_dim: int | None, modules: Sequence[Any]
+    known: Weights, rows: Sequence[Piece], trace: Trace, heads_dim: int | None, stack: Sequence[Frame]
 ) -> Arranged:
+    """``rows`` are the axes that the product kept apart from batch and keys; ``trace`` what became of its output."""
     if 0 in known.softmax.shape:
         raise Unseen("it has no queries, keys or items")
     if known.changed:
         raise Unseen(f"its weights are {known.changed} between the softmax and the product with values")
+    if known.softmax.divided and not _are_weights(known):
+        raise Unseen("it multiplies values by numbers that are below 0, or of which a row has a sum above 1")
     shape, axis = known.softmax.shape, known.softmax.axis
-    found = _heads(known, rows, heads, heads_dim, modules)
+    found = _heads(known, rows, trace, heads_dim, stack)
     dims = [_axes.cut(dim, found) for dim in known.final_dims]
     if any(dim is None for dim in dims):
         raise Unseen(_unclear(shape))
@@ -65,40 +88,118 @@ def arranged(
 
 
 def _heads(
-    known: Weights, rows: Sequence[Piece], heads: Sequence[Piece] | None, heads_dim: int | None, modules: Sequence[Any]
+    known: Weights, rows: Sequence[Piece], trace: Trace, heads_dim: int | None, stack: Sequence[Frame]
 ) -> tuple[Piece, ...]:
+    """The pieces of the heads, from facts alone: what was said, what became of the output, the number that modules
+    name, the number of items that they were handed."""
     shape, axis = known.softmax.shape, known.softmax.axis
     if heads_dim is not None:
         if not -len(shape) <= heads_dim < len(shape) or heads_dim % len(shape) == axis:
             raise Unseen(f"heads_dim={heads_dim} is no axis of heads in weights of shape {list(shape)}")
         return _axes.whole(heads_dim % len(shape), shape[heads_dim])
-    count = _count(modules)
+    count = _count([frame.module for frame in stack])
+    heads = _without(trace.heads, rows) or _moved(trace.dims, rows)
     if heads and not (count == 1 and len(shape) <= 3):
-        return tuple(heads)
-    if count == 1 or (len(shape) <= 3 and count is None and heads is None):
+        return heads
+    if count == 1:
         return ()
-    at = _head_axis(known, {piece.axis for piece in rows}, count)
-    if at is None:
-        raise Unseen(_unclear(shape))
-    return _axes.whole(at, shape[at])
+    if known.softmax.by_function and count is None and len(shape) <= 3 and not trace.cut:
+        return ()
+    of_rows = {piece.axis for piece in rows}
+    at = _counted(shape, axis, of_rows, count) if len(shape) >= 4 else None
+    if at is None and known.softmax.by_function and len(shape) >= 4:
+        at = axis - 2  # as torch's function says
+    if at is not None:
+        return _axes.whole(at, shape[at])
+    alone = trace.alone and count is None  # else each head may have a matrix of its own
+    if not trace.cut and (found := _by_items(known, of_rows, alone, stack)) is not None:
+        return found
+    raise Unseen(_unclear(shape))
 
 
-def _head_axis(known: Weights, rows: set[int], count: int | None) -> int | None:
-    """The axis of the heads by what the module calls their number, or by the order in which code has them."""
+def _without(heads: tuple[Piece, ...] | None, rows: Sequence[Piece]) -> tuple[Piece, ...]:
+    """Queries that were averaged are no heads."""
+    return () if heads is None or (len(heads) == 1 and heads[0] in rows) else heads
+
+
+def _moved(dims: Dims, rows: Sequence[Piece]) -> tuple[Piece, ...]:
+    """The axis that was moved between the queries and the values' dim."""
+    at = next((n for n, dim in enumerate(dims) if [piece.axis for piece in dim] == [FEATURE]), 0)
+    before = [n for n in range(at) if dims[n] and all(_axes.lies_in(piece, rows) for piece in dims[n])]
+    moved = dims[at - 1] if before and before[-1] < at - 1 else ()
+    return tuple(moved) if all(piece.axis >= 0 for piece in moved) else ()
+
+
+def _counted(shape: tuple[int, ...], axis: int, rows: set[int], count: int | None) -> int | None:
+    """The one axis that is as long as the module's number of heads."""
+    found = [n for n, size in enumerate(shape) if n != axis and size == count and (n not in rows or len(rows) > 1)]
+    return found[0] if len(found) == 1 else None
+
+
+def _others(shape: tuple[int, ...], axis: int, rows: set[int]) -> list[int]:
+    """The axes that are neither queries nor keys. Of several that may be queries the last one is."""
+    queries = max(rows, default=None)
+    return [n for n, size in enumerate(shape) if n not in (axis, queries) and size > 1]
+
+
+def _by_items(known: Weights, rows: set[int], alone: bool, stack: Sequence[Frame]) -> tuple[Piece, ...] | None:
+    """The heads as what is left when the items are known; () where nothing is; None where that is not clear."""
     shape, axis = known.softmax.shape, known.softmax.axis
-    if len(shape) < 4:
+    others, given = _others(shape, axis, rows), _given(stack)
+    if not others:
+        return ()
+    sizes = tuple(shape[n] for n in others)
+    if not rows and any(tuple(x.shape[: len(sizes)]) == sizes for x in given):
+        certain = shape[axis] not in sizes or not known.softmax.of_scores  # else its keys may be those tokens
+        if certain:
+            return ()  # one query for each token that was handed in: a gate, say
+    if alone and (len(shape) < 4 or any(_has_all(x, sizes) for x in given)):
+        return ()
+    tokens = {shape[n] for n in (axis, max(rows, default=axis))}
+    items = next((size for x in given if (size := _items(x, tokens)) is not None), None)
+    if items is None or len(others) > 2:
         return None
-    counted = [n for n, size in enumerate(shape) if n != axis and size == count and (n not in rows or len(rows) > 1)]
-    if len(counted) == 1:
-        return counted[0]
-    if axis != len(shape) - 1:
+    if len(others) == 1:
+        at = others[0]  # and where there is but one item, the axis of 1 next to the heads is its
+        return () if shape[at] == items else _axes.whole(at, shape[at]) if items == 1 and len(shape) > 3 else None
+    left = [n for n in others if shape[n] != items]
+    return _axes.whole(left[0], shape[left[0]]) if len(left) == 1 else None
+
+
+def _given(stack: Sequence[Frame]) -> list[Tensor]:
+    """The tensors that the module that attends was handed, then those of the modules around it."""
+    inner = list(stack[: stack.index(attending(stack)) + 1])
+    return [x for frame in reversed(inner) for x in frame.given().values() if isinstance(x, Tensor) and x.dim() >= 2]
+
+
+def _items(x: Tensor, tokens: set[int]) -> int | None:
+    """How many items a batch has, by a tensor [item, token, dim], [token, item, dim], [item, token], or an image."""
+    first, second = x.shape[:2]
+    if x.dim() == 4 and (x.shape[1] * x.shape[2] in tokens or x.shape[2] * x.shape[3] in tokens):
+        return int(first)
+    if x.dim() > 3 or (x.dim() == 2 and x.is_floating_point()):
         return None
-    if len(shape) > 4:
-        return axis - 2 if known.softmax.by_function else None
-    # [batch, head, …, key] without the queries, wherever those are; a single query is an axis of 1
-    queries = rows or ({axis - 1} if shape[axis - 1] == 1 else {n for n in range(axis) if shape[n] == 1})
-    others = [n for n in range(axis) if n not in queries]
-    return others[-1] if others else axis - 2
+    if second in tokens and (first not in tokens or first == second):
+        return int(first)
+    return int(second) if first in tokens and second not in tokens and x.dim() == 3 else None
+
+
+def _has_all(x: Tensor, sizes: Sequence[int]) -> bool:
+    """Whether a tensor has axes of all these sizes, next to one of its own."""
+    left = list(x.shape)
+    for size in sizes:
+        if size not in left:
+            return False
+        left.remove(size)
+    return len(left) >= 1
+
+
+def _are_weights(known: Weights) -> bool:
+    if known.final.is_meta:
+        return True
+    at = next((n for n, dim in enumerate(known.final_dims) if any(p.axis == known.softmax.axis for p in dim)), None)
+    sums = known.final.sum(at, dtype=torch.float32) if at is not None else known.final
+    return bool((known.final >= 0).all() and (sums < 1.01).all()) or bool(known.final.isnan().any())
 
 
 def _count(modules: Sequence[Any]) -> int | None:

@@ -85,13 +85,13 @@ class Listening(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return out
         if self.tracker and packet in _IN_PLACE:
             self._safely(self.tracker.before, args)
-        out = func(*args, **kwargs)
+        out, begins = func(*args, **kwargs), None
         if packet in EXPONENTIALS and (self.watcher.entered or (packet in SOFTMAXES and self.watcher.inside())):
             if packet in SOFTMAXES and args[0].is_nested:
                 self.watcher.miss("nested tensors")
             else:
-                self._safely(EXPONENTIALS[packet], self.tracker, args, kwargs, out)
-        if self.tracker:
+                begins = self._safely(EXPONENTIALS[packet], self.tracker, args, kwargs, out)
+        if self.tracker and not begins:
             self._safely(self.tracker.follow, func, args, kwargs, out)
         if packet is aten.bernoulli_ or packet is aten.bernoulli:
             self.tracker.note_noise(out)
@@ -99,11 +99,11 @@ class Listening(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.watcher.miss(f"torch.ops.{packet} is an attention kernel that is not known here")
         return out
 
-    def _safely(self, look: Callable[..., None], *args: Any) -> None:
+    def _safely(self, look: Callable[..., Any], *args: Any) -> Any:
         """Whatever goes wrong with looking is noted, and never reaches the model."""
         try:
             with silence(), torch.inference_mode(False), torch.no_grad():
-                look(*args)
+                return look(*args)
         except Exception as error:
             self.watcher.miss(f"looking at it failed: {type(error).__name__}: {error}")
 

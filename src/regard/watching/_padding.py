@@ -60,8 +60,11 @@ def _of_frame(frame: Frame, stack: Sequence[Frame], seen: Seen | InMemory, kind:
     own: tuple[str, ...] = _OF_INPUT
     if of_decoder and ("decoder" in inside or not any(name in names for name in _OF_INPUT)):
         own = _OF_DECODER
-    if kind == "cross" and own is _OF_INPUT and "encoder_hidden_states" not in given:
-        own = ()  # the module's mask says which of the *keys* are padding
+    # what a module with cross attention is given says which of the *keys* are padding; unless it reads tokens itself,
+    # of which there are as many as queries, and not as many as keys
+    of_keys = kind == "cross" and own is _OF_INPUT and "encoder_hidden_states" not in given
+    if of_keys and (of_decoder or not _reads(given.get("input_ids"), seen.queries) or seen.queries == seen.keys):
+        own = ()
     for name in (*own, *(_OF_KEYS if kind == "self" else ())):
         real = _real(given.get(name), name in _REAL)
         if real is not None and len(real) == seen.shape[0]:
@@ -70,6 +73,10 @@ def _of_frame(frame: Frame, stack: Sequence[Frame], seen: Seen | InMemory, kind:
             if kind == "self" and real.shape[1] == seen.keys > seen.queries:
                 return real[:, seen.keys - seen.queries :]
     return None
+
+
+def _reads(ids: object, tokens: int) -> bool:
+    return isinstance(ids, Tensor) and ids.dim() == 2 and ids.shape[1] == tokens
 
 
 def _is_function(frame: Frame) -> bool:

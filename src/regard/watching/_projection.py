@@ -73,16 +73,3 @@ def reads(seen: Seen | InMemory, args: tuple[Any, ...], weight: Tensor) -> bool:
     if weight.shape[1] != heads * dim or given.shape[-1] != heads * dim:
         return False
     return torch.equal(given.detach().reshape(batch, queries, heads, dim).transpose(1, 2), result.detach())
-
-
-def with_values(made: InMemory, weights: Tensor, values: Tensor, product: Tensor) -> InMemory:
-    """Attention that was written out, with the values it multiplied, where batch and heads lie as they usually do."""
-    batch, heads, queries, keys = made.weights.shape
-    dim = values.shape[-1] if values.dim() > 1 else 0
-    usual = weights.shape == made.weights.shape and tuple(values.shape[-2:]) == (keys, dim)
-    if not usual or not dim or values.numel() != batch * heads * keys * dim:
-        return made
-    if product.numel() != batch * heads * queries * dim:
-        return made
-    value = values.detach().reshape(batch, heads, keys, dim)
-    return made._replace(value=value, result=product.detach().reshape(batch, heads, queries, dim))

@@ -6,7 +6,7 @@ import contextlib
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from regard.statistics import Want
 from regard.watching._axes import Piece
 from regard.watching._caches import tokens_held
 from regard.watching._in_memory import InMemory
-from regard.watching._layout import laid_out
+from regard.watching._layout import arranged, laid_out, with_values
 from regard.watching._modules import (
     Frame,
     Hook,
@@ -37,12 +37,12 @@ from regard.watching._projection import (
     matrix_of,
     reads,
     version_of,
-    with_values,
 )
 from regard.watching._seen import Seen, Unseen, check_same
 from regard.watching._silence import silence, silent
 from regard.watching._tokens import Tokens, reads_text
-from regard.watching._written import Tracker, Weights
+from regard.watching._tracked import Multiplied, Product, Trace, Weights
+from regard.watching._written import Tracker
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -53,8 +53,20 @@ class Pending:
 
     def __init__(self, weights: Weights, rows: Sequence[Piece], stack: list[Frame], site: Site, number: int) -> None:
         self.weights, self.rows, self.stack, self.site, self.number = weights, rows, stack, site, number
+        self.frame = stack[-1]  # at its end what is known must do: the module, or the one that it handed the output to
         self.version = None if weights.final.is_inference() else weights.final._version
-        self.product: tuple[Tensor, Tensor] | None = None  # values, and their product with the weights
+        self.product: Multiplied | None = None
+
+
+class Suspect(NamedTuple):
+    """What may be attention, unless it is read by the time its module ends."""
+
+    what: object
+    stack: list[Frame]
+    site: Site
+    number: int
+    is_read: Callable[[], bool]
+    reason: str
 
 
 class Watcher:
@@ -85,13 +97,14 @@ class Watcher:
         self.count_padding, self.heads_dim = count_padding, heads_dim
         self.tokenizer, self.on_call = tokenizer, on_call
         self.thread = threading.get_ident()
-        self.tracker = Tracker(self._attended, self._settled)
+        self.tracker = Tracker(self._attended, self._settled, self._suspected, model.parameters())
         self.met = 0  # calls shown so far
         self.passes = 0
         self.most_heads = 0
         self._stack: list[Frame] = []
         self._turns: Counter[str] = Counter()
         self._pending: list[Pending] = []
+        self._suspects: list[Suspect] = []
         self._read: dict[str, int] = {}  # by module: tokens that its keys have come to
         self._decoding = False
         self._waiting: Waiting | None = None
@@ -110,8 +123,7 @@ class Watcher:
     def unhook(self) -> None:
         for handle in self._handles:
             handle.remove()
-        while self._pending:
-            self._settled(self._pending[0], None)
+        self._end_of(None)
         self._stop_waiting()
         self.tracker.clear()
         self._stack.clear()
@@ -141,13 +153,14 @@ class Watcher:
                 return
             while self._stack:
                 frame = self._stack.pop()
-                for pending in [p for p in self._pending if p.stack[-1] is frame]:
-                    self._settled(pending, None)
+                self._hand_over(frame, out)
+                self._end_of(frame)
                 if frame.module is module:
                     break
             if not self._stack:
                 self._stop_waiting()
             if not self._stack and not self._enclosed(module):
+                self._end_of(None)
                 self.tracker.clear()
                 self._direct.clear()
 
@@ -155,6 +168,25 @@ class Watcher:
             module.register_forward_pre_hook(Hook(enter), with_kwargs=True, prepend=True),
             module.register_forward_hook(Hook(leave), always_call=True),
         ]
+
+    def _hand_over(self, frame: Frame, out: Any) -> None:
+        """A module that gives the output of attention as it is leaves it to the one around it to show the heads."""
+        if not self._pending or not self._stack:
+            return
+        given = [self.tracker.of(x) for x in (out if isinstance(out, (tuple, list)) else (out,))]
+        calls = [known.call for known in given if isinstance(known, Product)]
+        for pending in self._pending:
+            if pending.frame is frame and any(pending is call for call in calls):
+                pending.frame = self._stack[-1]
+
+    def _end_of(self, frame: Frame | None) -> None:
+        """What is still open of a module's call, or of all, is settled with what is known."""
+        for pending in [p for p in self._pending if frame is None or p.frame is frame]:
+            self._settled(pending, self.tracker.trace_of(pending))
+        ended = [one for one in self._suspects if frame is None or one.stack[-1] is frame]
+        self._suspects = [one for one in self._suspects if one not in ended]
+        for one in {id(one.stack[-1]): one for one in ended if not one.is_read()}.values():
+            self._miss_at(one.stack, one.site, one.number, one.reason)
 
     def _ran_elsewhere(self, path: str) -> None:
         thread = threading.get_ident()
@@ -224,11 +256,15 @@ class Watcher:
 
     def miss(self, reason: str) -> None:
         """Note a call of the model that cannot be observed."""
+        self.see(_raises(reason))
 
-        def make() -> Seen:
-            raise Unseen(reason)
+    def _miss_at(self, stack: list[Frame], site: Site, number: int, reason: str) -> None:
+        self._observe(_raises(reason), stack, site, number, None)
 
-        self.see(make)
+    def _suspected(self, what: object, is_read: Callable[[], bool], reason: str) -> None:
+        stack = [] if _in_backward() else self._now()
+        if stack and not any(one.what is what for one in self._suspects):
+            self._suspects.append(Suspect(what, list(stack), self._site(stack), self.passes - 1, is_read, reason))
 
     def _attended(self, weights: Weights, rows: Sequence[Piece]) -> Pending | None:
         stack = [] if _in_backward() else self._now()
@@ -242,7 +278,7 @@ class Watcher:
         self._pending.append(pending)
         return pending
 
-    def _settled(self, pending: Pending, heads: Sequence[Piece] | None) -> None:
+    def _settled(self, pending: Pending, trace: Trace) -> None:
         if pending not in self._pending:
             return
         self._pending.remove(pending)
@@ -250,17 +286,15 @@ class Watcher:
         def make() -> InMemory:
             if pending.version is not None and pending.weights.final._version != pending.version:
                 raise Unseen("its weights were overwritten after the product with values")
-            known, modules = pending.weights, [frame.module for frame in pending.stack]
-
-            def arranged(tensor: Tensor) -> InMemory:
-                more = (pending.rows, heads, self._given_dim(pending.site.path), modules)
-                return laid_out(known._replace(final=tensor), *more)
-
-            made, keys = arranged(known.final), known.final.shape[-1]
+            known = pending.weights
+            found = arranged(known, pending.rows, trace, self._given_dim(pending.site.path), pending.stack)
+            made, keys = laid_out(known, found), known.final.shape[-1]
             live = None if self.tracker.kept is None else self.tracker.kept.get(id(known.softmax.lse))
             if live is not None and (live.shape == known.final.shape or _begins_with(live, known.final)):
-                made = made._replace(live=live, arrange=lambda tensor: arranged(tensor[..., :keys]).weights)
-            return made if pending.product is None else with_values(made, known.final, *pending.product)
+                made = made._replace(
+                    live=live, arrange=lambda tensor: laid_out(known._replace(final=tensor[..., :keys]), found).weights
+                )
+            return made if pending.product is None else with_values(made, found, pending.product)
 
         self._observe(make, pending.stack, pending.site, pending.number, None)
         del pending.weights  # what follows the output must not keep the weights
@@ -492,6 +526,13 @@ class Watcher:
             return seen, "decode", 0
         self._read[site.path] = before + seen.queries
         return seen, "decode", max(0, before + seen.queries - reached)
+
+
+def _raises(reason: str) -> Callable[[], Seen]:
+    def make() -> Seen:
+        raise Unseen(reason)
+
+    return make
 
 
 def _short(error: Exception) -> str:

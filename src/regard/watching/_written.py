@@ -9,66 +9,53 @@ other weights (mixed across heads, scaled) is kept as the reason why their stati
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from regard.watching import _axes
 from regard.watching._axes import FEATURE, OTHER, Dims, Piece
+from regard.watching._products import (
+    PRODUCTS,
+    factors,
+    next_to_feature,
+    rows_of,
+    same_but_feature,
+    scales_numbers,
+    scales_values,
+    shift_of,
+    trace_in,
+    with_feature,
+)
+from regard.watching._tracked import Multiplied, Partial, Product, Scores, Softmax, Trace, Weights, softmax_weights
 from regard.watching._views import VIEWS
 
 aten = torch.ops.aten
-
-
-class Weights(NamedTuple):
-    """The output of a softmax, or what became of it."""
-
-    dims: Dims  # of this tensor
-    softmax: Softmax
-    final: Tensor  # the weights as the product sees them, but before dropout
-    final_dims: Dims
-    changed: str = ""  # what makes them no softmax's output any more
-
-
-class Softmax(NamedTuple):
-    axis: int
-    shape: tuple[int, ...]
-    lse: Tensor  # the shape without the axis
-    by_function: bool  # whether torch's attention function took it, not the model's code
-    users: list[Any]  # calls of modules that multiplied values by it
-
-
-class Partial(NamedTuple):
-    """Values scaled by weights, not summed yet."""
-
-    dims: Dims
-    weights: Weights
-    rows: tuple[Piece, ...]  # axes of the weights along which the values are repeated: those of the queries
-
-
-class Product(NamedTuple):
-    """The output of attention on its way to the model's width."""
-
-    dims: Dims
-    call: Any  # what the watcher made of the product
 
 
 class Tracker:
     """What is known of the tensors that live, by identity. One for each watch."""
 
     def __init__(
-        self, attended: Callable[[Weights, Sequence[Piece]], Any], settled: Callable[[Any, Any], None]
+        self,
+        attended: Callable[[Weights, Sequence[Piece]], Any],
+        settled: Callable[[Any, Trace], None],
+        suspected: Callable[[object, Callable[[], bool], str], None],
+        parameters: Iterable[Tensor] = (),
     ) -> None:
-        self.attended, self.settled = attended, settled
+        self.attended, self.settled, self.suspected = attended, settled, suspected
+        self._storages = {_storage(parameter) for parameter in parameters} - {0}
+        self.sources: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # see ``_divided``
         self._known: dict[int, Any] = {}
         self._alive: dict[int, weakref.ref[Tensor]] = {}
+        self._outputs: dict[int, Dims] = {}  # by call: the dims that its output had last
         self.noise: dict[int, weakref.ref[Tensor]] = {}
         self.kept: dict[int, Tensor] | None = (
             None  # where somebody asks for gradients: outputs of softmaxes, by their lse
         )
-        self.product: tuple[Tensor, Tensor] | None = None  # values and output of the product that is being shown
+        self.product: Multiplied | None = None  # what is being shown
 
     def __bool__(self) -> bool:
         return bool(self._known)
@@ -76,6 +63,7 @@ class Tracker:
     def clear(self) -> None:
         self._known.clear()
         self._alive.clear()
+        self._outputs.clear()
         self.noise.clear()
 
     def of(self, tensor: object) -> Any:
@@ -90,10 +78,21 @@ class Tracker:
 
         self._known[at] = what
         self._alive[at] = weakref.ref(tensor, forget)
+        if isinstance(what, Product) and not what.apart:
+            self._outputs[id(what.call)] = what.dims
+
+    def trace_of(self, call: Any) -> Trace:
+        """What the output of a call tells of the heads as it is, when nothing more comes of it."""
+        return trace_in(self._outputs.pop(id(call), ()))
 
     def note_noise(self, tensor: Tensor) -> None:
         at = id(tensor)
         self.noise[at] = weakref.ref(tensor, lambda _: self.noise.pop(at, None))
+
+    def learned(self, tensor: Tensor) -> bool:
+        """Whether a tensor is a parameter, or a view of one; inside a mode torch may not say so of a view."""
+        base = tensor if tensor._base is None else tensor._base
+        return isinstance(base, torch.nn.Parameter) or _storage(tensor) in self._storages
 
     # One operator that has run. ``known`` are its tensors that something is known of.
 
@@ -104,7 +103,9 @@ class Tracker:
         lse = _lse(given.detach(), out.detach(), axis)
         if self.kept is not None:
             self.kept[id(lse)] = out
-        self.note(out, softmax_weights(out, Softmax(axis, tuple(out.shape), lse, by_function, [])))
+        of_scores = isinstance(self.of(given), Scores)
+        softmax = Softmax(axis, tuple(out.shape), lse, by_function, [], of_scores=of_scores)
+        self.note(out, softmax_weights(out, softmax))
 
     def before(self, args: tuple[Any, ...]) -> None:
         """An operator is about to write into its first argument: weights that are to be read later are kept apart."""
@@ -126,20 +127,29 @@ class Tracker:
                     return
 
     def _joined(self, func: Any, given: Sequence[Any], out: Any) -> None:
-        """Weights that were taken together with others lose their axes."""
+        """Weights that were taken together with others lose their axes. Outputs of heads that were taken apart are laid
+        side by side."""
         known = next((found for x in given if isinstance(found := self.of(x), Weights)), None)
         packet = getattr(func, "overloadpacket", None)
+        part = next((found for x in given if isinstance(found := self.of(x), Product)), None)
+        if part is not None and packet is aten.cat and isinstance(out, Tensor):
+            widened = [
+                mine for mine, size, of_all in zip(part.dims, given[0].shape, out.shape, strict=True) if size != of_all
+            ]
+            if part.apart and len(widened) == 1 and any(piece.axis == FEATURE for piece in widened[0]):
+                self.settled(part.call, Trace(part.apart))
+            elif not part.apart:
+                self.settled(part.call, trace_in(part.dims))
+            return
         if known is not None and packet in _MOVERS and isinstance(out, Tensor):
             self.note(out, known._replace(dims=(), changed=known.changed or f"moved by {_name(packet)}"))
 
     def _one(self, known: Any, func: Any, at: int, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        if not isinstance(known, (Weights, Partial, Product)):
-            return
         packet = getattr(func, "overloadpacket", None)
         if isinstance(known, Weights) and not known.dims:
             self._lost(known, packet, at, args, out)
             return
-        view = VIEWS.get(packet) if at == 0 else None
+        view = VIEWS.get(packet) if at == 0 and known.dims else None
         if view is not None and isinstance(out, Tensor):
             dims = view(known.dims, args, kwargs, out)
             self._viewed(known, packet, dims, out)
@@ -149,11 +159,13 @@ class Tracker:
             if packet is aten.sum and isinstance(out, Tensor):
                 self._summed(known, args, out)
         elif isinstance(known, Product):
-            self._used(known, packet, at, out)
+            self._used(known, packet, at, args, out)
+        elif (follow := getattr(known, "follow", None)) is not None:
+            follow(self, packet, at, args, kwargs, out)
 
     def _lost(self, known: Weights, packet: Any, at: int, args: Any, out: Any) -> None:
         """Weights whose axes are mixed are followed only to say that their product could not be read."""
-        if packet in _PRODUCTS:
+        if packet in PRODUCTS:
             self._multiplied(known, packet, at, args, out)
         elif (packet in VIEWS or packet in _MOVERS or packet in _FILLS) and isinstance(out, Tensor):
             self.note(out, known)
@@ -172,20 +184,20 @@ class Tracker:
                     self.note(out, known._replace(dims=(), changed=known.changed or "cut into parts"))
             else:
                 self.note(out, known._replace(dims=dims))
-        elif isinstance(known, Partial):
-            if dims is not None:
+        elif not isinstance(known, Product):
+            if dims is not None and (packet is not aten.slice or same_but_feature(dims, known.dims)):
                 self.note(out, known._replace(dims=dims))
         elif dims is not None:
-            heads = _next_to_feature(dims)
+            heads = next_to_feature(dims)
             if heads is not None:
-                self.settled(known.call, heads)
+                self.settled(known.call, Trace(heads))
             else:
                 self.note(out, known._replace(dims=dims))
         else:
-            self.settled(known.call, _found(known.dims))
+            self.settled(known.call, trace_in(known.dims))
 
     def _weights(self, known: Weights, packet: Any, at: int, args: Any, kwargs: Any, out: Any) -> None:
-        if packet in _PRODUCTS:
+        if packet in PRODUCTS:
             self._multiplied(known, packet, at, args, out)
         elif packet is aten.native_dropout and at == 0:
             self.note(out[0], known)
@@ -193,8 +205,10 @@ class Tracker:
             other = args[1 - at]
             if isinstance(other, Tensor) and id(other) in self.noise:
                 self.note(out, known)  # dropout, as torch does it on a CPU
-            elif isinstance(other, Tensor) and _scales_values(known.dims, other):
-                self._scaled(Partial(_with_feature(known.dims, out.shape), known, _rows(known, other)), out)
+            elif isinstance(other, Tensor) and scales_values(known.dims, other) and not self.learned(other):
+                self._scaled(Partial(with_feature(known.dims, out.shape), known, rows_of(known, other)), out)
+            elif isinstance(other, Tensor) and scales_numbers(known, other) and not self.learned(other):
+                self._scaled(Partial(known.dims, known, rows_of(known, other)), out)
             elif out.shape == args[at].shape:
                 self.note(out, known._replace(changed=known.changed or "multiplied by something"))
         elif packet in _FILLS and isinstance(out, Tensor) and out.dim() == len(known.dims):
@@ -221,33 +235,27 @@ class Tracker:
             self.note(out, known._replace(changed=known.changed or f"changed by {_name(packet)}"))
 
     def _multiplied(self, known: Weights, packet: Any, at: int, args: Any, out: Tensor) -> None:
-        shift = 1 if packet in (aten.addmm, aten.baddbmm, aten.addmv, aten.addbmm) else 0
-        side = at - shift
-        if side not in (0, 1):
-            return
         if not known.dims:
-            if not _learned(args[shift + 1 - side]):
+            shift = shift_of(packet)
+            if at - shift in (0, 1) and not self.learned(args[2 * shift + 1 - at]):
                 self.attended(known, ())
             return
-        dims, other = known.dims, args[shift + 1 - side]
-        summed = dims[-1] if side == 0 else dims[-2]
-        rows = dims[-2] if side == 0 else dims[-1]
-        if packet in (aten.mv, aten.addmv):
-            summed, rows = dims[-1], dims[-2]
-        feature = _axes.whole(FEATURE, other.shape[-1] if side == 0 else other.shape[-2]) if other.dim() > 1 else ()
-        lead = dims[:-2]
-        if summed == self._keys(known):
-            if _learned(other):
+        found = factors(known.dims, packet, at, args)
+        if found is None:
+            return
+        if found.summed == self._keys(known):
+            if self.learned(found.other):
                 return  # a softmax over rows that were learned: no tokens
-            self.product = (other, out) if side == 0 and not shift else None
-            call = self.attended(known, rows)
+            self.product = found.multiplied(out)
+            call = self.attended(known, found.rows)
             self.product = None
-            if call is not None and packet not in (aten.mv, aten.addmv, aten.addbmm):
-                made = (*lead, rows, feature) if side == 0 else (*lead, feature, rows)
-                self.note(out, Product(made, call))
-        elif packet not in (aten.mv, aten.addmv, aten.addbmm):
-            fresh = _axes.whole(OTHER, size_of_last(other, side))
-            made = (*lead, rows, fresh) if side == 0 else (*lead, fresh, rows)
+            if call is not None and found.made is not None:
+                self.note(out, Product(found.made, call))
+        elif found.made is not None:
+            made = tuple(tuple(p._replace(axis=OTHER) if p.axis == FEATURE else p for p in dim) for dim in found.made)
+            if known.softmax.of_scores and not self.learned(found.other):
+                # unless a product over the softmax's own axis follows
+                self.suspected(known.softmax, lambda: bool(known.softmax.users), _OVER_QUERIES)
             left = [piece for dim in made for piece in dim]
             if all(piece in left for piece in self._keys(known)):
                 self.note(out, known._replace(dims=made, changed=known.changed or "mixed across heads by a product"))
@@ -274,12 +282,38 @@ class Tracker:
         if call is not None:
             self.note(out, Product(tuple(rest), call))
 
-    def _used(self, known: Product, packet: Any, at: int, out: Any) -> None:
-        """An operator that is no view has read the output: the heads lie next to the values' dim, or there are none."""
-        if packet in _STILL and isinstance(out, Tensor) and out.dim() == len(known.dims):
+    def _used(self, known: Product, packet: Any, at: int, args: Any, out: Any) -> None:
+        """An operator that is no view has read the output. Most leave its axes as they are; some tell the heads."""
+        if packet in (aten.mean, aten.sum):
+            axes = args[1] if len(args) > 1 and args[1] is not None else ()
+            reduced = [known.dims[axis] for axis in ([axes] if isinstance(axes, int) else axes)]
+            if not any(reduced) and isinstance(out, Tensor) and out.dim() == len(known.dims):
+                self.note(out, known)
+            elif len(reduced) == 1 and reduced[0] and all(piece.axis >= 0 for piece in reduced[0]):
+                self.settled(known.call, trace_in(known.dims, reduced[0]))
+        elif packet in (aten.unbind, aten.select, aten.split):
+            self._taken_apart(known, packet, args, out)
+        elif packet in PRODUCTS or packet is aten.convolution:
+            other = args[1 + shift_of(packet) - (0 if packet is aten.convolution else at - shift_of(packet))]
+            trace = trace_in(known.dims)
+            if trace.heads is None and not trace.cut and self.learned(other):
+                channel = 1 if packet is aten.convolution else -1
+                alone = [piece.axis for piece in known.dims[channel]] in ([FEATURE], [])
+                trace = trace._replace(alone=alone)
+            self.settled(known.call, trace)
+        elif packet in _MOVERS or packet in _SCATTERS:
+            self.settled(known.call, trace_in(known.dims))  # which row is which token is not known any more
+        elif isinstance(out, Tensor) and out.shape == args[at].shape:
             self.note(out, known)
-            return
-        self.settled(known.call, _found(known.dims))
+
+    def _taken_apart(self, known: Product, packet: Any, args: Any, out: Any) -> None:
+        axis = (args[2] if len(args) > 2 else 0) if packet is aten.split else (args[1] if len(args) > 1 else 0)
+        axis %= len(known.dims)
+        kept = [()] if packet is aten.split else []
+        dims = (*known.dims[:axis], *kept, *known.dims[axis + 1 :])
+        for part in [out] if isinstance(out, Tensor) else out:
+            if known.dims[axis] and not known.apart and part.dim() == len(dims):
+                self.note(part, Product(dims, known.call, known.dims[axis]))
 
     def _keys(self, known: Weights) -> tuple[Piece, ...]:
         """The softmax's own axis, as it is in the final weights: a sink may have been cut off."""
@@ -288,15 +322,6 @@ class Tracker:
             if any(piece.axis == axis for piece in dim):
                 return dim
         return ()
-
-
-def softmax_weights(out: Tensor, softmax: Softmax) -> Weights:
-    dims = _axes.of_shape(out.shape)
-    return Weights(dims, softmax, out.detach(), dims)
-
-
-def size_of_last(other: Tensor, side: int) -> int:
-    return other.shape[-1] if side == 0 else other.shape[-2]
 
 
 def _lse(given: Tensor, out: Tensor, axis: int) -> Tensor:
@@ -318,52 +343,11 @@ def _only_a_sink_is_cut(known: Weights, dims: Dims, out: Tensor) -> bool:
     return same.count(False) == 1 and dims[at] == _axes.whole(known.softmax.axis, length - 1) and starts
 
 
-def _next_to_feature(dims: Dims) -> tuple[Piece, ...] | None:
-    """The pieces of the weights that share a dim with the values' dim; None when it stands alone."""
-    for dim in dims:
-        if any(piece.axis == FEATURE for piece in dim):
-            heads = tuple(piece for piece in dim if piece.axis >= 0)
-            return heads or None
-    return None
-
-
-def _found(dims: Dims) -> tuple[Piece, ...] | None:
-    """The heads, as they are known when something else than a view reads the output: see ``_layout.laid_out``."""
-    cut = any(piece.outer != 1 or piece.inner != 1 for dim in dims for piece in dim)
-    return _next_to_feature(dims) or (() if cut else None)
-
-
-def _scales_values(dims: Dims, other: Tensor) -> bool:
-    """Whether a product of two tensors is one of weights with values: the other has a dim where the weights have 1."""
-    if other.dim() == 0 or _learned(other):
-        return False
-    ours = ((),) * (other.dim() - len(dims)) + dims
-    theirs = (1,) * (len(ours) - other.dim()) + tuple(other.shape)
-    return sum(not mine and size > 1 for mine, size in zip(ours, theirs, strict=True)) == 1
-
-
-def _rows(known: Weights, values: Tensor) -> tuple[Piece, ...]:
-    """The axes of the queries, from values that are multiplied by weights: other queries take the same values."""
-    ours = ((),) * (values.dim() - len(known.dims)) + known.dims
-    first = len(ours) - values.dim()
-    repeated = [n < first or values.shape[n - first] == 1 or values.stride(n - first) == 0 for n in range(len(ours))]
-    keys = known.softmax.axis
-    rows = tuple(p for dim, same in zip(ours, repeated, strict=True) if same for p in dim if p.axis != keys)
-    shape = known.softmax.shape
-    alone = shape[keys] == 1 and 1 in shape[:keys] + shape[keys + 1 :]  # one query, perhaps, which looks at one key
-    if not rows and shape[keys - 1] > 1 and not alone:  # values that were copied for each query: it may be any axis
-        rows = tuple(piece for dim in ours for piece in dim if piece.axis != keys)
-    return rows
-
-
-def _with_feature(dims: Dims, shape: Sequence[int]) -> Dims:
-    ours = ((),) * (len(shape) - len(dims)) + dims
-    return tuple(mine or _axes.whole(FEATURE, size) for mine, size in zip(ours, shape, strict=True))
-
-
-def _learned(tensor: Tensor) -> bool:
-    base = tensor if tensor._base is None else tensor._base
-    return isinstance(base, torch.nn.Parameter)
+def _storage(tensor: Tensor) -> int:
+    """Where its numbers are; 0 where there are none, or in many places."""
+    if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.layout != torch.strided or tensor.is_meta:
+        return 0
+    return tensor.untyped_storage().data_ptr()
 
 
 def _is_zero(fill: Any) -> bool:
@@ -376,9 +360,6 @@ def _name(packet: Any) -> str:
     return str(packet).removeprefix("aten.")
 
 
-_PRODUCTS = frozenset(
-    (aten.bmm, aten.mm, aten.baddbmm, aten.addmm, aten.mv, aten.addmv, aten.addbmm)
-)  # fmt: skip
 _FILLS = frozenset((aten.masked_fill, aten.masked_fill_, aten.where, aten.nan_to_num, aten.nan_to_num_))
 _KEEPERS = frozenset(
     (aten.add, aten.add_, aten.sub, aten.sub_, aten.div, aten.div_, aten.pow, aten.exp, aten.clamp, aten.copy_,
@@ -386,8 +367,8 @@ _KEEPERS = frozenset(
 )  # fmt: skip
 _MOVERS = frozenset(
     (aten.constant_pad_nd, aten.as_strided, aten.cat, aten.index, aten.gather, aten.index_select, aten.select,
-     aten.roll, aten.flip, aten.stack)
+     aten.roll, aten.flip, aten.stack, aten._to_dense)
 )  # fmt: skip
+_SCATTERS = frozenset((aten.index_put, aten.index_put_, aten.scatter, aten.scatter_, aten.index_copy, aten.index_add))
 _CUTS = frozenset((aten.split, aten.split_with_sizes, aten.unbind, aten.chunk, aten.tensor_split))
-# Operators after which the output of attention is still itself, for finding its heads.
-_STILL = frozenset((aten.mul, aten.mul_, aten.add, aten.add_, aten.div, aten.div_, aten.native_layer_norm))
+_OVER_QUERIES = "its softmax is not over the keys (over the queries, say), so the weights of a query have no sum of 1"

@@ -73,6 +73,21 @@ def collected() -> Iterator[list[Rows]]:
 
         return run
 
+    def division(real: Any) -> Any:
+        """Weights that a model made by dividing, by a number for each row: fits are looked for, none is required."""
+
+        def run(given: Tensor, by: Any) -> Any:
+            out = real(given, by)
+            if not inside[0] and isinstance(by, Tensor) and isinstance(out, Tensor) and by.dim() == out.dim() >= 2:
+                axes = [axis for axis in range(out.dim()) if by.shape[axis] == 1 < out.shape[axis]]
+                inside[0] += 1
+                if len(axes) == 1 and out.is_floating_point() and bool((out >= 0).all()):
+                    note("division", out, axes[0])
+                inside[0] -= 1
+            return out
+
+        return run
+
     def attention(real: Any) -> Any:
         def run(query: Tensor, key: Tensor, value: Tensor, attn_mask: Any = None, *rest: Any, **given: Any) -> Any:
             inside[0] += 1
@@ -93,6 +108,7 @@ def collected() -> Iterator[list[Rows]]:
         for owner in (function, torch, torch.Tensor):
             patches.enter_context(mock.patch.object(owner, "softmax", softmax(owner.softmax)))
         patches.enter_context(mock.patch.object(torch, "logsumexp", logsumexp(torch.logsumexp)))
+        patches.enter_context(mock.patch.object(torch.Tensor, "__truediv__", division(torch.Tensor.__truediv__)))
         real = function.scaled_dot_product_attention
         patches.enter_context(mock.patch.object(function, "scaled_dot_product_attention", attention(real)))
         yield found

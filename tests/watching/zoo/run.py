@@ -29,10 +29,11 @@ BAR = 0.97  # of the classes with softmax attention, seen whole
 
 # Softmaxes of these types, besides those of attention, are something else.
 NO_ATTENTION = {
+    "blt": "the entropy of the next byte says where patches begin",
     "deepseek_v4": "streams of the residual are mixed by a doubly stochastic matrix",
     "glm5_next": "the same, and keys are pooled by gates whose softmax is over the pool",
     "glm5_next_text": "the same",
-    "groupvit": "tokens are assigned to groups, by a softmax over the groups",
+    "groupvit": "tokens are assigned to groups, by a softmax over them; what values are multiplied by is recorded",
     "lightglue": "a detector of keypoints is a softmax over cells",
     "patchtsmixer": "gates of a mixer: products with what they gate, number by number",
     "zaya": "experts are chosen",
@@ -144,7 +145,7 @@ def seen_by_watch(label: str, model: Any, args: tuple[Any, ...], inputs: dict[st
 def compared(label: str, rows: list[Rows], recording: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Softmaxes that no recorded call fits, and recorded calls that no softmax fits."""
     left = sorted(
-        rows, key=lambda row: row.what == "logsumexp"
+        rows, key=lambda row: row.what in ("logsumexp", "division")
     )  # a softmax first: some models take both of the same logits
     inexact = []
     for call in recording:

@@ -26,7 +26,7 @@ _SIZES: list[tuple[str, Any]] = [
      r"|resampler_head_dim|index_head_dim|attention_head_size|qk_rope_head_dim|hidden_size_per_head", WIDTH // HEADS),
     (r"kv_lora_rank|q_lora_rank|o_lora_rank|index_n_heads", 16),
     (r"index_topk", 4),
-    (r"hidden_size|d_model|n_embd|dim|embed_dim|d_embed|(text|vision|audio|decoder|encoder|fusion|projector|resampler|"
+    (r"hidden_size|hidden_size_global|d_model|n_embd|dim|embed_dim|d_embed|(text|vision|audio|decoder|encoder|fusion|projector|resampler|"
      r"cross|mask|memory_attention|q)_(hidden_size|hidden_dim|dim|embed_dim)|hidden_dim|embedding_size|embedding_dim|"
      r"projection_dim|emb_dim|hidden_sizes_per_layer|out_hidden_size|lm_hidden_size|output_hidden_size|pooler_hidden_size|"
      r"decoder_hidden_size|projection_size|output_size|output_dim|projector_hidden_dim|text_config_hidden|word_embed_proj_dim|"
@@ -118,6 +118,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "esmc": {"num_key_value_heads": HEADS},
     "dia": {"delay_pattern": [0, 1, 2]},
     "clvp": {},
+    "blt": {"encoder_hash_byte_group_vocab": 50, "encoder_hash_byte_group_size": [3, 4], "use_cache": False},
     "lilt": {"hidden_size": 96, "channel_shrink_ratio": 4, "max_2d_position_embeddings": 64},
     "hunyuan_v1_dense": {"head_dim": 16},
     "gptj": {"n_embd": 64, "n_head": 4, "rotary_dim": 8},
