@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from time import perf_counter, process_time
+from typing import Any
 
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
@@ -34,13 +35,17 @@ HEADS, DIM = (16, 128) if GPU else (4, 64)
 FACTORY = {"device": "cuda", "dtype": torch.bfloat16} if GPU else {"device": "cpu", "dtype": torch.float32}
 LAYERS = 2
 
-EDITS: dict[str, Callable[[int], edits.Edit]] = {
-    "cut by a rule, the first four keys": lambda length: edits.cut(masks.columns(4)),
-    "cut by a rule, far keys": lambda length: edits.cut(~masks.window(left=length // 2)),
-    "cut by positions": lambda length: edits.cut(queries=slice(length // 2, None), keys=[0, 5, length // 3]),
-    "ablate": lambda length: edits.ablate("zero"),
-    "steer": lambda length: edits.steer([0, 5, length // 3], 2.0),
-}  # fmt: skip
+HALF = range(0, HEADS, 2)
+
+# of a length: the edit, and the heads that are edited
+EDITS: dict[str, Callable[[int], tuple[edits.Edit, range | None]]] = {
+    "cut by a rule, the first four keys": lambda length: (edits.cut(masks.columns(4)), None),
+    "cut by a rule, far keys": lambda length: (edits.cut(~masks.window(left=length // 2)), None),
+    "cut by positions": lambda length: (edits.cut(queries=slice(length // 2, None), keys=[0, 5, length // 3]), None),
+    "cut by positions in half of the heads": lambda length: (edits.cut(keys=[0, 5, length // 3]), HALF),
+    "ablate": lambda length: (edits.ablate("zero"), HALF),
+    "steer": lambda length: (edits.steer([0, 5, length // 3], 2.0), HALF),
+}
 
 
 class Sizes:
@@ -71,12 +76,14 @@ def model_and_input(length: int) -> tuple[Model, Tensor]:
     return Model(), torch.randn(1, length, HEADS * DIM, **FACTORY)  # type: ignore[arg-type]
 
 
-def run(model: Model, x: Tensor, edit: edits.Edit | None) -> Work:
-    """A pass, with the block of its edit opened and closed; one head of two is edited where it is not a cut."""
-    heads = range(0, HEADS, 2) if isinstance(edit, (edits.Ablate, edits.Steer)) else None
+def run(model: Model, x: Tensor, name: str | None) -> Work:
+    """A pass, plain or with an edit, whose block is opened and closed."""
 
     def work() -> Tensor:
-        block = nullcontext() if edit is None else regard.edit(model, edit, heads=heads)
+        block: Any = nullcontext()
+        if name is not None:
+            edit, heads = EDITS[name](x.shape[1])
+            block = regard.edit(model, edit, heads=heads)
         with torch.no_grad(), block:
             out: Tensor = model(x)
         if GPU:
@@ -94,11 +101,9 @@ def compared(ours: Work, peer: Work, sizes: Sizes) -> Samples:
 def time(sizes: Sizes) -> Iterator[Row]:
     for length in sizes.lengths:
         model, x = model_and_input(length)
-        for name, make in EDITS.items():
-            samples = compared(run(model, x, make(length)), run(model, x, None), sizes)
-            # positions are tensors, not a rule: no block is known to be free of the cut
-            bar = 2.0 if name == "cut by positions" else 1.1
-            yield at_most("time", f"{name}, L={length} against the plain pass", samples, bar)
+        for name in EDITS:
+            samples = compared(run(model, x, name), run(model, x, None), sizes)
+            yield at_most("time", f"{name}, L={length} against the plain pass", samples, 1.1)
 
 
 # A process of its own has none of the memory that earlier work gave back. A short pass first loads what any pass loads.
@@ -113,7 +118,7 @@ def status(name):
     return int(line.split()[1]) * 1024
 def once(length, name):
     model, x = acting.model_and_input(length)
-    work = acting.run(model, x, None if name is None else acting.EDITS[name](length))
+    work = acting.run(model, x, name)
     if acting.GPU:
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()

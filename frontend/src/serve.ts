@@ -1,6 +1,7 @@
 // The start of the local page: the recordings of a folder, and a look at a model on text typed here.
 import type { Around, Kept } from "./main";
 import { el, fill } from "./dom";
+import { visible } from "./tokens";
 import { type Language, say, type Word } from "./words";
 
 interface Listed { name: string; bytes: number; modified: number }
@@ -69,8 +70,8 @@ export function home(
   function list(answer: Answer): HTMLElement {
     const row = (one: Listed) => el("li", {},
       el("button", { class: "open", "data-name": one.name, click: () => { void load(one.name); } },
-        el("bdi", {}, one.name), el("span", { class: "place" }, `${(one.bytes / 1e6).toFixed(1)} MB · ${new Date(one.modified * 1000).toLocaleString(language === "zh" ? "zh-CN" : "en")}`)),
-      el("button", { class: "chip wide", "aria-pressed": String(picked.includes(one.name)), "aria-label": `${speak("compare_with")} ${one.name}`, click: () => {
+        el("bdi", {}, visible(one.name)), el("span", { class: "place" }, `${(one.bytes / 1e6).toFixed(1)} MB · ${new Date(one.modified * 1000).toLocaleString(language === "zh" ? "zh-CN" : "en")}`)),
+      el("button", { class: "chip wide", "aria-pressed": String(picked.includes(one.name)), "aria-label": `${speak("compare_with")} ${visible(one.name)}`, click: () => {
         picked = picked.includes(one.name) ? picked.filter((name) => name !== one.name) : [...picked, one.name];
         if (picked.length === 2) { const [a, b] = picked; picked = []; void load(a!, b); } else void show();
       } }, speak("compare_with")));

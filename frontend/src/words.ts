@@ -33,7 +33,6 @@ export const WORDS = {
   every_none: ["Layers × heads: choose a token to see what each head looks at most", "层 × 头：选择一个词元，看每个头看得最多的词元"],
   head_n: ["head {n}", "头 {n}"], layer_n: ["layer {n}", "第 {n} 层"], layer_head: ["Layer {layer}, head {head}", "第 {layer} 层，头 {head}"],
   layer_mean: ["Layer {layer}, mean of {n} heads", "第 {layer} 层，{n} 个头的平均"],
-  announce: ["{word} looks at {list}", "{word} 看向 {list}"],
   columns: ["as columns", "分栏"], flowing: ["as text", "连排"], pictured: ["as picture", "图像"], layout: ["Layout", "版式"],
   map_of: ["Map of layer {layer}, head {head}", "第 {layer} 层头 {head} 的权重图"],
   overview_help: ["Each square is one head: queries from top to bottom, keys from left to right, stronger colour for more weight. Choose one to open it.",

@@ -185,7 +185,7 @@ def _prepared(given: tuple[Any, ...], backend: str) -> tuple[Program, Call]:
         spec = program.spec
     else:
         # nothing depends on the number of keys but for what ``sizes`` says: a text is decoded by one program
-        sizes = size_kind(query, key, grad)
+        sizes = size_kind(query, grad, rest[1] * rest[2], rows, keys)
         program = recall(programs, (sizes, rest), lambda: program_of(prepare(*given), backend))
         spec = program.spec
         if spec.keys != keys or spec.offset != offset:

@@ -64,6 +64,7 @@ def test_a_plan_is_a_table_of_what_it_prints() -> None:
     assert found["text/plain"] == str(plan)
     said = "".join(Tree(found["text/html"]).text)
     assert plan.backend in said and "not reference" in said
+    assert "FLOP · bytes" in said and "B · peak memory" in said
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,17 @@ def test_shares_are_those_of_the_whole_matrix() -> None:
         assert row["previous"] <= np.trace(own, -1) / length + 1e-6
 
 
+def test_a_head_without_any_entropy_has_none_in_place_of_zero() -> None:
+    recording = sentence(layers=1, heads=3)
+    for name in ("entropy", "max_weight"):
+        recording.calls[0].parts[name][:, 1] = torch.nan  # as where every query is padding
+        recording.calls[0].parts[name][:, 2, 3:] = torch.nan
+    rows = scenes(recording, Texts())[0][0].layers[0].rows
+    assert rows[1]["entropy"] is None and rows[1]["max_weight"] is None
+    for name in ("entropy", "max_weight"):
+        assert rows[2][name] == pytest.approx(float(recording.calls[0].parts[name][0, 2, :3].mean()))
+
+
 def header(page: str) -> dict[str, Any]:
     data = re.search(r'id="regard-data">(.*?)</script>', page)
     assert data is not None

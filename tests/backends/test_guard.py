@@ -256,3 +256,43 @@ def test_hidden_numbers_change_no_bit_beside_sinks() -> None:
     hidden[:, :, 32] = 5.0
     before, after = (regard.attention(query, k, last, **given) for k in (key, hidden))
     assert torch.equal(before[:, :, :32], after[:, :, :32])
+
+
+@pytest.mark.parametrize("asked", [(True, True, True), (True, False, False), (False, True, False), (False, True, True)])
+@pytest.mark.parametrize("poison", [*POISON, 1e300])
+def test_poison_that_shows_in_a_small_calls_gradients_alone_reaches_none_of_them(
+    poison: float, asked: tuple[bool, ...]
+) -> None:
+    def derivatives(key: Tensor) -> list[Tensor]:
+        given = [x.clone().requires_grad_(need) for x, need in zip((query, key, value), asked, strict=True)]
+        out = regard.attention(*given, mask=masks.padding([5, 4]))
+        wanted = [x for x in given if x.requires_grad]
+        first = torch.autograd.grad(out.square().sum(), wanted, retain_graph=True)
+        once_more = torch.autograd.grad(out.square().sum(), wanted, create_graph=True)
+        second = torch.autograd.grad(sum(x.square().sum() for x in once_more), wanted)
+        return [*first, *once_more, *second]
+
+    query, key, value = tensors(2, 3, 3, 5, 7, 8)
+    bad = key.clone()
+    bad[0, :, 5:, 1] = bad[1, :, 4:] = poison
+    for made, clean in zip(derivatives(bad), derivatives(key), strict=True):
+        torch.testing.assert_close(made, clean, rtol=0, atol=1e-11)
+
+
+def test_a_bad_gradient_is_not_taken_for_a_bad_key() -> None:
+    query, key, value = (x.requires_grad_() for x in tensors(2, 3, 3, 5, 7, 8))
+    out = regard.attention(query, key, value, mask=masks.padding([5, 4]))
+    grad = torch.ones_like(out)
+    grad[0, 1, 2, 3] = torch.nan
+    (made,) = torch.autograd.grad(out, query, grad)
+    assert made.isnan().any(-1).nonzero().tolist() == [[0, 1, 2]]
+
+
+def test_several_backward_passes_at_once_through_a_small_masked_call() -> None:
+    inputs = tensors(2, 3, 3, 7, 7, 8, grad=True)
+    out = regard.attention(*inputs, mask=masks.causal())
+    grads = torch.randn(3, *out.shape, dtype=out.dtype)
+    made = torch.autograd.grad(out, inputs, grads, is_grads_batched=True, retain_graph=True)
+    for at, grad in enumerate(grads):
+        for one, all_of_it in zip(torch.autograd.grad(out, inputs, grad, retain_graph=True), made, strict=True):
+            torch.testing.assert_close(all_of_it[at], one)

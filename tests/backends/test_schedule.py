@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+import regard
 from core_calls import every_mask, permitted, prepare, tensors
 from regard import masks
 from regard.backends._schedule import permitted_of, steps_of
@@ -170,3 +171,13 @@ def test_offsets_in_a_tensor_are_read_at_every_call() -> None:
     steps_of(call)
     offset += 5
     assert (painted(call, steps_of(call)) == permitted(masks.causal(), 2, 1, 63, 111, torch.tensor([5, 45]))).all()
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "blockwise"])
+@pytest.mark.parametrize(("L", "S"), [(64, 11), (111, 63), (200, 200)])
+def test_classes_of_a_strided_mask_whose_first_interval_holds_none_of_their_keys(backend: str, L: int, S: int) -> None:
+    inputs = tensors(2, 3, 3, L, S, 4)
+    near = masks.window(left=0) | masks.columns(5) & ~masks.columns(3)
+    for mask in (masks.strided(9) | masks.window(left=0), masks.strided(9) & ~near, masks.strided(7) | near):
+        out, expected = (regard.attention(*inputs, mask=mask, backend=name) for name in (backend, "eager"))
+        torch.testing.assert_close(out, expected, rtol=0, atol=1e-12)

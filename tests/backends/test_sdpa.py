@@ -50,6 +50,40 @@ def test_causal_documents_are_a_flagged_call_each() -> None:
     assert kernel_calls(1300, 1300, mask=mask) == [(True, False, 600, 600), (True, False, 700, 700)]
 
 
+def test_holes_in_a_causal_call_are_left_out_of_the_keys_and_need_no_mask() -> None:
+    holes = masks.columns(70) & ~masks.columns(60) | masks.columns(1)
+    flagged = [(True, False, 59, 59), (True, False, 1230, 1230)]
+    in_the_hole, beyond = (False, False, 10, 59), (False, False, 1230, 59)
+    calls = kernel_calls(1300, 1300, mask=masks.causal() & ~holes)
+    assert sorted(calls) == sorted([*flagged, in_the_hole, beyond])
+
+
+def test_heads_with_masks_of_their_own_are_computed_apart() -> None:
+    first = torch.tensor([True, False, False, False])[None, :, None, None]
+    calls = kernel_calls(1300, 1300, mask=masks.causal() & (~masks.columns(4) | masks.drop(first)))
+    assert sorted(calls) == [(True, False, 1296, 1296)] * 2 + [(True, False, 1300, 1300)] * 6
+
+
+def test_a_bias_of_one_row_goes_next_to_the_causal_flag_and_stays_one_row() -> None:
+    bias = torch.randn(1, 4, 1, 300)
+    assert kernel_calls(300, 300, mask=masks.causal(), bias=bias) == [(True, True, 300, 300)]
+
+
+@pytest.mark.parametrize("shape", [(1, 4, 1, 111), (2, 1, 1, 111), (2, 4, 1, 1)])
+@pytest.mark.parametrize("mask", [None, masks.causal(), masks.causal() & ~(masks.columns(60) & ~masks.columns(50))])
+def test_a_bias_of_one_row_hides_keys_and_empties_rows(shape: tuple[int, ...], mask: masks.Mask | None) -> None:
+    query, key, value = (x.requires_grad_() for x in tensors(2, 4, 2, 111, 111, 16))
+    bias = torch.randn(shape, dtype=torch.float64)
+    bias[0, 0, 0, : min(5, shape[3])] = -torch.inf
+    bias[-1, -1, 0, 40 : 40 + 7 * (shape[3] > 1)] = -torch.inf
+    outs = [regard.attention(query, key, value, mask=mask, bias=bias, backend=name) for name in ("sdpa", "eager")]
+    torch.testing.assert_close(*outs, rtol=0, atol=1e-12)
+    assert not outs[0][0, 0, 0].any() or mask is None
+    grad = torch.randn_like(outs[0])
+    for one, other in zip(*(torch.autograd.grad(out, (query, key, value), grad) for out in outs), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+
+
 def test_small_calls_are_one_kernel_call_whatever_the_mask() -> None:
     for mask in (masks.causal(), masks.window(left=2), masks.documents(lengths=[3, 4]), masks.strided(2)):
         assert len(kernel_calls(5, 7, mask=mask)) == 1

@@ -223,6 +223,18 @@ def test_two_recordings_are_compared_and_the_head_that_changed_most_is_first(ope
     assert len(pointed) == 1
 
 
+def test_a_longer_text_is_compared_at_the_same_head_and_its_end_can_be_clicked(open_page) -> None:
+    opened = open_page(sentence(["only"], title="short"), against=sentence(title="long"), layer=1, head=2)
+    opened.view("compare")
+    longer = opened.page.locator(".three section:nth-child(2) canvas")
+    box = longer.bounding_box()
+    longer.click(position={"x": box["width"] / 2, "y": box["height"] * 0.7})
+    opened.page.select_option('[aria-label="B Recording"]', "0,0")
+    assert "Layer 1, head 2 · short" in opened.page.inner_text(".three section:nth-child(2) h2")
+    opened.view("text")
+    assert opened.page.inner_text(".pane.query .t") == "only"
+
+
 def test_equal_heads_have_no_difference(open_page) -> None:
     opened = open_page(sentence(title="a"), against=sentence(title="b"), layer=0, head=1)
     opened.view("compare")

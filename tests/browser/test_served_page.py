@@ -46,8 +46,11 @@ def served(tmp_path: Path, small: Small) -> Iterator[tuple[str, Looks]]:
     thread.join(10)
 
 
-def test_the_local_page_lists_opens_compares_looks_and_asks_for_detail(browser: Any, served: tuple[str, Looks]) -> None:
+def test_the_local_page_lists_opens_compares_looks_and_asks_for_detail(
+    browser: Any, served: tuple[str, Looks], tmp_path: Path
+) -> None:
     address, looks = served
+    (tmp_path / "\u202egnp.regard").write_bytes(b"")
     context = browser.new_context(viewport={"width": 1280, "height": 900})
     opened = Opened(context.new_page())
     page = opened.page
@@ -56,6 +59,7 @@ def test_the_local_page_lists_opens_compares_looks_and_asks_for_detail(browser: 
     assert sorted(page.eval_on_selector_all(".recordings bdi", "all => all.map(one => one.textContent)")) == [
         "one.regard",
         "two.regard",
+        "\ufffdgnp.regard",  # a name that would turn itself around is shown as it is
     ]
     for view, step in (("walk", '[data-step="normed"]'), ("cost", "[data-cost=cache]")):
         page.click(f"[data-learn={view}]")

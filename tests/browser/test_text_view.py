@@ -127,6 +127,9 @@ def test_the_keyboard_walks_through_words_and_layers(open_page) -> None:
     opened.page.keyboard.press("ArrowUp")
     assert opened.page.get_attribute('[data-pick="layer1"]', "aria-pressed") == "true"
     assert "looks at" in opened.page.inner_text("[aria-live]")
+    opened.page.click("text=is looked at by")
+    assert "is looked at by" in opened.page.inner_text("[aria-live]")
+    opened.page.focus(".scroller")
     opened.page.keyboard.press("Escape")
     assert opened.page.query_selector(".t.chosen") is None
 

@@ -104,6 +104,12 @@ def test_the_answers_of_the_exercises_are_computed(open_page) -> None:
     opened.settle()
     assert opened.page.get_attribute('[data-switch="mask:causal"]', "aria-pressed") == "true"
     np.testing.assert_array_equal(matrix(opened, "attention")[:, 0], [[1, 0, 0, 0, 0]] * 2)
+    # a causal mask would tell the two places apart: the exercise about positions takes it away
+    assert "largest difference 0.0000" in opened.page.inner_text('[data-answer="2"]')
+    opened.page.click(".exercise .chip >> nth=2")
+    opened.settle()
+    found = matrix(opened, "attention")
+    np.testing.assert_array_equal(found[:, 0], found[:, 3])
 
 
 def test_the_walk_speaks_chinese(open_page) -> None:

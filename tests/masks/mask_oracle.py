@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from regard import masks
 from regard.masks import Mask
+from regard.masks._rectangle import rectangle as chosen_pairs
 
 Bits = NDArray[np.bool_]
 
@@ -133,6 +134,19 @@ def blocks(rng: random.Random, z: Sizes) -> Pair:
     return Pair(masks.blocks(torch.from_numpy(table), size), bits)
 
 
+def rectangle(rng: random.Random, z: Sizes) -> Pair:
+    """What a cut by positions is."""
+    rows, columns = (np.zeros(size, bool) for size in (z.L, z.S))
+    for chosen in (rows, columns):
+        for _ in range(rng.randint(0, 3)):
+            start = rng.randint(0, len(chosen))
+            chosen[start : start + rng.choice([1, 1, 4, len(chosen)])] = True
+    mask = chosen_pairs(rows, columns, 3)
+    assert mask is not None
+    bits = _all(z, rows[:, None] & columns)
+    return Pair(mask, bits) if rng.random() < 0.5 else Pair(~mask, ~bits)
+
+
 def keep(rng: random.Random, z: Sizes) -> Pair:
     values = _random_bits(rng, z)
     return Pair(masks.keep(torch.from_numpy(values)), _all(z, values))
@@ -168,6 +182,7 @@ RULES: list[Callable[[random.Random, Sizes], Pair]] = [
     columns,
     strided,
     blocks,
+    rectangle,
     keep,
     drop,
     from_additive,

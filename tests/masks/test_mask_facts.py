@@ -7,6 +7,7 @@ import operator
 from functools import reduce
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,8 @@ import regard
 from regard import masks
 from regard.cache import KVCache
 from regard.masks._base import KINDS
+from regard.masks._rebuild import of_intervals
+from regard.masks._rectangle import rectangle
 
 SOURCE = Path(regard.__file__).parent
 X = torch.randn(2, 7, 12, generator=torch.Generator().manual_seed(3))
@@ -102,13 +105,23 @@ def test_facts_of_a_join_come_from_its_parts() -> None:
     assert (~PADDED).padding_side is None and (causal & LEFT).padding_side == "left"
 
 
+def test_what_a_cut_by_positions_leaves_is_intervals_to_kernels_and_one_rule_to_longer_calls() -> None:
+    rows, columns = np.arange(7) >= 0, np.isin(np.arange(7), [0, 5, 6])
+    cut, longer = (rectangle(np.resize(rows, n), np.resize(columns, n) | (np.arange(n) > 6), 3) for n in (7, 8))
+    assert cut is not None and cut == longer and ~~cut == cut
+    left = masks.causal() & ~cut
+    assert of_intervals(left.structure) and left.rows(7, 7, 0) is not None
+    assert rectangle(rows, np.arange(7) % 2 == 0, 3) is None  # four gaps
+
+
 def test_a_mask_taken_apart_by_heads_has_an_item_for_each_head() -> None:
     table = torch.rand(2, 3, 4, 4, generator=torch.Generator().manual_seed(1)) > 0.5
-    mask = ~(masks.blocks(table, 2) & masks.causal()) | PADDED & IDS
+    mask = ~(masks.blocks(table, 2) & masks.causal()) | PADDED & IDS & masks.drop(table[:1, :, :1, :1])
     apart = mask.per_head(2, 3)
     assert apart is not None and apart.heads == 1
     assert torch.equal(apart.dense(7, 7).reshape(2, 3, 7, 7), mask.dense(7, 7).expand(2, 3, 7, 7))
-    assert (mask & masks.keep(table[:, :, :1, :1])).per_head(2, 3) is None
+    pairs = torch.ones(2, 3, 7, 7, dtype=torch.bool)
+    assert (mask & masks.keep(pairs)).per_head(2, 3) is None
 
 
 def _last(node: ast.expr) -> str:

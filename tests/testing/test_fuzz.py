@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections import Counter
 
 import pytest
@@ -123,3 +125,19 @@ def test_few_keys_under_many_strided_rows(sizes):
         **given, dtype="float32", backend="blockwise", tree=tree, wrt=("key", "value", "sinks"), seed=3
     )
     assert fuzz.verify(recipe) == "ran"
+
+
+@pytest.mark.parametrize("backend", ["auto", "sdpa", "blockwise", "eager"])
+@pytest.mark.parametrize("given", [{}, {"softcap": 5.0}, {"sinks": True}], ids=["plain", "softcap", "sinks"])
+@pytest.mark.parametrize("wrt", [(), ("value",), ("query", "key", "value")])
+def test_a_query_of_nan_that_sees_nothing_is_zero_with_gradients_too(backend, wrt, given):
+    hidden = ("and", ("random_blocks", 1, 1, 405), ("documents_lengths", (6, 2)))
+    recipe = fuzz.Recipe(H=4, Hkv=2, L=2, S=8, D=5, Dv=5, backend=backend, tree=hidden, wrt=wrt, seed=756516, **given)
+    assert not _recipes.permitted(_recipes.build(recipe)[1], recipe).any()
+    if fuzz.verify(dataclasses.replace(recipe, lost="query")) == "refused":
+        assert backend == "sdpa" and "softcap" in given
+        return
+    dirty = _recipes.build(dataclasses.replace(recipe, lost="query"))[0]
+    if wrt:
+        _, grads = dirty.differentiate(functools.partial(regard.attention, backend=backend), wrt=list(wrt))
+        assert all(not grad.isnan().any() for grad in grads.values())

@@ -40,7 +40,10 @@ export class CompareView {
     this.tips = { a: tip(), b: tip(), d: tip() };
     const make = (name: "a" | "b" | "d") => new MapCanvas({
       point: (cell, x, y) => this.point(name, cell, x, y),
-      choose: (cell) => store.set({ chosen: { side: "query", at: cell.query + store.layer.header.first } }),
+      choose: (cell) => {
+        // the other text may be the longer one
+        if (cell.query < store.layer.queries) store.set({ chosen: { side: "query", at: cell.query + store.layer.header.first } });
+      },
     });
     this.maps = { a: make("a"), b: make("b"), d: make("d") };
     const all = Object.values(this.maps);
@@ -58,12 +61,16 @@ export class CompareView {
     if (this.store.state.against) return this.store.state.against;
     const { a, store } = this;
     if (store.data.recordings.length > 1) {
-      const recording = a.recording === 0 ? 1 : 0, scene = Math.min(a.scene, store.data.recordings[recording]!.scenes.length - 1);
-      const layers = store.data.recordings[recording]!.scenes[scene]!.layers;
-      const layer = Math.min(a.layer, layers.length - 1);
-      return { recording, scene, layer, head: Math.min(a.head, layers[layer]!.heads.length - 1) };
+      const recording = a.recording === 0 ? 1 : 0;
+      return this.fitted({ ...a, recording, scene: Math.min(a.scene, store.data.recordings[recording]!.scenes.length - 1) });
     }
     return { ...a, head: (a.head + 1) % store.layer.heads.length };
+  }
+
+  /** The same layer and head where they are there, else the last that are. */
+  private fitted(pick: Pick): Pick {
+    const { layers } = this.store.data.recordings[pick.recording]!.scenes[pick.scene]!, layer = Math.min(pick.layer, layers.length - 1);
+    return { ...pick, layer, head: Math.min(pick.head, layers[layer]!.heads.length - 1) };
   }
 
   private layerOf(pick: Pick): Layer { return this.store.data.recordings[pick.recording]!.scenes[pick.scene]!.layers[pick.layer]!; }
@@ -114,9 +121,9 @@ export class CompareView {
       return el("div", { class: "field" }, el("b", {}, name),
         list("recording", scenes.map(({ recording, r, scene, s }) => [`${r},${s}`, `${recording.title}${recording.scenes.length > 1 ? ` ${scene.item + 1}` : ""}`]), `${pick.recording},${pick.scene}`, (value) => {
           const [recording, scene] = value.split(",").map(Number);
-          set({ ...pick, recording: recording!, scene: scene!, layer: 0, head: 0 });
+          set(this.fitted({ ...pick, recording: recording!, scene: scene! }));
         }),
-        list("layer", layers.map((layer, at) => [String(at), store.say("layer_n", { n: layer.index })]), String(pick.layer), (value) => set({ ...pick, layer: Number(value), head: Math.min(pick.head, layers[Number(value)]!.heads.length - 1) })),
+        list("layer", layers.map((layer, at) => [String(at), store.say("layer_n", { n: layer.index })]), String(pick.layer), (value) => set(this.fitted({ ...pick, layer: Number(value) }))),
         list("heads", layers[pick.layer]!.heads.map((head, at) => [String(at), store.say("head_n", { n: head })]), String(pick.head), (value) => set({ ...pick, head: Number(value) })));
     };
     const { a, b } = this;

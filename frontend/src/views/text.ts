@@ -40,7 +40,7 @@ export class TextView {
     }
     this.drawBar();
     this.look();
-    if (changed.has("chosen") || changed.has("layer") || changed.has("heads")) this.announce();
+    if (changed.has("chosen") || changed.has("layer") || changed.has("heads") || changed.has("direction")) this.announce();
   }
 
   private build(): void {
@@ -239,9 +239,10 @@ export class TextView {
 
   private announce(): void {
     const { store } = this, { layer } = store, chosen = store.state.chosen;
-    if (!chosen || !this.found.out.length) return;
-    const list = this.found.out.slice(0, 3).map((look) => `${label(layer.keyToken(look.at))} ${percent(look.weight)}`).join(", ");
-    this.live.textContent = store.say("announce", { word: label((layer.isCross ? layer.queryText : layer.keyText)[chosen.at] ?? ""), list });
+    if (!chosen) return;
+    const { out } = this.wants(chosen), text = layer.isCross && chosen.side === "query" ? layer.queryText : layer.keyText;
+    const list = this.found[out ? "out" : "in"].slice(0, 3).map(({ at, weight }) => `${label(out ? layer.keyToken(at) : layer.queryToken(at))} ${percent(weight)}`);
+    this.live.textContent = list.length ? `${label(text[chosen.at] ?? "")} ${store.say(out ? "looks_at" : "looked_at_by")} ${list.join(", ")}` : "";
   }
 
   private key(event: KeyboardEvent): void {

@@ -46,12 +46,11 @@ def character(
     found: dict[str, NDArray[Any]] = {}
     if entropy is not None:
         there = ~np.isnan(entropy)
-        counted = np.maximum(there.sum(-1), 1)
-        found["entropy"] = np.where(there, entropy, 0).sum(-1) / counted
+        found["entropy"] = _mean(entropy)
         most = np.where(there, np.log(np.maximum(permitted, 1)), 0).sum(-1)
         found["spread"] = np.where(most > 0, np.where(there, entropy, 0).sum(-1) / np.maximum(most, 1e-30), np.nan)
     if max_weight is not None:
-        found["max_weight"] = np.nansum(max_weight, -1) / np.maximum((~np.isnan(max_weight)).sum(-1), 1)
+        found["max_weight"] = _mean(max_weight)
     if key_mass is not None:
         received = (key_mass > 0).argmax(-1)  # padding on the left receives nothing
         first = np.take_along_axis(key_mass, received[:, None], -1)[:, 0]
@@ -74,6 +73,12 @@ def character(
         row: dict[str, Any] = {name: _number(found[name][head]) if name in found else None for name in STATISTICS}
         rows.append({**row, "label": label(row, len(tokens))})
     return rows
+
+
+def _mean(values: NDArray[Any]) -> NDArray[Any]:
+    """For each head, the mean over the queries that have a value; NaN, not 0, where none has."""
+    number = (~np.isnan(values)).sum(-1)
+    return np.where(number > 0, np.nansum(values, -1) / np.maximum(number, 1), np.nan)
 
 
 def _number(value: Any) -> float | None:

@@ -173,7 +173,8 @@ def _plan(plan: Any) -> str:
     lines = []
     for line in str(plan).splitlines():
         if line[:1].strip():
-            lines.append([line[:15].strip(), line[15:].strip()])
+            # HTML would run together what spaces hold apart
+            lines.append([line[:15].strip(), line[15:].strip().replace("   ", " · ")])
         elif lines:
             lines[-1][1] += " " + line.strip()
     rows = "".join(

@@ -16,7 +16,7 @@ import torch
 
 from regard.backends._autograd import held_tensors, second_derivative
 from regard.backends._base import no_autocast
-from regard.backends._kernel_call import SecondDerivative
+from regard.backends._kernel_call import OwnDerivative
 from regard.spec import Refused
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def run(call: Call, named: bool) -> tuple[Tensor, Tensor]:
             query, key, value, None, True, spec.dropout, flags.causal, False, scale=spec.scale
         )
         assert out.grad_fn is not None
-        out.grad_fn.register_hook(SecondDerivative(call, partial(_differentiable, named)))
+        out.grad_fn.register_hook(OwnDerivative(call, partial(_differentiable, named)))
         return out, lse.detach().reshape(lse.shape[:3])
     with no_autocast("cuda"):
         out, lse = _Kernel.apply(call, named, *tensors, call.bias, call.sinks)  # type: ignore[no-untyped-call]

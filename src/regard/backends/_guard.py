@@ -69,12 +69,18 @@ def with_nan(result: Result, lost: Tensor | None) -> Result:
 
 def _looks_clean(call: Call, result: Result) -> bool:
     # -inf is an empty row; NaN or +inf comes from a bad query, or from a logit that overflowed
-    if not result.lse.sum().item() < math.inf:
+    total = result.lse.sum().item()
+    if not total < math.inf:
         return False
     if call.spec.grad:
-        # a bad key that is hidden shows only in gradients
-        return math.isfinite(norm_of(call.key)) and math.isfinite(norm_of(call.value))
+        # a bad key that is hidden shows only in gradients, and so does a bad query that sees nothing
+        return is_finite(call) and (total > -math.inf or math.isfinite(norm_of(call.query)))
     return math.isfinite(_sum(result.out))
+
+
+def is_finite(call: Call) -> bool:
+    """Whether keys and values are all numbers, and none is huge."""
+    return math.isfinite(norm_of(call.key)) and math.isfinite(norm_of(call.value))
 
 
 def cleaned(backend: Backend, call: Call) -> tuple[Call, Tensor | None]:
@@ -134,17 +140,32 @@ def _careful(program: Program, call: Call) -> Result:
     bad_query = _unusable(call.query, spec.scale)  # [B, H, L]
     # a huge value that is hidden meets weights of 0 in a gradient, and may be infinite by then
     bad_key = _unusable(call.key, spec.scale) | _unusable(call.value, 1.0)  # [B, Hkv, S]
+    # an empty row is 0 whatever its query is
+    used = _sees(call, torch.ones_like(bad_key).repeat_interleave(group, 1))
     touched = bad_query | _sees(call, bad_key.repeat_interleave(group, 1))
     out, lse, *_ = program.run(_without(call, touched, bad_key))
     nan_key = _has_nan(call.key) | _has_nan(call.value)
-    lost = touched & (_has_nan(call.query) | _sees(call, nan_key.repeat_interleave(group, 1)))
-    lost &= _sees(call, torch.ones_like(bad_key).repeat_interleave(group, 1))  # an empty row is 0 all the same
+    lost = used & touched & (_has_nan(call.query) | _sees(call, nan_key.repeat_interleave(group, 1)))
     out = _Lost.apply(out, call.query, lost)  # type: ignore[no-untyped-call]
     lse = lse.masked_fill(lost, torch.nan)
-    index = (touched & ~lost).nonzero(as_tuple=True)
+    index = (used & touched & ~lost).nonzero(as_tuple=True)
     tensors = (call.query, call.key, call.value, call.bias, call.sinks)
     rows, rows_lse = _ExactRows.apply(call, index, *tensors)  # type: ignore[no-untyped-call]
     return Result(out.index_put(index, rows), lse.index_put(index, rows_lse.to(lse.dtype)), finite=False)
+
+
+def careful_gradients(
+    program: Program, call: Call, grad_out: Tensor, needs: tuple[bool, ...], again: bool
+) -> tuple[Tensor | None, ...]:
+    """Of query, key and value, for a call whose forward pass was clean. ``again``: to be differentiated once more."""
+    inputs = [_detached(tensor, again) for tensor in (call.query, call.key, call.value)]
+    query, key, value = inputs
+    assert query is not None and key is not None and value is not None
+    with torch.enable_grad(), no_autocast(call.spec.device):
+        out = _careful(program, call.replace(query=query, key=key, value=value)).out
+        wanted = [tensor for tensor, need in zip(inputs, needs, strict=False) if need and tensor is not None]
+        made = iter(torch.autograd.grad(out, wanted, grad_out, create_graph=again, allow_unused=True))
+    return tuple(next(made) if need else None for need in needs[:3])
 
 
 def _has_nan(tensor: Tensor) -> Tensor:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
-from regard.backends import _kernels
+from regard.backends import _guard, _kernels
 from regard.backends._autograd import run_fused, second_derivative
 from regard.backends._base import Program, reads_values
 from regard.masks._memo import versions
@@ -28,7 +27,9 @@ FEW = 1 << 15
 VECTOR = 64
 
 _count_nonzero = torch.count_nonzero
-_norm = torch.linalg.vector_norm
+_keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
+_derives = torch.is_grad_enabled
+_is_batched, _was_batched = torch._C._functorch.is_batchedtensor, torch._C._functorch.is_legacy_batchedtensor
 _make: Callable[..., Result] = tuple.__new__  # without the Python function of a named tuple
 
 
@@ -84,48 +85,70 @@ class KernelCall(Program):
         out, lse = _kernels.cpu_forward(
             call.query, call.key, call.value, 0.0, self.causal, attn_mask=self.added, scale=self.spec.scale
         )
-        lse = lse.detach()
         if self._may_hide_nan and _count_nonzero(lse).item() != lse.numel():
             out, lse = show_nan(call, call.query, call.key, out, lse)
         assert out.grad_fn is not None
-        named = self.backend.name if self.named else None
-        out.grad_fn.register_hook(SecondDerivative(call, partial(second_derivative, named)))
-        finite = None
-        if self.guarded:
-            # a bad key that is hidden shows only in gradients; one number to read instead of three
-            sizes = _norm(call.key.detach()) + _norm(call.value.detach()) + lse.sum()
-            finite = math.isfinite(sizes.item())
+        out.grad_fn.register_hook(OwnDerivative(call, self._derive, self.guarded))
+        finite = math.isfinite(out.detach().sum().item()) if self.guarded else None
         return _make(Result, (out, lse, None, finite))
 
+    def _derive(self, call: Call, grad_out: Tensor, needs: tuple[bool, ...]) -> tuple[Tensor | None, ...] | None:
+        again = torch.is_grad_enabled()
+        if self.guarded and not (again and self.named) and not _guard.is_finite(call):
+            return _guard.careful_gradients(self, call, grad_out, needs, again)
+        return second_derivative(self.backend.name if self.named else None, call, grad_out, needs) if again else None
 
-class SecondDerivative:
+
+class OwnDerivative:
     """A hook on torch's own derivative, which cannot be differentiated again: where that is to come, ``derive(call,
-    grad_out, needs)`` takes its place. Holds the inputs until the derivative has been taken, as torch does."""
+    grad_out, needs)`` takes its place. So it does where numbers that are hidden have reached the gradients of a
+    ``guarded`` call: in its result they may not show. It answers None where torch's own are right. The hook holds the
+    inputs until the derivative has been taken, as torch does."""
 
-    __slots__ = ("_call", "_derive", "_versions")
+    __slots__ = ("_call", "_derive", "_guarded", "_versions")
 
     def __init__(
-        self, call: Call, derive: Callable[[Call, Tensor, tuple[bool, ...]], tuple[Tensor | None, ...]]
+        self,
+        call: Call,
+        derive: Callable[[Call, Tensor, tuple[bool, ...]], tuple[Tensor | None, ...] | None],
+        guarded: bool = False,
     ) -> None:
         self._call: Call | None = call
-        self._derive = derive
+        self._derive, self._guarded = derive, guarded
         self._versions = None if call.mask is None or not call.mask.tensors else versions(call.mask.tensors)
 
     def __call__(
         self, grads: tuple[Tensor | None, ...], grad_out: tuple[Tensor | None, ...]
     ) -> tuple[Tensor | None, ...] | None:
         call = self._call
-        if not torch._C._autograd._get_current_graph_task_keep_graph():
+        if not _keeps_graph():
             self._call = None
         # no gradient at all may come, which stands for zeros
-        if not torch.is_grad_enabled() or grad_out[0] is None or call is None:
+        if grad_out[0] is None or call is None:
+            return None
+        if not _derives() and not (self._guarded and _has_hidden(grads)):
             return None
         if call.mask is not None and call.mask.tensors and versions(call.mask.tensors) != self._versions:
             raise RuntimeError(
                 f"a tensor of {call.mask!r} was changed in place between the forward and the backward pass"
             )
         needs = (*(grad is not None for grad in grads[:3]), False, False)  # None: nobody asked for that one
-        return (*self._derive(call, grad_out[0], needs)[:3], *grads[3:])
+        made = self._derive(call, grad_out[0], needs)
+        return None if made is None else (*made[:3], *grads[3:])
+
+
+def _has_hidden(grads: tuple[Tensor | None, ...]) -> bool:
+    """Whether a number that is hidden may have reached gradients: 0 times what is not finite is in every sum over keys,
+    which the gradients of the queries are; where nobody asked for these, the others tell."""
+    if grads[0] is not None:
+        return not _is_finite(grads[0])
+    return any(grad is not None and not _is_finite(grad) for grad in grads[1:3])
+
+
+def _is_finite(grad: Tensor) -> bool:
+    if _is_batched(grad) or _was_batched(grad):  # several backward passes at once, whose numbers cannot be read
+        return False
+    return math.isfinite(grad.sum().item())
 
 
 def show_nan(call: Call, query: Tensor, key: Tensor, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 SHORT = 32
 # rows of a tile step; small, since a band of width w pays for w + TILE keys per row
 TILE = 64
+# of the first interval: its end follows the row, as below a causal edge (see _segments)
+_DOWN = 1
 
 
 def steps_of(call: Call) -> list[Step]:
@@ -43,13 +45,13 @@ def _everything(rows: int, keys: int) -> list[Step]:
     return [Step(None, 0, rows, (Run(0, keys, True),), "rect", None, None)]
 
 
-def _build(mask: Mask, rows: int, keys: int, offset: int | Tensor, batch: int) -> list[Step]:
+def _build(mask: Mask, rows: int, keys: int, offset: int | Tensor, batch: int, once: bool = False) -> list[Step]:
     intervals = mask.rows(rows, keys, offset, batch)
     steps: list[Step] = []
     if intervals is not None:
         groups = intervals.lo.shape[0]
         for g in range(groups):
-            steps += from_intervals(None if groups == 1 else g, intervals.lo[g], intervals.hi[g])
+            steps += from_intervals(None if groups == 1 else g, intervals.lo[g], intervals.hi[g], once=once)
         return steps
     block = 64 if keys <= 4096 else 128
     table = mask.blocks(rows, keys, offset, batch, block, block)
@@ -59,70 +61,77 @@ def _build(mask: Mask, rows: int, keys: int, offset: int | Tensor, batch: int) -
     return steps
 
 
-def from_intervals(batch: int | None, lo: NDArray[np.int64], hi: NDArray[np.int64]) -> list[Step]:
+def from_intervals(
+    batch: int | None, lo: NDArray[np.int64], hi: NDArray[np.int64], *, once: bool = False
+) -> list[Step]:
+    """``lo``, ``hi``: [K, rows], as ``RowIntervals`` has them. ``once``: every row is in one step only."""
     if lo.shape[0] > 1 and not (lo[1:] < hi[1:]).any():
         lo, hi = lo[:1], hi[:1]
-    if lo.shape[0] > 1:
+    if lo.shape[0] > 1 and once:
         return _tiles(batch, lo, hi, 0, lo.shape[1])
     steps: list[Step] = []
-    pending: int | None = None  # start of short segments waiting to share tiles
-    for start, stop, slope in _segments(lo[0], hi[0]):
-        if slope == (0, 1) and lo[0, start] >= hi[0, start]:
+    pending: int | None = None  # start of segments waiting to share tiles
+    for start, stop, moves in _segments(lo, hi):
+        if moves == _DOWN and not (lo[:, start] < hi[:, start]).any():
             start += 1  # a causal edge may begin with an empty row
-        if start == stop or (slope == (0, 0) and lo[0, start] >= hi[0, start]):
+        used = np.flatnonzero((lo < hi)[:, min(start, stop - 1)])
+        if start == stop or (moves == 0 and len(used) == 0):
             if pending is not None:
                 steps += _tiles(batch, lo, hi, pending, start)
                 pending = None
             continue
-        if stop - start < SHORT and lo.shape[1] > SHORT:
+        even = len(used) > 0 and moves in (0, _DOWN * 4 ** used[-1])  # all but the last interval stay where they are
+        if (stop - start < SHORT and lo.shape[1] > SHORT) or (len(lo) > 1 and not even):
             pending = start if pending is None else pending
             continue
         if pending is not None:
             steps += _tiles(batch, lo, hi, pending, start)
             pending = None
-        steps += _segment(batch, lo, hi, start, stop, slope)
+        inside = lo[used, start:stop], hi[used, start:stop]
+        steps += _segment(batch, *inside, start, moves != 0, once) if even else _tiles(batch, lo, hi, start, stop)
     if pending is not None:
         steps += _tiles(batch, lo, hi, pending, lo.shape[1])
     return steps
 
 
-def _segments(lo: NDArray[np.int64], hi: NDArray[np.int64]) -> list[tuple[int, int, tuple[int, int]]]:
-    """Maximal ranges of rows whose interval moves evenly: (start, stop, (change of lo, change of hi) per row)."""
-    rows = len(lo)
+def _segments(lo: NDArray[np.int64], hi: NDArray[np.int64]) -> list[tuple[int, int, int]]:
+    """Maximal ranges of rows whose intervals move evenly: (start, stop, moves). ``moves`` is a number of two binary
+    digits for each interval: whether its start, and whether its end, is one key further in every next row."""
+    rows = lo.shape[1]
     if rows < 2:  # one query for each of many items: a step of decoding
-        return [(0, 1, (0, 0))] * rows
+        return [(0, 1, 0)] * rows
     step_lo, step_hi = np.diff(lo), np.diff(hi)
-    even = (step_lo >= 0) & (step_lo <= 1) & (step_hi >= 0) & (step_hi <= 1)
-    code = np.where(even, step_lo * 2 + step_hi, -1)  # code[r] is the move from row r to row r + 1
+    even = ((step_lo >= 0) & (step_lo <= 1) & (step_hi >= 0) & (step_hi <= 1)).all(0)
+    digits = 4 ** np.arange(len(lo))[:, None]
+    code = np.where(even, ((step_lo * 2 + step_hi) * digits).sum(0), -1)  # code[r] is the move from row r to row r + 1
     jump = code == -1
     changed = np.ones(len(code), dtype=bool)
     changed[1:] = (code[1:] != code[:-1]) & ~jump[:-1]
     starts = np.concatenate([[0], 1 + np.flatnonzero(jump | (changed & (np.arange(len(code)) > 0)))])
     stops = np.concatenate([starts[1:], [rows]])
-    found = []
-    for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
-        inner = int(code[start]) if stop - start > 1 else 0
-        found.append((start, stop, (inner // 2, inner % 2)))
-    return found
+    ends = zip(starts.tolist(), stops.tolist(), strict=True)
+    return [(start, stop, int(code[start]) if stop - start > 1 else 0) for start, stop in ends]
 
 
 def _segment(
-    batch: int | None, lo: NDArray[np.int64], hi: NDArray[np.int64], start: int, stop: int, slope: tuple[int, int]
+    batch: int | None, lo: NDArray[np.int64], hi: NDArray[np.int64], start: int, moves: bool, once: bool
 ) -> list[Step]:
-    first_lo, first_hi, last_hi = int(lo[0, start]), int(hi[0, start]), int(hi[0, stop - 1])
-    inside = lo[:, start:stop], hi[:, start:stop]
-    if slope == (0, 0):
-        return [Step(batch, start, stop, (Run(first_lo, first_hi, True),), "rect", *inside)]
-    if slope != (0, 1):
-        return _tiles(batch, lo, hi, start, stop)
-    corner = first_hi - 1  # first key of the triangle; what lies before it every row sees
-    triangle = np.maximum(inside[0], corner), inside[1]
-    if corner == first_lo:
-        return [Step(batch, start, stop, (Run(corner, last_hi, False),), "triangle", *triangle)]
-    full = np.full_like(inside[0], first_lo), np.full_like(inside[1], corner)
+    """Rows from ``start`` on over intervals [K, rows] that stay where they are, but for the end of the last."""
+    stop = start + lo.shape[1]
+    corner = int(hi[-1, 0]) - 1 if moves else int(hi[-1, 0])  # what lies before it every row sees
+    ends = np.concatenate([hi[:-1], np.full_like(hi[-1:], corner)])
+    runs = tuple(Run(int(a), int(b), True) for a, b in zip(lo[:, 0], ends[:, 0], strict=True) if a < b)
+    if not moves:
+        return [Step(batch, start, stop, runs, "rect", lo, hi)]
+    below = Run(corner, int(hi[-1, -1]), False)
+    if not runs:
+        return [Step(batch, start, stop, (below,), "triangle", np.maximum(lo, corner), hi)]
+    if once:
+        return [Step(batch, start, stop, (Run(runs[0].start, below.stop, False),), "tile", lo, hi)]
+    triangle = np.maximum(lo[-1:], corner), hi[-1:]
     return [
-        Step(batch, start, stop, (Run(first_lo, corner, True),), "rect", *full),
-        Step(batch, start, stop, (Run(corner, last_hi, False),), "triangle", *triangle, True),
+        Step(batch, start, stop, runs, "rect", lo, ends),
+        Step(batch, start, stop, (below,), "triangle", *triangle, True),
     ]
 
 
@@ -182,15 +191,13 @@ def _from_blocks(
 
 
 def merged_steps(call: Call) -> list[Step]:
-    """The steps with every row in one of them only: a triangle joins the rectangle before it."""
-    merged: list[Step] = []
-    for step in steps_of(call):
-        if step.merges:
-            before = merged.pop()
-            run = Run(before.runs[0].start, step.runs[0].stop, False)
-            step = Step(step.batch, step.start, step.stop, (run,), "tile", before.lo, step.hi)
-        merged.append(step)
-    return merged
+    """The steps with every row in one of them only."""
+    mask, spec = call.mask, call.spec
+    steps = steps_of(call)
+    if mask is None or not any(step.merges for step in steps):
+        return steps
+    sizes = spec.queries, spec.keys, call.offset, spec.batch
+    return mask.remember(("merged steps", *sizes), call.offset, lambda: _build(mask, *sizes, once=True))
 
 
 def permitted_of(step: Step, call: Call, rows: range, run: Run) -> Tensor | None:

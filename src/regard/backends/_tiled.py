@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from regard.spec import Call, CallSpec
 
 Grads = tuple["Tensor | None", ...]
+# up to here one call with a mask of all pairs costs less than steps for each head
+FEW_PAIRS = 1 << 20
 
 
 class TiledBackend(FusedBackend):
@@ -142,12 +144,12 @@ def _cover(steps: Steps, spec: CallSpec) -> bool:
 
 
 def by_heads(call: Call) -> Call:
-    """A call whose mask is a table for each head as one of batch · head items with one head each; others as they are,
-    and those of which other parts know the heads."""
+    """A call whose mask tells heads apart (by tables, or by which of them are cut) as one of batch · head items with
+    one head each; others as they are, and those of which other parts know the heads."""
     spec, mask = call.spec, call.mask
     if mask is None or mask.heads == 1 or spec.device != "cpu" or spec.bias is not None or spec.dropout:
         return call
-    if not mask.readable() or not mask.grain:
+    if not mask.readable() or (not mask.grain and spec.pairs <= FEW_PAIRS):
         return call
     B, H = spec.batch, spec.heads
     split = mask.remember(("by heads", B, H), 0, lambda: mask.per_head(B, H))

@@ -180,10 +180,22 @@ class Sdpa(TiledBackend):
             if step.lo is None and step.is_whole(call.spec):
                 return False, *_whole_mask(call)
         rows = range(step.start, step.stop)
+        if step.kind != "tile" and not is_rule(call.spec) and call.bias is not None and call.bias.shape[2] == 1:
+            return self._alike_for_rows(call, step, rows)
         parts = [self._added(call, step, rows, run) for run in step.runs]
         added = parts[0] if len(parts) == 1 else _side_by_side(parts)
         may_be_empty = may_hide(call.spec) or step.has_empty_rows
         return False, added, (added == -torch.inf).all(-1) if may_be_empty else None
+
+    def _alike_for_rows(self, call: Call, step: Step, rows: range) -> tuple[bool, Tensor, Tensor]:
+        """A bias that is the same for every row stays one row, next to the causal flag."""
+        parts = [bias_over(call, rows, range(run.start, run.stop), items_of(step)) for run in step.runs]
+        wide = [part.expand(*part.shape[:3], run.stop - run.start) for part, run in zip(parts, step.runs, strict=True)]  # type: ignore[union-attr]
+        row = (wide[0] if len(wide) == 1 else torch.cat(wide, -1)).to(call.spec.dtype)
+        hidden = row[:, :, 0] == -torch.inf
+        # of a triangle, row r sees the keys 0..r
+        empty = hidden.cummin(-1).values if step.kind == "triangle" else hidden.all(-1, keepdim=True)
+        return step.kind == "triangle", row.expand(-1, -1, len(rows), -1), empty
 
     def _added(self, call: Call, step: Step, rows: range, run: Run) -> Tensor:
         dtype, device = call.spec.dtype, call.query.device

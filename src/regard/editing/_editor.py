@@ -24,6 +24,7 @@ from regard.spec import OfOtherCall
 from regard.statistics import Want
 from regard.watching import _around
 from regard.watching._modules import Frame, inside_transform, is_cross
+from regard.watching._operators import unheard
 from regard.watching._padding import real_queries
 from regard.watching._seen import Seen, Unseen
 from regard.watching._silence import silence, silent
@@ -289,9 +290,10 @@ class Editor(Watcher):
             with self.running():
                 return run(program, call)
         seen = _fused.of_call(call)
-        place = self.place(met, _fused.detached(seen), call.spec.kv_heads)
-        place.has_edges = self._edges_of(seen, place)
-        changes = self.changes(place)
+        with unheard():
+            place = self.place(met, _fused.detached(seen), call.spec.kv_heads)
+            place.has_edges = self._edges_of(seen, place)
+            changes = self.changes(place)
         with self.running():
             ran = None
             if changes:
@@ -325,12 +327,13 @@ class Editor(Watcher):
 
     def attend(self, seen: Seen, dropout: float, run: Callable[[], Tensor], met: Met) -> Tensor:
         """[batch, head, query, dim] of a call, edited; ``run`` gives the output of the call as it was."""
-        place = self.place(met, _fused.detached(seen), seen.key.shape[1])
-        place.has_edges = self._edges_of(seen, place)
-        changes, width = self.changes(place), seen.value.shape[3]
+        with unheard():
+            place = self.place(met, _fused.detached(seen), seen.key.shape[1])
+            place.has_edges = self._edges_of(seen, place)
+            changes, width = self.changes(place), seen.value.shape[3]
+            seen = self.applied(seen, changes, place)
         with self.running():
             if changes:
-                seen = self.applied(seen, changes, place)
                 offset = place.offset if seen.offset is None else seen.offset
                 out = api.attention(
                     seen.query, seen.key, seen.value, mask=seen.mask, bias=seen.bias, scale=seen.scale,

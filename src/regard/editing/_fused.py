@@ -1,4 +1,5 @@
-"""A call given by query, key and value, changed: cuts become its mask, a steer one more dim, a pattern its q and k.
+"""A call given by query, key and value, changed: cuts become its mask, a steer a bias of one row or one more dim, a
+pattern its query and key.
 
 Tensors keep their gradients.
 """
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from regard import masks
+from regard.backends._base import accumulation
 from regard.bias import TableBias
 from regard.edits._edit import Change, Place
 from regard.watching._seen import Seen
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
     from regard.masks import Mask
     from regard.spec import Call
 
-# Kernels want the dims of heads to be a multiple of this many numbers.
 _STEP = 8
 
 
@@ -88,14 +89,19 @@ def _steered(seen: Seen, u: Tensor, b: Tensor, place: Place) -> Seen:
     query, key = seen.query, seen.key
     rows = u[:, None, :, None] * head_rows(place)
     scale = 1 / math.sqrt(query.shape[3]) if seen.scale is None else seen.scale
-    if seen.softcap is not None or scale == 0:
+    one_row = seen.bias is None or (isinstance(seen.bias, Tensor) and seen.bias.shape[2] == 1)
+    by_key = query.device.type == "cpu" and one_row and bool((u == 1).all())
+    if by_key or seen.softcap is not None or scale == 0:
+        rows = rows[:, :, :1] if by_key else rows  # torch's kernel takes one number for each key at no cost
         return _biased(seen, rows * b[:, None, None].to(query.device), place)
     parts, left = [], b / scale
     for _ in range(3 if query.dtype.itemsize == 2 else 1):
         parts.append(left.to(query.dtype))
         left = left - parts[-1].double()
-    more = -query.shape[3] % _STEP
-    more += _STEP if more < len(parts) else 0
+    # kernels of a GPU want the dims of heads to be a multiple of some numbers; on a CPU each more costs time
+    step = 1 if query.device.type == "cpu" else _STEP
+    more = -query.shape[3] % step
+    more += -(-(len(parts) - more) // step) * step if more < len(parts) else 0
     wide_query = query.new_zeros(*query.shape[:3], more)
     wide_query[..., : len(parts)] = rows.to(query.dtype)
     wide_key = key.new_zeros(*key.shape[:3], more)
@@ -111,7 +117,7 @@ def _steered(seen: Seen, u: Tensor, b: Tensor, place: Place) -> Seen:
 def _biased(seen: Seen, more: Tensor, place: Place) -> Seen:
     if isinstance(seen.bias, TableBias):
         raise place.refuse("it has a softcap and a bias that is a rule, to which a steer cannot be added")
-    more = more.to(seen.query.dtype)
+    more = more.to(accumulation(seen.query.dtype))
     return seen._replace(bias=more if seen.bias is None else seen.bias + more)
 
 

@@ -5,14 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from regard import masks
 from regard.edits import _places
 from regard.edits._edit import Change, Edit, Place
-from regard.edits._places import Where
+from regard.edits._places import Chosen, Where
 from regard.masks import Mask
+from regard.masks._rectangle import rectangle
 
+# gaps between keys up to which a cut is a rule: a row then sees no more intervals of keys than kernels take
+_MOST_HOLES = 3
 _FEW = 4096  # pairs that may be looked at, to see whether the call has an edge among them
 
 
@@ -45,29 +50,26 @@ class _Between(Cut):
     keys: Any
 
     def change(self, place: Place) -> Change | None:
-        edges = self.edges(place)
-        return None if edges is None or not self._cuts_any(place) else Change(hide=edges)
-
-    def _cuts_any(self, place: Place) -> bool:
-        """Whether the call has one of the edges, where a look at a few tells: a causal mask may hide them already."""
-        if place.has_edges is None:
-            return True
-        rows, columns = _places.queries(self.queries, place), _places.keys(self.keys, place)
-        down, across = _span(rows), _span(columns)
-        if len(down) * len(across) > _FEW:
-            return True
-        there = place.has_edges(down, across)
-        if there.shape[1] > 1:
-            there = there[:, list(place.heads)]
-        chosen = rows[:, None, down.start : down.stop, None] & columns[:, None, None, across.start : across.stop]
-        return bool((there & chosen).any())
+        rows, columns = self._chosen(place)
+        edges = self._rule(rows, columns, place)
+        return None if edges is None or not _has_any(rows, columns, place) else Change(hide=edges)
 
     def edges(self, place: Place) -> Mask | None:
-        rows, columns = _places.queries(self.queries, place), _places.keys(self.keys, place)
-        if not bool(rows.any()) or not bool(columns.any()):
+        return self._rule(*self._chosen(place), place)
+
+    def _chosen(self, place: Place) -> tuple[Chosen, Chosen]:
+        return _places.queries(self.queries, place), _places.keys(self.keys, place)
+
+    def _rule(self, rows: Chosen, columns: Chosen, place: Place) -> Mask | None:
+        if not rows.any() or not columns.any():
             return None
-        of_keys = masks.keep(columns[:, None, None])
-        return of_keys if self.queries is None else masks.keep(rows[:, None, :, None]) & of_keys
+        alike = len(rows) == 1 and len(columns) == 1
+        rule = rectangle(rows[0], columns[0], _MOST_HOLES) if alike else None
+        if rule is not None:
+            return rule
+        down, across = (torch.from_numpy(chosen).to(place.device) for chosen in (rows, columns))
+        of_keys = masks.keep(across[:, None, None])
+        return of_keys if self.queries is None else masks.keep(down[:, None, :, None]) & of_keys
 
     def __repr__(self) -> str:
         given = {"queries": self.queries, "keys": self.keys}
@@ -119,9 +121,23 @@ class _Not(Cut):
         return f"~{self.part!r}"
 
 
-def _span(chosen: Tensor) -> range:
-    """From the first to the last of those that are chosen, bool [items, count]."""
-    at = chosen.any(0).nonzero()
+def _has_any(rows: Chosen, columns: Chosen, place: Place) -> bool:
+    """Whether the call has one of the edges, where a look at a few tells: a causal mask may hide them already."""
+    if place.has_edges is None:
+        return True
+    down, across = _span(rows), _span(columns)
+    if len(down) * len(across) > _FEW:
+        return True
+    there = place.has_edges(down, across)
+    if there.shape[1] > 1:
+        there = there[:, list(place.heads)]
+    chosen = rows[:, None, down.start : down.stop, None] & columns[:, None, None, across.start : across.stop]
+    return bool((there & torch.from_numpy(chosen).to(there.device)).any())
+
+
+def _span(chosen: Chosen) -> range:
+    """From the first to the last of those that are chosen, [items, count]."""
+    at = np.flatnonzero(chosen.any(0))
     return range(int(at[0]), int(at[-1]) + 1)
 
 
@@ -133,7 +149,8 @@ def cut(mask: Mask | None = None, *, queries: Where | None = None, keys: Where |
         cut(masks.window(left=8)) & cut(keys="the")
         ~cut(keys=[0, 7])                         # nobody looks at anything else
 
-    The edges become a mask of the call, exactly: no matrix is made of a rule. A query that loses all of its keys gets
+    The edges become a mask of the call, exactly: no matrix is made of a rule, nor of positions where these are up to
+    three runs of tokens. A query that loses all of its keys gets
     zeros. A call that has none of the edges (its own mask hides them already) is not counted as changed, if queries and
     keys span at most 4096 pairs; masks, cuts that are joined, larger spans and blocks around others always count.
 

@@ -55,7 +55,9 @@ class Change(NamedTuple):
     """What an edit does to the weights of a call. All parts leave heads that are not edited as they are."""
 
     hide: Mask | None = None  # edges that are taken away
-    add: tuple[Tensor, Tensor] | None = None  # u [batch or 1, query] and b [batch or 1, key]: u·b joins the logits
+    add: tuple[Tensor, Tensor] | None = (
+        None  # u [batch or 1, query] and b [batch or 1, key] (on the CPU): u·b joins the logits
+    )
     pattern: Any = None  # a Pattern of another run, in place of the call's own
 
 

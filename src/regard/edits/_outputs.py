@@ -27,7 +27,7 @@ class Ablate(Edit):
 
     def output(self, out: Tensor, place: Place) -> Tensor | None:
         rows = _places.queries(self.queries, place)
-        if not bool(rows.any()):
+        if not rows.any():
             return None
         if self.how == "zero":
             new = torch.zeros_like(out)
@@ -39,7 +39,11 @@ class Ablate(Edit):
                 draw = torch.Generator().manual_seed(self.seed + 1_000_003 * place.layer + place.turn)
                 at = torch.randint(source.shape[1], (out.shape[0], out.shape[2]), generator=draw)
                 new = source[:, at.to(source.device)].transpose(0, 1).to(out)
-        return new if self.queries is None else torch.where(rows[:, None, :, None], new, out)
+        return (
+            new
+            if self.queries is None
+            else torch.where(torch.from_numpy(rows)[:, None, :, None].to(out.device), new, out)
+        )
 
     def _source(self, out: Tensor, place: Place) -> Tensor:
         """Outputs of real queries, [head, any, dim]."""
@@ -102,7 +106,7 @@ class Patch(Edit):
 
     def output(self, out: Tensor, place: Place) -> Tensor | None:
         rows = _places.queries(self.queries, place)
-        if self.what != "output" or not bool(rows.any()):
+        if self.what != "output" or not rows.any():
             return None
         new = self._of_turn(place).output
         if new.shape[1:] != out.shape[1:] or new.shape[0] not in (1, out.shape[0]):
@@ -111,7 +115,11 @@ class Patch(Edit):
                 f"{list(new.shape)}: patch from a run of the same length"
             )
         new = new.to(out).expand_as(out)
-        return new if self.queries is None else torch.where(rows[:, None, :, None], new, out)
+        return (
+            new
+            if self.queries is None
+            else torch.where(torch.from_numpy(rows)[:, None, :, None].to(out.device), new, out)
+        )
 
     def _of_turn(self, place: Place) -> Any:
         found = kept_of(self.recording, self.what, place)

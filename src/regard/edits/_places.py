@@ -6,11 +6,13 @@ import difflib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.edits._edit import Place
 
+Chosen = NDArray[np.bool_]
 Where = int | str | slice | range | Sequence[int | str]
 _MARKS = " ĠĊ▁\n"  # what tokenizers put before a word
 
@@ -31,10 +33,10 @@ def checked(name: str, given: Any) -> Any:
     )
 
 
-def queries(where: Where | None, place: Place) -> Tensor:
-    """bool [batch or 1, query]."""
+def queries(where: Where | None, place: Place) -> Chosen:
+    """[batch or 1, query]."""
     if where is None:
-        return torch.ones(1, place.queries, dtype=torch.bool, device=place.device)
+        return np.ones((1, place.queries), dtype=np.bool_)
     if place.first is None:
         raise place.refuse(
             "which tokens its queries are is not known: its cache does not say how many came before; leave queries= "
@@ -42,13 +44,13 @@ def queries(where: Where | None, place: Place) -> Tensor:
         )
     firsts = [max(0, first) for first in _numbers(place.first)]
     rows = _each(where, [first + place.queries for first in firsts], place, "queries")
-    return torch.cat([row[:, row.shape[1] - place.queries :] for row in rows]).to(place.device)
+    return np.concatenate([row[:, row.shape[1] - place.queries :] for row in rows])
 
 
-def keys(where: Where | None, place: Place) -> Tensor:
-    """bool [batch or 1, key]; positions from the end count from the last key that was read."""
+def keys(where: Where | None, place: Place) -> Chosen:
+    """[batch or 1, key]; positions from the end count from the last key that was read."""
     if where is None:
-        return torch.ones(1, place.keys, dtype=torch.bool, device=place.device)
+        return np.ones((1, place.keys), dtype=np.bool_)
     if place.dropped:
         raise place.refuse(f"its cache has forgotten {place.forgotten}, so their positions are not those of tokens")
     if place.read is None and _from_the_end(where):
@@ -58,7 +60,7 @@ def keys(where: Where | None, place: Place) -> Tensor:
         )
     counts = [place.keys] if place.read is None else [min(count, place.keys) for count in _numbers(place.read)]
     rows = _each(where, counts, place, "keys")
-    return torch.cat([torch.nn.functional.pad(row, (0, place.keys - row.shape[1])) for row in rows]).to(place.device)
+    return np.concatenate([np.pad(row, ((0, 0), (0, place.keys - row.shape[1]))) for row in rows])
 
 
 def _numbers(given: int | Tensor) -> list[int]:
@@ -67,8 +69,8 @@ def _numbers(given: int | Tensor) -> list[int]:
     return found[:1] if len(set(found)) == 1 else found
 
 
-def _each(where: Where, counts: list[int], place: Place, name: str) -> list[Tensor]:
-    """bool [1, count] of each item, whose texts may be its own; or one [items, count] for all."""
+def _each(where: Where, counts: list[int], place: Place, name: str) -> list[Chosen]:
+    """[1, count] of each item, whose texts may be its own; or one [items, count] for all."""
     rows = [_rows(where, count, place, name) for count in counts]
     return rows if len(rows) == 1 else [row[item : item + 1] if len(row) > 1 else row for item, row in enumerate(rows)]
 
@@ -83,15 +85,15 @@ def _from_the_end(where: Where) -> bool:
     )
 
 
-def _rows(where: Where, count: int, place: Place, name: str) -> Tensor:
-    """bool [items, count]: one row where all items are alike."""
+def _rows(where: Where, count: int, place: Place, name: str) -> Chosen:
+    """[items, count]: one row where all items are alike."""
     parts: Sequence[Any] = where if isinstance(where, tuple) else (where,)
     numbers = [part for part in parts if not isinstance(part, str)]
     texts = [part for part in parts if isinstance(part, str)]
-    row = torch.zeros(1, count, dtype=torch.bool)
+    row = np.zeros((1, count), dtype=np.bool_)
     for part in numbers:
         if isinstance(part, slice):
-            row[0, list(range(count)[part])] = True
+            row[0, part] = True
         elif isinstance(part, range):
             row[0, [n for n in part if 0 <= n < count]] = True
         elif -count <= part < count:
@@ -99,7 +101,7 @@ def _rows(where: Where, count: int, place: Place, name: str) -> Tensor:
     if texts:
         items = _texts(place, name)
         _check_there(items, texts, name)
-        row = row | torch.tensor([_matches(tokens, texts, count) for tokens in items])
+        row = row | np.array([_matches(tokens, texts, count) for tokens in items])
     return row
 
 

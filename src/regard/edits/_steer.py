@@ -6,6 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import torch
+
 from regard.edits import _places
 from regard.edits._edit import Change, Edit, Place
 from regard.edits._places import Where
@@ -21,9 +24,10 @@ class Steer(Edit):
 
     def change(self, place: Place) -> Change | None:
         rows, columns = _places.queries(self.queries, place), _places.keys(self.keys, place)
-        if not bool(rows.any()) or not bool(columns.any()):
+        if not rows.any() or not columns.any():
             return None
-        return Change(add=(rows.float(), columns.double() * self.amount))
+        u, b = torch.from_numpy(rows.astype(np.float32)), torch.from_numpy(columns * self.amount)
+        return Change(add=(u.to(place.device), b))
 
     def __repr__(self) -> str:
         more = "" if self.queries is None else f", queries={_places.shown(self.queries)}"
@@ -37,7 +41,8 @@ def steer(keys: Where, amount: float, *, queries: Where | None = None) -> Steer:
         steer(keys=[3, 4], amount=2.0)            # look more at tokens 3 and 4
         steer(keys=0, amount=-4.0, queries=slice(8, None))
 
-    Exact in a fused kernel: what is added is u_i · b_j, which is one more dim of query and key. No matrix is made.
+    Exact in a fused kernel: what is added is u_i · b_j, which is one more dim of query and key (on a CPU, where all
+    queries are steered, one number for each key). No matrix is made.
 
     Args:
         keys: positions, a slice, token texts, as in ``cut``.

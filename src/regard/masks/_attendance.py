@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from regard.masks import _intervals
 from regard.masks._arguments import DTYPE_NAMES, plain, shape_of
 from regard.masks._base import Mask, Structure
 from regard.masks._blocks import over_blocks
@@ -53,8 +54,12 @@ class _Attendance(Mask):
 
     def _spans(self, strip: Strip) -> Spans | None:
         four = self._four()
-        if four.shape[1] != 1 or four.shape[2] != 1 or not plain(self.tensors[0]):
+        if four.shape[1] != 1 or 1 not in four.shape[2:] or not plain(self.tensors[0]):
             return None
+        if four.shape[3] == 1:  # a row sees everything or nothing
+            seen = strip.pick(self._permits(four.detach())[:, 0, :, 0].numpy())
+            seen = seen if seen.shape[1] == 1 else seen[:, strip.start : strip.stop]
+            return [(_intervals.ZERO, seen * np.int64(strip.S))]
         return self.remember(("runs", strip.S, strip.groups), 0, lambda: self._runs(four, strip))
 
     def _runs(self, four: Tensor, strip: Strip) -> Spans | None:
@@ -110,6 +115,12 @@ class _Attendance(Mask):
 
     def _about_keys(self) -> bool:
         return self._four().shape[2] == 1
+
+    def _per_head(self, B: int, H: int) -> Mask | None:
+        four = self._four()
+        if 1 not in four.shape[2:]:  # a number for each pair is not repeated for each item
+            return None
+        return type(self)(four.expand(B, H, -1, -1).reshape(B * H, 1, *four.shape[2:]))
 
     def survives(self, window: int, sinks: int) -> bool:
         return self.tensors[0].dim() == 4 and self.tensors[0].shape[3] == 1

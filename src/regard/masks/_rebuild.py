@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from torch import Tensor
 
-from regard.masks import _function, _joins, _rules, _tables  # noqa: F401  (defining the kinds registers them)
+from regard.masks import _function, _joins, _rectangle, _rules, _tables  # noqa: F401  (defining the kinds registers them)
 from regard.masks._base import KINDS, Mask, Structure
 
 

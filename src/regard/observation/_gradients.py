@@ -77,7 +77,6 @@ class _Backward:
         self.queries = range(call.spec.queries)[want.queries or slice(None)]
         # what a pair that is not permitted holds must not reach a product with 0
         self.query, self.key = (torch.where(t.isfinite(), t, 0.0).to(work) for t in (call.query, call.key))
-        self.room = call.query.new_empty(0, dtype=work)
 
     def run(self) -> tuple[Tensor | None, ...]:
         call = self.call
@@ -118,7 +117,7 @@ class _Backward:
                     stop = start + min(run.stop, self.want.first) - run.start
                     grad[..., start:stop] += self.first[at].unsqueeze(-1)
                 start += run.stop - run.start
-        product = torch.mul(tile.p, grad, out=self._room(tile.p.shape))
+        product = grad.mul_(tile.p)
         share = product.sum(-1, keepdim=True)
         if self.call.sinks is not None and self.entropy is not None:
             # the 1 of z + 1, which cancels where the weights sum to 1
@@ -184,12 +183,6 @@ class _Backward:
                 part = flat[..., start : start + run.stop - run.start]
                 into[:, run.start : run.stop].baddbmm_(part.transpose(1, 2), query)
                 start += run.stop - run.start
-
-    def _room(self, shape: torch.Size) -> Tensor:
-        """A buffer that is used over and over."""
-        if self.room.numel() < shape.numel():
-            self.room = self.room.new_empty(shape.numel())
-        return self.room[: shape.numel()].view(shape)
 
 
 def _in(given: Any, work: torch.dtype) -> Tensor | None:

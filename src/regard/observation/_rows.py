@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from regard.statistics import Want
 
 # numbers in one tile: two buffers of this size are alive, and one core's cache should hold much of them
-_NUMBERS = 1 << 20
+_NUMBERS = 1 << 19
 _ROWS = 64
 _LOG2_E = math.log2(math.e)
 

@@ -213,16 +213,16 @@ def _predicates(heads: int, queries: int, keys: int) -> tuple[bool, ...]:
     return pairs > 0, pairs <= FEW_PAIRS["cuda"], queries * keys >= COMPILED_PAIRS, queries < BLOCK
 
 
-def size_kind(query: Tensor, key: Tensor, grad: bool) -> Any:
+def size_kind(query: Tensor, grad: bool, heads: int, rows: int, keys: int) -> Any:
     """What of the numbers of queries and keys decides how an unmasked call runs; all of them on a CPU where gradients
-    may be asked for, which small calls leave to torch, and on devices that are neither a CPU nor CUDA."""
+    may be asked for, which small calls leave to torch, and on devices that are neither a CPU nor CUDA. ``heads``: of
+    all items."""
     if query.is_cuda:
-        batch, heads, rows, _ = query.shape
-        return (*_predicates(batch * heads, rows, key.shape[2]), key.shape[2] >= FAR // 2)
+        return (*_predicates(heads, rows, keys), keys >= FAR // 2)
     if grad or not query.is_cpu:
-        return query.shape, key.shape
-    pairs = query.shape[0] * query.shape[1] * query.shape[2] * key.shape[2]
-    return (pairs > 0) + (pairs > FEW_PAIRS["cpu"]) + 3 * (key.shape[2] > VECTOR)
+        return heads, rows, keys
+    pairs = heads * rows * keys
+    return (pairs > 0) + (pairs > FEW_PAIRS["cpu"]) + 3 * (keys > VECTOR)
 
 
 def recall(memory: dict[Any, Any], key: Any, make: Callable[[], Any]) -> Any:

@@ -17,7 +17,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from regard.backends import _guard
 from regard.watching import _packed, _seen
-from regard.watching._silence import silence, silent
+from regard.watching._operators import unheard
+from regard.watching._silence import silent
 
 if TYPE_CHECKING:
     from regard.watching._watcher import Watcher
@@ -93,7 +94,7 @@ def _own(run: Callable[..., Any]) -> Callable[..., Any]:
             return run(program, call)
 
         def seen(program: Any, call: Any) -> Any:
-            with silence():  # a backend may call torch's function in pieces; the call is shown once, whole
+            with unheard():  # a backend may call torch's function in pieces; the call is shown once, whole
                 result = run(program, call)
             for watcher in watchers:
                 if not watcher.changes_calls:

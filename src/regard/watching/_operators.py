@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -119,6 +119,23 @@ class Listening(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return out
         with self:
             return plain(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def unheard() -> Iterator[None]:
+    """Silence in which operators are not even shown to those who listen last: passing them on takes time."""
+    taken: list[Listening] = []
+    with silence():
+        while isinstance(mode := _python_dispatch._get_current_dispatch_mode(), Listening):
+            if mode.watcher.hears_in_silence:
+                break
+            taken.append(mode)
+            _python_dispatch._pop_mode()
+        try:
+            yield
+        finally:
+            for mode in reversed(taken):
+                _python_dispatch._push_mode(mode)
 
 
 def _views_as_ever(packet: Any) -> Any:
