@@ -85,9 +85,7 @@ def tokens(tokenizer: Any, words: str, limit: int | None) -> Read:
         size = min(4 * size, len(words), max(_COUNTED, size))
     piece, total, exact = words[:size], len(all_of_it), True
     ids = tokenizer(piece, truncation=True, max_length=limit, return_tensors="pt")["input_ids"]
-    if size < len(words) and total <= limit:
-        total = ids.shape[1]
-    elif size < len(words) <= _COUNTED:
+    if size < len(words) <= _COUNTED:
         total = len(tokenizer(words, truncation=False)["input_ids"])
     elif size < len(words):
         total, exact = round(total * len(words) / size / 100) * 100, False
