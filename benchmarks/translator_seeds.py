@@ -58,7 +58,8 @@ from regard.train._evaluate import sentence_bleu  # noqa: E402
 RECIPE: dict[str, Any] = {
     "lowercase": True, "vocab_size": 10_000, "embed_dim": 192, "ff_dim": 384, "num_layers": 4, "num_heads": 6,
     "norm": "post", "dropout": 0.3, "attention_dropout": 0.1, "smoothing": 0.1, "batch_tokens": 7_500,
-    "round_lengths": 2, "warmup": 600, "peak_lr": 5e-3, "ema_decay": 0.998, "max_tokens": 128,
+    "round_lengths": 2, "warmup": 600, "peak_lr": 5e-3, "schedule": "cosine", "ema_decay": 0.998,
+    "max_tokens": 128,
 }  # fmt: skip
 TOY: dict[str, Any] = {
     "vocab_size": 200, "embed_dim": 32, "ff_dim": 64, "num_layers": 1, "num_heads": 2, "batch_tokens": 600,
@@ -363,6 +364,7 @@ def learn(session: Session) -> None:
         lowered = [each.lower() for each in session.test.target]
         found["chrf"], found["translated"] = engine.scores(lines, lowered)[2].score, lines
         found["evaluated in"] = time.monotonic() - began
+        save_file(_halves(model), session.out / f"student-{seed}.safetensors")
         students = session.report["students"]
         if found["valid"] >= max((each["valid"] for each in students), default=0.0):
             keep(model, session.words, settings, session.out)

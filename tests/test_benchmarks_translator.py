@@ -57,7 +57,7 @@ def test_calls_go_on_where_the_one_before_stopped(script: Any, tmp_path: Path, c
     assert found["mean of students"] == {"seeds": 1} | {
         name: round(student[name], 3) for name in ("valid", "test", "chrf")
     }
-    assert len(list(out.iterdir())) == 5  # two teachers, lessons, the best student, the report
+    assert len(list(out.iterdir())) == 6  # two teachers, lessons, one student, the best of them, the report
 
     # what is kept is what was measured
     with tarfile.open(out / "best.tar") as packed:
