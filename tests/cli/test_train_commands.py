@@ -64,6 +64,10 @@ def test_a_folder_with_a_run_is_not_overwritten_but_resumed(folder: Path) -> Non
     assert refused.exit_code == 2 and "holds a run already; go on with --resume" in refused.stderr
     refused = run(f"{words} --resume --set ff_dim=32")
     assert refused.exit_code == 2 and "ff_dim is 24 in" in refused.stderr and "only steps," in refused.stderr
+    refused = run(f"{words} --resume --seed 9")
+    assert refused.exit_code == 2 and "seed is 1 in" in refused.stderr
+    refused = run(f"train --toy --out {folder / 'run'} --device cpu --resume --steps 12")
+    assert refused.exit_code == 2 and "was trained on another text than the one given" in refused.stderr
     done = run(f"{words} --resume --steps 12 --json")
     assert done.exit_code == 0, done.stderr
     assert [json.loads(line)["step"] for line in done.stdout.splitlines()] == [12]
@@ -84,6 +88,11 @@ def test_a_folder_with_a_run_is_not_overwritten_but_resumed(folder: Path) -> Non
         ("train --toy --minutes 0", "--minutes is 0; expected a time to train for, above 0"),
         ("train --toy --set steps=many", "--set steps=many: expected a whole number"),
         ("train --toy --set lowercase=yes", "expected true or false"),
+        ("train --toy --set num_heads=5", "embed_dim must be a multiple of num_heads=5, got 64"),
+        ("train --toy --steps 3 --set steps=5", "--steps and --set steps were both given; give one"),
+        ("train --toy --task lm", "--toy trains a translator; leave out --task lm"),
+        ("train --toy --data .", "--data and --toy were both given; give one"),
+        ("train --task lm --text a.txt --data .", "--data and --task lm were both given; give one"),
         ("train --toy --set dropout=2", "dropout must be in [0.0, 1.0), got 2.0"),
         ("train --toy --resume", "holds no checkpoint to resume from"),
         ("train --toy --shard", "--shard needs several processes: torchrun --nproc-per-node 2 -m regard train"),
@@ -96,6 +105,7 @@ def test_a_folder_with_a_run_is_not_overwritten_but_resumed(folder: Path) -> Non
         ("translate hello", "--model FOLDER is missing"),
         ("translate hello --model none", "none is not a folder"),
         ("translate hello --model . --best 9", "--best 9 needs as many beams; --beams is 5"),
+        ("translate hello --model . --page a.html", "--page names the page that --show writes; give --show too"),
         ("translate hello --model . --file a", "sentences and --file were both given"),
         ("translate hello --model .", "config.json"),
         ("evaluate --test a b", "give --model FOLDER or --system FILE"),
@@ -118,6 +128,14 @@ def test_sentences_files_and_pipes_translate_alike(folder: Path, tmp_path: Path)
     assert run(f"translate {model}", input="".join(f"{line}\n" for line in LINES)).stdout == said
     run(f"translate {model} --file {folder / 'val.en'} --out {tmp_path / 'found'}")
     assert (tmp_path / "found").read_text() == said
+
+
+def test_what_is_piped_in_is_read_as_a_file_is(folder: Path) -> None:
+    model = f"--model {folder / 'run'}"
+    wrong = run(f"translate {model}", input=b"a cat.\n\xe9t\xe9\n")
+    assert wrong.exit_code == 2 and "standard input, line 2: byte 0xe9 is not UTF-8" in wrong.stderr
+    marked = run(f"translate {model}", input=b"\xef\xbb\xbf" + LINES[0].encode() + b"\r\n")
+    assert marked.stdout == run(f"translate {model} {shlex.quote(LINES[0])}").stdout
 
 
 def test_several_translations_scores_json_and_drawn_ones(folder: Path) -> None:
@@ -224,17 +242,23 @@ def test_an_evaluation_has_signatures_and_compares_systems(folder: Path, tmp_pat
     done = run(f"evaluate --model {folder / 'run'} {test} --out {mine} --json")
     assert done.exit_code == 0, done.stderr
     found = {each["name"]: each for each in json.loads(done.stdout)["scores"]}
-    assert found.keys() == {"BLEU, lower-cased", "BLEU, cased", "chrF2"}
+    assert found.keys() == {"BLEU, lower-cased", "BLEU, cased", "chrF2, lower-cased", "chrF2, cased"}
     assert "case:lc" in found["BLEU, lower-cased"]["signature"] and "tok:13a" in found["BLEU, cased"]["signature"]
     perfect = run(f"evaluate --system {folder / 'test.de'} {test} --against {mine} --samples 50")
     assert perfect.exit_code == 0, perfect.stderr
     assert "BLEU, lower-cased  100.00" in perfect.stdout
     compared = [line for line in perfect.stdout.splitlines() if "p = 0.0" in line]
-    assert [line.split("  ")[0] for line in compared] == ["BLEU, lower-cased", "BLEU, cased", "chrF2"]
+    assert [line[:18].strip() for line in compared] == list(found)
     same = run(f"evaluate --system {mine} {test} --against {mine} --samples 50 --json")
     assert same.exit_code == 0, same.output
     for each in json.loads(same.stdout)["compared"]:
         assert each["ours"] == each["theirs"] and each["p_value"] == 1.0 and len(each["interval"]) == 2
+    assert "lower-cased: the cased" not in perfect.stderr
+    for name, text in (("upper", "Uno Kato"), ("lower", "uno kato")):
+        (tmp_path / name).write_text(f"{text}\n")
+    told = run(f"evaluate --system {tmp_path / 'lower'} --test {tmp_path / 'upper'} {tmp_path / 'upper'}")
+    assert "all translations are lower-cased: the cased scores count each capital as an error" in told.stderr
+    assert "chrF2, lower-cased 100.00" in told.stdout
     short = tmp_path / "short"
     short.write_text("one line\n")
     wrong = run(f"evaluate --system {short} {test}")
@@ -256,6 +280,11 @@ def test_a_language_model_learns_a_text_and_goes_on_with_it(tmp_path: Path) -> N
     assert type(model).__name__ == "Decoder"
     wrong = run(f"translate hello --model {out}")
     assert wrong.exit_code == 2 and "holds a Decoder; a Transformer translates" in wrong.stderr
+    vocabulary = (out / "tokenizer.json").read_bytes()
+    text.write_text("another text altogether.\n" * 60)
+    other = run(f"train --task lm --text {text} --out {out} --resume --steps 40 --device cpu")
+    assert other.exit_code == 2 and "was trained on another text" in other.stderr
+    assert (out / "tokenizer.json").read_bytes() == vocabulary  # nothing was written before the refusal
     said = run(f"generate --model {out} 'the cat' --max-new-tokens 3")
     assert said.exit_code == 0 and said.stdout.strip()
 

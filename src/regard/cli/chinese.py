@@ -26,7 +26,7 @@ ABOUT = {
     "convert": "以 regard 自己的格式写出模型：config.json、model.safetensors 和分词器。",
     "train": "用平行文本训练翻译模型，或用任意文本训练语言模型。",
     "translate": "翻译句子、文件或标准输入，每行一句。",
-    "evaluate": "计算 sacreBLEU（不区分和区分大小写）与 chrF 及其签名，并与另一个系统比较。",
+    "evaluate": "计算 sacreBLEU 与 chrF（不区分和区分大小写）及其签名，并与另一个系统比较。",
 }
 PANELS = {
     "Look and learn": "查看与学习",

@@ -27,6 +27,7 @@ from regard.train._settings import read_settings as read_settings
 from regard.train._tensor_parallel import tensor_parallel
 from regard.train._text import Data, Pairs, read_folder, read_lines, read_pairs, split
 from regard.train._text import find as find
+from regard.train._text import split_lines as split_lines
 from regard.train._tokens import Words
 from regard.train._toy import toy, toy_settings
 from regard.train._translate import Translation, Translator

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,7 @@ def translation_trainer(
         model, settings, words, encode, valid, Path(out), device, score=score if with_bleu else None, how=how
     )
     trainer.left_out = len(data.train.source) - len(plain.target.lengths)
+    trainer.text = _digest(*data.train, *data.valid)
     return trainer
 
 
@@ -130,4 +132,13 @@ def language_trainer(
             f"the text has too few tokens: of its {len(lines)} lines, the first {cut} and the other "
             f"{len(lines) - cut}, which are held out for validation, need two tokens each"
         )
-    return Trainer(model, settings, words, lambda epoch: train, valid, Path(out), device, how=how)
+    trainer = Trainer(model, settings, words, lambda epoch: train, valid, Path(out), device, how=how)
+    trainer.text = _digest(lines)
+    return trainer
+
+
+def _digest(*texts: Sequence[str]) -> str:
+    found = hashlib.sha256()
+    for lines in texts:
+        found.update(hashlib.sha256("\n".join(lines).encode()).digest())
+    return found.hexdigest()[:16]

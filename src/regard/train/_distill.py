@@ -95,3 +95,4 @@ def learn_from(
         corpora.append(corpus._replace(soft=soft_targets(teachers.models, corpus)))
     together = join(corpora)
     trainer.encode = lambda epoch: together
+    trainer.text += ", with teachers"

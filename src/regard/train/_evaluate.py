@@ -25,10 +25,10 @@ def bleu(hypotheses: Sequence[str], references: Sequence[str], *, lowercase: boo
 
 
 def scores(hypotheses: Sequence[str], references: Sequence[str]) -> list[Scored]:
-    """BLEU lower-cased and cased, and chrF, each with sacreBLEU's signature."""
+    """BLEU and chrF, lower-cased and cased, each with sacreBLEU's signature."""
     check_lines(hypotheses, references)
     found = []
-    for name, metric in (("BLEU, lower-cased", _bleu(True)), ("BLEU, cased", _bleu(False)), ("chrF2", _chrf())):
+    for name, metric in _metrics().items():
         score = metric.corpus_score(list(hypotheses), [list(references)]).score
         found.append(Scored(name, score, str(metric.get_signature())))
     return found
@@ -49,10 +49,11 @@ def _bleu(lowercase: bool) -> Any:
     return BLEU(lowercase=lowercase, force=True)  # its advice about detokenising goes to stderr
 
 
-def _chrf() -> Any:
+def _metrics() -> dict[str, Any]:
+    bleus = {"BLEU, lower-cased": _bleu(True), "BLEU, cased": _bleu(False)}
     from sacrebleu.metrics.chrf import CHRF
 
-    return CHRF()
+    return bleus | {"chrF2, lower-cased": CHRF(lowercase=True), "chrF2, cased": CHRF()}
 
 
 def sentence_bleu(hypothesis: str, reference: str) -> float:
@@ -92,18 +93,17 @@ class Compared(NamedTuple):
 def compare(
     ours: Sequence[str], theirs: Sequence[str], references: Sequence[str], *, samples: int = 1000
 ) -> list[Compared]:
-    """Whether one system is better than another: sacreBLEU's paired bootstrap, BLEU lower-cased and cased, and chrF."""
+    """Whether one system is better than another: sacreBLEU's paired bootstrap, BLEU and chrF, lower-cased and cased."""
     check_lines(ours, references)
     check_lines(theirs, references)
     if samples < 1:
         raise ValueError(f"samples must be at least 1, got {samples}")
-    metrics = {"BLEU, lower-cased": _bleu(True), "BLEU, cased": _bleu(False), "chrF2": _chrf()}
     from sacrebleu.significance import PairedTest
 
     systems = [("theirs", list(theirs)), ("ours", list(ours))]
     found = []
     # one at a time: its results go by the metric's own name, and BLEU is here twice
-    for name, metric in metrics.items():
+    for name, metric in _metrics().items():
         results: Any = PairedTest(systems, {name: metric}, [list(references)], test_type="bs", n_samples=samples)()[1]
         [(base, own)] = [pair for key, pair in results.items() if key != "System"]
         interval = float(own.mean - own.ci), float(own.mean + own.ci)

@@ -75,17 +75,16 @@ class Trainer:
         self.since_best = 0
         self.seconds = 0.0
         self.left_out = 0  # training sentences that are too long
+        self.text = ""  # which text the run reads, for a resume to compare
         self.ended: str | None = None
         self._asked_to_stop = False
+        if self.processes.count > 1:  # each part of a batch has its dropout
+            torch.manual_seed(settings.seed + 7919 * self.processes.data[0])
 
     # -- the way in and out of a run
 
     def start(self) -> None:
         """Write what a reader of the folder needs besides the weights."""
-        if self.processes.count > 1:
-            torch.manual_seed(
-                self.settings.seed + 7919 * self.processes.data[0]
-            )  # each part of a batch has its dropout
         if not self.processes.first:
             return
         self.out.mkdir(parents=True, exist_ok=True)
@@ -108,15 +107,25 @@ class Trainer:
             "since_best": self.since_best,
             "seconds": self.seconds,
             "ended": self.ended,
+            "text": self.text,
         }
         _checkpoint.write(self.out / LAST, tensors, about)
 
     def resume(self) -> bool:
-        """Go on where the folder's checkpoint stands; False when there is none."""
+        """Go on where the folder's checkpoint stands; False when there is none.
+
+        Raises:
+            ValueError: the checkpoint is damaged, of other settings, or of a run on another text.
+        """
         path = self.out / LAST
         if not path.is_file():
             return False
         tensors, about = _checkpoint.read(path)
+        if about.get("text", self.text) != self.text:
+            raise ValueError(
+                f"{self.out} was trained on another text than the one given; a resumed run needs the same text, and "
+                "the same teachers where it has them"
+            )
         weights = {name.removeprefix("model."): each for name, each in tensors.items() if name.startswith("model.")}
         try:
             _checkpoint.set_weights(self.model, weights)

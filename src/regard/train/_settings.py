@@ -86,6 +86,8 @@ class Settings:
         for name in ("vocab_size", "embed_dim", "num_layers", "num_heads", "ff_dim", "batch_tokens", "round_lengths",
                      "steps", "last", "validate_every", "bleu_every", "save_every", "max_tokens"):  # fmt: skip
             _whole(self, name, 1)
+        if self.embed_dim % self.num_heads:
+            raise ValueError(f"embed_dim must be a multiple of num_heads={self.num_heads}, got {self.embed_dim}")
         for name in ("warmup", "patience", "seed"):
             _whole(self, name, 0)
         for name in ("dropout", "attention_dropout", "bpe_dropout", "smoothing", "beta1", "beta2", "ema_decay"):

@@ -40,12 +40,17 @@ def read_lines(path: str | Path) -> Lines:
             raw = path.read_bytes()
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise ValueError(f"{path} is not a whole gzip file: {error}") from None
+    return split_lines(raw, str(path))
+
+
+def split_lines(raw: bytes, name: str) -> Lines:
+    """The lines of a UTF-8 text; `name` says in errors where it comes from."""
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         raise ValueError(
-            f"{path}, line {line}: byte {raw[error.start]:#04x} is not UTF-8; convert the file, "
+            f"{name}, line {line}: byte {raw[error.start]:#04x} is not UTF-8; convert the text, "
             "for example with iconv -f LATIN1 -t UTF-8"
         ) from None
     lines = text.split("\n")

@@ -28,7 +28,7 @@ def evaluate(
     ] = "cpu",
     as_json: Annotated[bool, typer.Option("--json", help="Print the scores as JSON.")] = False,
 ) -> None:
-    """Compute sacreBLEU (lower-cased and cased) and chrF with their signatures, and compare with another system.
+    """Compute sacreBLEU and chrF, lower-cased and cased, with their signatures, and compare with another system.
 
     Examples:
       regard evaluate --model runs/en-de --test test.en test.de
@@ -60,6 +60,8 @@ def evaluate(
     if as_json:
         terminal.data({"scores": [each._asdict() for each in found], "compared": [each._asdict() for each in compared]})
         return
+    if all(line == line.lower() for line in lines) and any(line != line.lower() for line in pairs.target):
+        typer.echo("all translations are lower-cased: the cased scores count each capital as an error", err=True)
     for each in found:
         typer.echo(f"{each.name:18} {each.score:6.2f}   {each.signature}")
     for other in compared:

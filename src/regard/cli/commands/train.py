@@ -41,7 +41,9 @@ def train(
     ] = False,
     steps: Annotated[int | None, typer.Option(help="Number of training steps.")] = None,
     minutes: Annotated[float | None, typer.Option(help="Stop after this many minutes.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the initial weights, the data order and dropout.")] = 1,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of the initial weights, the data order and dropout (default: 1).")
+    ] = None,
     device: Annotated[
         str, typer.Option(help="Device: auto, cpu, cuda or mps.", autocompletion=complete.one_of(complete.DEVICES))
     ] = "auto",
@@ -92,12 +94,15 @@ def train(
     try:
         base = engine.toy_settings() if toy else engine.Settings(task=task, source=source, target=target)
         given: dict[str, Any] = {
-            name: value for name, value in (("steps", steps), ("minutes", minutes)) if value is not None
+            name: value for name, value in (("steps", steps), ("minutes", minutes), ("seed", seed)) if value is not None
         }
         _check_length(steps, minutes)
-        chosen = dataclasses.replace(base, seed=seed, **given, **_changes(base, change or []))
+        changes = _changes(base, change or [])
+        if twice := sorted(given.keys() & changes.keys()):
+            raise ValueError(f"--{twice[0]} and --set {twice[0]} were both given; give one")
+        chosen = dataclasses.replace(base, **given, **changes)
         chosen = _resumed(out, chosen, given, change or []) if resume else _fresh(out, chosen)
-        _check_words(chosen, data, text, toy, distill or [])
+        _check_words(chosen, task, data, text, toy, distill or [])
         where = _device(device)
         if shard and tensor_parallel:
             raise ValueError("--shard and --tensor-parallel were both given; give one")
@@ -109,9 +114,9 @@ def train(
             )
         how = "shards" if shard else "heads" if tensor_parallel else "copies"
         trainer = _trainer(chosen, out, data, text, toy, where, distill or [], how)
-        trainer.start()
         if resume:
-            trainer.resume()
+            trainer.resume()  # before anything is written: it may refuse
+        trainer.start()
         if trainer.processes.first:
             _say_start(trainer)
         with _reporting(chosen, out, tensorboard, as_json) as report:
@@ -208,7 +213,13 @@ def _resumed(out: Path, chosen: Settings, given: dict[str, Any], changes: list[s
     return dataclasses.replace(held, **{name: getattr(chosen, name) for name in named & set(MAY_CHANGE)})
 
 
-def _check_words(chosen: Settings, data: Path | None, text: Path | None, toy: bool, distill: list[Path]) -> None:
+def _check_words(
+    chosen: Settings, task: str, data: Path | None, text: Path | None, toy: bool, distill: list[Path]
+) -> None:
+    if toy and task != "translate":
+        raise ValueError(f"--toy trains a translator; leave out --task {task}")
+    if data is not None and str(data) != os.environ.get("REGARD_DATA") and (toy or chosen.task == "lm"):
+        raise ValueError(f"--data and {'--toy' if toy else '--task lm'} were both given; give one")
     if chosen.task == "lm":
         if text is None:
             raise ValueError("--task lm needs --text FILE")

@@ -39,8 +39,12 @@ def translate(
     scores: Annotated[bool, typer.Option("--scores", help="Print the score before each translation.")] = False,
     show: Annotated[bool, typer.Option("--show", help="Show the alignment of each sentence and write a page.")] = False,
     page: Annotated[
-        Path, typer.Option(help="With --show: file name of the page; further sentences get NAME-2.html and so on.")
-    ] = Path("alignment.html"),
+        Path | None,
+        typer.Option(
+            help="With --show: file name of the page (default: alignment.html); further sentences get NAME-2.html and "
+            "so on."
+        ),
+    ] = None,
     batch_tokens: Annotated[int, typer.Option(help="Batch size: source tokens × beams.")] = 6_000,
     device: Annotated[
         str, typer.Option(help="Device that runs the model.", autocompletion=complete.one_of(complete.DEVICES))
@@ -60,6 +64,8 @@ def translate(
     try:
         if not model:
             raise ValueError("--model FOLDER is missing: a run of regard train")
+        if page is not None and not show:
+            raise ValueError("--page names the page that --show writes; give --show too")
         sampled = temperature > 0
         how: dict[str, Any] = {
             "beams": 1 if sampled else beams,
@@ -87,8 +93,9 @@ def translate(
             sys.stdout.write(written)
         if show:
             drawn = [(line, several[0]) for line, several in zip(lines, found, strict=True) if line.strip()]
+            first = page if page is not None else Path("alignment.html")
             for number, (line, one) in enumerate(drawn, 1):
-                name = page if number == 1 else page.with_stem(f"{page.stem}-{number}")
+                name = first if number == 1 else first.with_stem(f"{first.stem}-{number}")
                 show_alignment(translator, line, name, one)
     except (ValueError, TypeError) as error:
         terminal.stop(str(error))
@@ -107,7 +114,7 @@ def _check_counts(beams: int, best: int, batch_tokens: int, drawn: bool) -> None
 
 
 def _lines(sentences: list[str] | None, file: Path | None) -> list[str]:
-    from regard.train import read_lines
+    from regard.train import read_lines, split_lines
 
     if sentences and file is not None:
         raise ValueError("sentences and --file were both given; give one")
@@ -117,10 +124,7 @@ def _lines(sentences: list[str] | None, file: Path | None) -> list[str]:
         return read_lines(file)
     if sys.stdin.isatty():
         raise ValueError("there is nothing to translate: give sentences, --file, or a pipe")
-    try:
-        return [line.rstrip("\r\n") for line in sys.stdin]
-    except UnicodeDecodeError:
-        raise ValueError("standard input is not UTF-8") from None
+    return split_lines(sys.stdin.buffer.read(), "standard input")
 
 
 def _written(lines: list[str], found: list[list[Translation]], scores: bool, as_json: bool) -> str:
