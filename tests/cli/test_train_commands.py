@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 
 from regard import interop
 from regard.cli import app
+from regard.recording import Recording
 from regard.train import LAST, Trainer, Translator, align, read_metrics
 
 SIZES = "--set vocab_size=120 --set embed_dim=16 --set num_layers=1 --set num_heads=2 --set ff_dim=24"
@@ -222,6 +223,18 @@ def test_the_alignment_is_the_cross_attention_and_its_rows_sum_to_one(folder: Pa
     shown = run(f"translate --model {folder / 'run'} --show --page {page} {shlex.quote(LINES[0])}")
     assert shown.exit_code == 0, shown.stderr
     assert f"wrote {page}" in shown.stdout and "<html" in page.read_text()[:500]
+
+
+def test_the_page_of_an_alignment_opens_at_the_clearest_head_of_cross_attention(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[Any] = []
+    monkeypatch.setattr(Recording, "to_html", lambda self, path, **given: opened.append((self, given)))
+    run(f"translate --model {folder / 'run'} --show --page {tmp_path / 'page.html'} {shlex.quote(LINES[0])}")
+    [(recording, given)] = opened
+    [cross] = [call for call in recording if "cross_attention" in call.path]
+    clear = cross.map[0, :, :, :-1].amax(-1).mean(-1)
+    assert given == {"layer": cross.layer, "head": int(clear.argmax())}
 
 
 def test_what_is_drawn_is_what_was_asked_for_and_each_sentence_has_its_page(folder: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from tests.watching.models import ByHand, Stack, check_statistics
 from torch import Tensor, nn
 
 import regard
+from regard.models import Transformer, TransformerConfig
 
 IDS = torch.randint(5, 90, (2, 17), generator=torch.Generator().manual_seed(0))
 TOKENS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
@@ -189,3 +190,20 @@ def test_weights_say_how_they_are_asked_for_and_all_of_them_can_be() -> None:
         model(x)
     with pytest.raises(TypeError, match="or 'all'"):
         regard.Want(weights="some")
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(5, 3), (3, 7)])
+def test_queries_of_our_own_cross_attention_are_named_by_their_own_text(queries: int, keys: int) -> None:
+    """A call aligns its last query with its last key by default; that says nothing of two texts."""
+    torch.manual_seed(0)
+    config = TransformerConfig(vocab_size=11, embed_dim=12, num_layers=1, num_heads=3, ff_dim=8)
+    model = Transformer(config).eval()
+    with torch.no_grad(), regard.watch(model) as recording:
+        model(torch.randint(4, 11, (1, keys)), torch.randint(4, 11, (1, queries)))
+    recording.tokens = [[f"q{at}" for at in range(queries)]]
+    recording.source_tokens = [[f"k{at}" for at in range(keys)]]
+    [cross] = [call for call in recording if call.kind == "cross"]
+    assert (
+        recording.query_tokens(cross) == recording.tokens[0]
+        and recording.key_tokens(cross) == recording.source_tokens[0]
+    )

@@ -499,7 +499,8 @@ class Watcher:
         only the last keys has dropped as many as its queries are further on than its keys go.
         """
         if kind == "cross":
-            offset = seen.offset if seen.placed else 0
+            # queries are another text's: only a mask that counts from somewhere says where they stand among the keys
+            offset = seen.offset if seen.placed and not seen.placeless else 0
             return seen._replace(offset=offset), "decode" if self._decoding else "prefill", 0
         longer, before = seen.queries < seen.keys, self._read.get(site.path)
         total = tokens_held(stack, seen.queries, seen.keys) if longer else None

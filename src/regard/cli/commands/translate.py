@@ -163,7 +163,16 @@ def show_alignment(
         cells = "".join(SHADES[min(int(weight * len(SHADES)), len(SHADES) - 1)] * 3 for weight in row)
         console.print(f"{piece:>{width}} {cells}", markup=False, highlight=False)
     if page is not None:
-        aligned.recording.to_html(page)
+        # the page opens where the alignment is clearest: at the head whose rows have the largest weights on source
+        # words, </s> apart
+        cross = [call for call in aligned.recording if "cross_attention" in call.path]
+        clear = {
+            (call.layer, head): float(weights[:, :-1].amax(-1).mean())
+            for call in cross
+            for head, weights in enumerate(call.map[0])
+        }
+        layer, head = max(clear, key=clear.__getitem__)
+        aligned.recording.to_html(page, layer=layer, head=head)
         typer.echo(f"wrote {page}")
 
 
