@@ -228,6 +228,15 @@ class Written(nn.Module):
         return (x @ x.transpose(1, 2)).softmax(-1) @ x
 
 
+class Query(nn.Module):
+    def __init__(self, inner: nn.MultiheadAttention) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Any:
+        return self.inner(x, x, x)[0]
+
+
 class Fused(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = x.unsqueeze(1)
@@ -244,6 +253,17 @@ def test_attention_inside_torchscript_raises(kind: type[nn.Module]) -> None:
         regard.edit(model, edits.ablate("zero")),
     ):
         model(X[:, :, :4])
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit", "ignore::torch.jit.TracerWarning")
+@torch.no_grad()
+def test_a_reason_is_given_once_and_in_words() -> None:
+    inner = nn.MultiheadAttention(8, 2).eval()
+    model = nn.Sequential(torch.jit.trace(Query(inner), torch.randn(3, 1, 8)))
+    with pytest.raises(edits.CannotEdit) as raised, regard.edit(model, edits.ablate("zero")):
+        model(torch.randn(3, 1, 8))
+    said = str(raised.value)
+    assert said.count("cannot be edited") == 1 and "a function that cannot be taken apart" in said
 
 
 @torch.no_grad()

@@ -44,8 +44,10 @@ class Functions(TorchFunctionMode):
         kwargs = kwargs or {}
         if isinstance(func, torch._ops.OpOverload) and _in_operator():
             return func(*args, **kwargs)
+        if silent():  # something is being looked at: an error raised there would be taken for one of the look
+            return func(*args, **kwargs)
         self.editor.raise_trouble()
-        if silent() or self.editor.busy:
+        if self.editor.busy:
             return func(*args, **kwargs)
         if func is _FUSED:
             return self._attend(args, kwargs)
