@@ -328,6 +328,16 @@ def test_an_entropy_penalty_changes_what_a_layer_learns() -> None:
     assert regard.observe(query, key, value).entropy.mean() < 0.5 * before
 
 
+@pytest.mark.parametrize("name", ["entropy", "key_mass", "first_mass"])
+def test_a_second_derivative_of_statistics_is_refused(name: str) -> None:
+    inputs = tensors(B, H, G, L, S)
+    seen = regard.observe(inputs[0].requires_grad_(), *inputs[1:], want=regard.Want(first=2), differentiable=True)
+    loss = getattr(seen, name).nansum()  # linear in it: torch would take the gradient for a constant
+    with pytest.raises(regard.Refused, match=r"differentiable=True\) has no second derivative"):
+        torch.autograd.grad(loss, inputs[0], create_graph=True)
+    torch.autograd.grad(getattr(seen, name).nansum(), inputs[0])
+
+
 def test_only_what_was_asked_for_can_be_trained_on() -> None:
     inputs = tensors(B, H, G, L, S)
     with pytest.raises(ValueError, match="want asks for none of them"):

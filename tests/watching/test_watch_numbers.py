@@ -255,6 +255,8 @@ def test_scores_say_what_they_need() -> None:
         scores.best("induction")
     with pytest.raises(ValueError, match="there is no score 'attention'; there are previous"):
         scores.best("attention")
+    with pytest.raises(TypeError, match=r"scores\(queries=...\) must be a slice of rows, .* got 3"):
+        recording.scores(queries=3)  # type: ignore[arg-type]
 
 
 def test_recordings_with_all_numbers_are_saved_loaded_and_shown(tmp_path: Path) -> None:

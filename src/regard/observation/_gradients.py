@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from regard.backends._base import accumulation, no_autocast
 from regard.backends._bias import add_bias_gradient, bias_over
@@ -52,8 +51,12 @@ class _Statistics(torch.autograd.Function):
         return tuple(part.clone() for part in given[4:])
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        if torch.is_grad_enabled():  # a gradient that is a constant to whoever differentiates it again
+            raise Refused(
+                "observe(differentiable=True) has no second derivative (the backward pass ran with create_graph=True); "
+                "compute entropy, key_mass and first_mass from plain weights for it"
+            )
         query, key, bias, sinks, lse = ctx.saved_tensors
         call = ctx.call.replace(query=query, key=key, bias=bias, sinks=sinks)
         given = dict(zip(ctx.names, grads, strict=True))

@@ -29,6 +29,8 @@ class Scores:
     """
 
     def __init__(self, recording: Recording, queries: slice | None = None) -> None:
+        if queries is not None and not isinstance(queries, slice):
+            raise TypeError(f"scores(queries=...) must be a slice of rows, such as slice(-5, None), got {queries!r}")
         calls = [call for call in recording.calls if call.kind == "self"]
         if not calls:
             raise ValueError("the recording has no self attention, and scores are about tokens of one text")
