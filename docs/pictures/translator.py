@@ -150,10 +150,14 @@ def main(arguments: list[str] | None = None) -> None:
     untrained = model_of(settings, model.config.vocab_size)
     before, after = (recorded(each, translator.words, pairs) for each in (untrained, model))
     heads(before, after).savefig(out / "translator-heads.png", dpi=110)
+    events = train.read_metrics(run / "metrics.jsonl")
     if given.report:
         figure = seeds(json.loads(Path(given.report).read_text(encoding="utf-8")))
+    elif events:
+        figure = curves(events)
     else:
-        figure = curves(train.read_metrics(run / "metrics.jsonl"))
+        print(f"{run} has no metrics.jsonl, so no curves are drawn; --report draws those of translator_seeds.py")
+        return
     figure.savefig(out / "translator-curves.png", dpi=110)
 
 

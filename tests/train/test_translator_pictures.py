@@ -21,7 +21,9 @@ def script() -> Any:
     return module
 
 
-def test_a_run_gives_its_alignments_heads_and_curves(script: Any, tmp_path: Path) -> None:
+def test_a_run_gives_its_alignments_heads_and_curves(
+    script: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = trainer(tmp_path / "run", with_bleu=True)
     run.run()
     lines = tmp_path / "lines.txt"
@@ -30,6 +32,10 @@ def test_a_run_gives_its_alignments_heads_and_curves(script: Any, tmp_path: Path
     names = {"translator-alignment.png", "translator-heads.png", "translator-curves.png"}
     assert {each.name for each in (tmp_path / "out").iterdir()} == names
     assert all(each.read_bytes().startswith(b"\x89PNG") for each in (tmp_path / "out").iterdir())
+    (run.out / "metrics.jsonl").unlink()  # as in an unpacked best.tar: no empty axes
+    script.main([str(run.out), "--lines", str(lines), "--count", "1", "--out", str(tmp_path / "fewer")])
+    assert {each.name for each in (tmp_path / "fewer").iterdir()} == names - {"translator-curves.png"}
+    assert "no curves are drawn; --report draws those" in capsys.readouterr().out
 
 
 def test_heads_stand_by_kind_and_layer(script: Any, tmp_path: Path) -> None:
