@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -156,7 +157,8 @@ def main(arguments: list[str] | None = None) -> None:
     elif events:
         figure = curves(events)
     else:
-        print(f"{run} has no metrics.jsonl, so no curves are drawn; --report draws those of translator_seeds.py")
+        said = f"{run} has no metrics.jsonl, so no curves are drawn; --report draws those of translator_seeds.py\n"
+        sys.stdout.write(said)
         return
     figure.savefig(out / "translator-curves.png", dpi=110)
 
