@@ -53,6 +53,7 @@ class WritesOut(nn.Module):
         ({"heads": {0: [False]}}, TypeError, "heads must be a list of head numbers"),
         ({"layers": [True]}, TypeError, r"layers must be a list of layer numbers or module paths, got \[True\]"),
         ({"heads": {True: [0]}}, TypeError, "layers must be a list of layer numbers"),
+        ({"layers": {1: [0]}}, TypeError, r"layers must be a list of layer numbers .* got \{1: \[0\]\}"),
         ({"heads": torch.tensor([1.0])}, TypeError, "heads must be a list of head numbers"),
         ({"heads": torch.tensor([True])}, TypeError, "heads must be a list of head numbers"),
         ({"heads": torch.tensor(1)}, TypeError, "heads must be a list of head numbers"),

@@ -178,4 +178,5 @@ def _nothing(editor: Editor, edits: Sequence[Edit]) -> str:
     if editor.layers is not None and not any(editor.turns_met()):
         return f"{what} changed nothing: none of the layers {sorted(map(str, editor.layers))} made an attention call"
     hint = "; ".join(dict.fromkeys(edit.when_idle for edit in edits if edit.when_idle))
-    return f"{what} changed nothing in {sum(editor.turns_met())} calls{': ' + hint if hint else ''}"
+    met = sum(editor.turns_met())
+    return f"{what} changed nothing in {met} {'call' if met == 1 else 'calls'}{': ' + hint if hint else ''}"

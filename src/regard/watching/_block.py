@@ -141,7 +141,7 @@ def checked_numbers(
         return None
     kinds = "layer numbers or module paths" if names is not None else "head numbers"
     found = given.tolist() if isinstance(given, Tensor) and not given.is_floating_point() else given
-    if isinstance(found, (str, int)) or not isinstance(found, Iterable):
+    if isinstance(found, (str, int, Mapping)) or not isinstance(found, Iterable):
         raise TypeError(f"{name} must be a list of {kinds}, got {given!r}")
     found = list(found)
     if any(isinstance(n, bool) or not isinstance(n, int if names is None else (int, str)) for n in found):
