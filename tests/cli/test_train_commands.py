@@ -302,7 +302,8 @@ def test_a_language_model_learns_a_text_and_goes_on_with_it(tmp_path: Path) -> N
     assert said.exit_code == 0 and said.stdout.strip()
 
 
-def test_sigterm_saves_and_exits_with_143_and_the_run_goes_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("told", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_saves_and_exits_with_its_status(told: signal.Signals, status: int, tmp_path: Path) -> None:
     out = tmp_path / "run"
     words = [sys.executable, "-m", "regard", "train", "--toy", "--out", str(out), "--device", "cpu"]
     sizes = shlex.split(f"{SIZES} {PACE}")
@@ -311,9 +312,9 @@ def test_sigterm_saves_and_exits_with_143_and_the_run_goes_on(tmp_path: Path) ->
     deadline = time.monotonic() + 60
     while not (out / LAST).is_file() and time.monotonic() < deadline and process.poll() is None:
         time.sleep(0.05)
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(told)
     _, said = process.communicate(timeout=60)
-    assert process.returncode == 143, said
+    assert process.returncode == status, said
     assert "go on with --resume" in said
     stood = len(read_metrics(out / "metrics.jsonl"))
     assert stood >= 1

@@ -36,7 +36,11 @@ Score = Callable[[nn.Module], float]  # BLEU of a model on the validation text
 
 
 class Stopped(Exception):
-    """The run was asked to end (SIGTERM), and has saved itself."""
+    """The run was asked to end (SIGTERM, or Ctrl-C), and has saved itself. `status` is what a command exits with."""
+
+    def __init__(self, number: int = signal.SIGTERM) -> None:
+        super().__init__(f"stopped by {signal.Signals(number).name}")
+        self.status = 128 + number
 
 
 class Trainer:
@@ -78,6 +82,7 @@ class Trainer:
         self.text = ""  # which text the run reads, for a resume to compare
         self.ended: str | None = None
         self._asked_to_stop = False
+        self._signal: int = signal.SIGTERM
         if self.processes.count > 1:  # each part of a batch has its dropout
             torch.manual_seed(settings.seed + 7919 * self.processes.data[0])
 
@@ -147,12 +152,12 @@ class Trainer:
         """Train until `steps`, `minutes` or `patience` are used up, then save.
 
         Raises:
-            Stopped: after SIGTERM; everything is saved.
+            Stopped: after SIGTERM or Ctrl-C; everything is saved. A second Ctrl-C does not wait for that.
         """
         began, before = time.monotonic(), self.seconds
         window_tokens, window_nll, window_since = 0, None, began
         self.model.train()
-        with _on_sigterm(self._stop):
+        with _on_signals(self._stop):
             for batch, whole_batch in self._batches():
                 self.step += 1
                 tokens_of = whole_batch if self.processes.data[1] > 1 else None
@@ -202,12 +207,12 @@ class Trainer:
                     report({"step": self.step})
                 if stop or (self._asked_to_stop and self.processes.count == 1):
                     self.save()
-                    raise Stopped
+                    raise Stopped(self._signal)
                 if self.step % self.settings.save_every == 0:
                     self.save()
 
-    def _stop(self) -> None:
-        self._asked_to_stop = True
+    def _stop(self, number: int = signal.SIGTERM) -> None:
+        self._asked_to_stop, self._signal = True, number
 
     def _batches(self) -> Iterator[tuple[Batch, int]]:
         """This process's part of each batch and the tokens of the whole one, from where the run stands on."""
@@ -280,20 +285,28 @@ class Trainer:
         return plan_epoch(self.valid, self.settings.batch_tokens, seed=0, epoch=0)
 
 
-class _on_sigterm:
-    """While inside, SIGTERM asks the run to stop after its step. Only the main thread of a process can be told so."""
+class _on_signals:
+    """While inside, SIGTERM and the first Ctrl-C ask the run to stop after its step. Only the main thread of a process
+    can be told so."""
 
-    def __init__(self, stop: Callable[[], None]) -> None:
+    def __init__(self, stop: Callable[[int], None]) -> None:
         self.stop = stop
-        self.before: Any = None
+        self.before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> None:
         if threading.current_thread() is threading.main_thread():
-            self.before = signal.signal(signal.SIGTERM, lambda *_: self.stop())
+            for each in (signal.SIGTERM, signal.SIGINT):
+                self.before[each] = signal.signal(each, self._told)
+
+    def _told(self, number: int, _: object) -> None:
+        self.stop(number)
+        if number == signal.SIGINT:  # the second one does not wait
+            signal.signal(signal.SIGINT, self.before[signal.SIGINT] or signal.default_int_handler)
 
     def __exit__(self, *_: object) -> None:
-        if self.before is not None:
-            signal.signal(signal.SIGTERM, self.before)
+        for each, handler in self.before.items():
+            if handler is not None:  # None: set by something else than Python
+                signal.signal(each, handler)
 
 
 def _append(path: Path, event: dict[str, Any]) -> None:

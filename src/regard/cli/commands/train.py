@@ -75,7 +75,7 @@ def train(
     """Train a translator on parallel text, or a language model on any text.
 
     The vocabulary is learnt from the training text alone. `regard translate` and `evaluate` read the output folder.
-    On SIGTERM the run saves a checkpoint and exits with status 143; --resume continues exactly where it stopped.
+    On Ctrl-C and SIGTERM the run saves a checkpoint and exits (status 130, 143); --resume continues exactly there.
 
     Examples:
       regard train --toy --out runs/toy
@@ -121,9 +121,9 @@ def train(
             _say_start(trainer)
         with _reporting(chosen, out, tensorboard, as_json) as report:
             trainer.run(report)
-    except engine.Stopped:
+    except engine.Stopped as stopped:
         typer.echo(f"regard: stopped at step {trainer.step}; {out} is saved, go on with --resume", err=True)
-        raise typer.Exit(143) from None
+        raise typer.Exit(stopped.status) from None
     except RuntimeError as error:
         if not engine.in_group():
             raise
