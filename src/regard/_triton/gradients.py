@@ -60,21 +60,22 @@ class _Backward(Recipe):
             query, key, value, out, grad_out = (rows_of_unit_stride(tensor) for tensor in every)
         grad_query = grad_key = grad_value = grad_bias = None
         with on(query.device):
-            ready, delta = torch.empty_like(lse), torch.empty_like(lse)
-            self.products((out, grad_out, lse, delta, ready))
+            delta = torch.empty_like(lse)
             bias = NO_BIAS if call.bias is None else bias_of(call)
             (test,) = self.tests(call, _ROWS)
             memory = (
-                query, key, value, grad_out, ready, delta, ready if bias.memory is None else bias.memory,
-                ready if test.lo is None else test.lo, ready if test.hi is None else test.hi,
-                ready if call.seed is None else call.seed,
+                query, key, value, grad_out, lse, delta, lse if bias.memory is None else bias.memory,
+                lse if test.lo is None else test.lo, lse if test.hi is None else test.hi,
+                lse if call.seed is None else call.seed,
             )  # fmt: skip
+            if needs[0]:
+                grad_query = query.new_empty(self.shapes[0])
+                self._walk(call, bias, test, False, memory, out, grad_query)
+            else:
+                self.products((out, grad_out, delta))
             if needs[1] or needs[2]:
                 grad_key, grad_value = key.new_empty(self.shapes[1]), value.new_empty(self.shapes[2])
                 self._walk(call, bias, test, True, memory, grad_key, grad_value)
-            if needs[0]:
-                grad_query = query.new_empty(self.shapes[0])
-                self._walk(call, bias, test, False, memory, grad_query)
             if needs[3]:
                 grad_bias = self._bias(call, bias, test, memory)
         return grad_query, grad_key if needs[1] else None, grad_value if needs[2] else None, grad_bias
@@ -88,9 +89,9 @@ class _Backward(Recipe):
         return Launch(row_products, grid, (*self.of_out, *self.of_grad, spec.queries), shape)
 
     def _walk(
-        self, call: Call, bias: Bias, test: Test, of_keys: bool, memory: tuple[Tensor, ...], *grads: Tensor
+        self, call: Call, bias: Bias, test: Test, of_keys: bool, memory: tuple[Tensor, ...], *own: Tensor
     ) -> None:
-        """Launch ``keys_backward`` or ``queries_backward`` over blocks of its own."""
+        """Launch ``keys_backward`` or ``queries_backward`` over blocks of its own, with memory of its own."""
         lists = None
         if not self.banded:
             lists = lists_of(call, self.tiles[0 if of_keys else 1], test.constants["PREDICATE"], of_keys)
@@ -99,8 +100,7 @@ class _Backward(Recipe):
         launch = self.launches.get(kind)
         if launch is None:
             launch = self.launches[kind] = self._launch(call.spec, bias, test, of_keys, owners)
-        ready = memory[4]
-        launch((*memory, *((ready, ready) if lists is None else lists[:2]), *grads))
+        launch((*memory, *(memory[4:6] if lists is None else lists[:2]), *own))
 
     def _launch(self, spec: CallSpec, bias: Bias, test: Test, of_keys: bool, owners: tuple[int, int, int]) -> Launch:
         from regard._triton.backward import keys_backward, queries_backward
@@ -112,6 +112,8 @@ class _Backward(Recipe):
             kernel, grid = queries_backward, (-(-spec.queries // tiles["BM"]), spec.batch * spec.heads)
         sizes = (*owners[:2], spec.queries, spec.keys, owners[2], self.threshold)
         numbers = (*self._strides(bias, test), *sizes, *self.scales, spec.scale, self.share)
+        if not of_keys:
+            numbers = (*numbers, *self.of_out)
         return Launch(kernel, grid, numbers, self.constants(tiles, test, bias, DIRECT=spec.device == "cuda"))
 
     def _strides(self, bias: Bias, test: Test) -> tuple[int, ...]:
