@@ -200,18 +200,12 @@ class _Forward(Recipe):
         given = self._described(query, key, value) if copied else (query, key, value)
         bias = NO_BIAS if call.bias is None else bias_of(call)
         sinks = None if call.sinks is None else call.sinks.detach().contiguous()
+        of_sinks = None if sinks is None else sinks.dtype
         with on(query.device):
             for test in self.tests(call, self.tiles["BM"]):
                 lists = None if self.banded else lists_of(call, self.tiles, test.constants["PREDICATE"])
                 owners = owners_of(lists)
-                kind = (
-                    copied,
-                    bias.strides,
-                    test.numbers,
-                    test.rows.start,
-                    owners,
-                    sinks if sinks is None else sinks.dtype,
-                )
+                kind = (copied, bias.strides, test.numbers, test.rows.start, owners, of_sinks)
                 launch = self.launches.get(kind)
                 if launch is None:
                     launch = self.launches[kind] = self._launch(call, copied, bias, test, owners)
