@@ -331,14 +331,16 @@ class Editor(Watcher):
             place = self.place(met, _fused.detached(seen), seen.key.shape[1])
             place.has_edges = self._edges_of(seen, place)
             changes, width = self.changes(place), seen.value.shape[3]
-            seen = self.applied(seen, changes, place)
+            plain, seen = seen, self.applied(seen, changes, place)
+            alone = len(_around.here()) == 1  # others are shown calls as the model made them
+            parts = _fused.by_heads(plain, changes, place) if alone and not dropout else None
         with self.running():
-            if changes:
-                offset = place.offset if seen.offset is None else seen.offset
-                out = api.attention(
-                    seen.query, seen.key, seen.value, mask=seen.mask, bias=seen.bias, scale=seen.scale,
-                    softcap=seen.softcap, sinks=seen.sinks, dropout=dropout, query_offset=offset,
-                )  # fmt: skip
+            if parts:
+                out = plain.query.new_empty(*plain.query.shape[:3], width)
+                for heads, part in parts:
+                    out[:, heads] = self._run(part, place, dropout)
+            elif changes:
+                out = self._run(seen, place, dropout)
                 out = out if out.shape[3] == width else out[..., :width].contiguous()
             else:
                 out = run()
@@ -346,6 +348,13 @@ class Editor(Watcher):
             self._tell(_fused.detached(seen), place)
         self.wrote(place, bool(changes) or new is not None)
         return out if new is None else new
+
+    def _run(self, seen: Seen, place: Place, dropout: float) -> Tensor:
+        offset = place.offset if seen.offset is None else seen.offset
+        return api.attention(
+            seen.query, seen.key, seen.value, mask=seen.mask, bias=seen.bias, scale=seen.scale,
+            softcap=seen.softcap, sinks=seen.sinks, dropout=dropout, query_offset=offset,
+        )  # fmt: skip
 
     def _tell(self, seen: Seen, place: Place) -> None:
         """What each key received, to the edits that go by it."""
