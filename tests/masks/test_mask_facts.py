@@ -211,7 +211,7 @@ def test_masks_of_few_intervals_are_known_by_their_structure(name):
     assert rows is not None
     j = np.arange(7)
     seen = ((rows.lo[..., None] <= j) & (j < rows.hi[..., None])).any(1)
-    np.testing.assert_array_equal(seen[0], mask.dense(7, 7)[0, 0].numpy())
+    np.testing.assert_array_equal(seen[0], mask.dense(7, 7).expand(1, 1, 7, 7)[0, 0].numpy())
 
 
 @pytest.mark.parametrize("name", MANY)
