@@ -25,7 +25,7 @@ from regard._triton.encode import (
     tile_lists,
 )
 from regard._triton.inputs import Inputs, can_be_copied, described, has_copy_engine, rows_of_unit_stride
-from regard._triton.launcher import Launch, kept, on
+from regard._triton.launcher import Launch, kept, maker, run_on
 from regard._triton.tile_sizes import tiles_of, widths
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 MATRIX, LINE, SLOPES = 1, 2, 3
 # tiles are no larger than this
 _MARGIN = 256
+_make: Any = tuple.__new__  # a named tuple without the Python function that makes one
 # float32 counts to here
 _EXACT = 1 << 24
 # queries from which the copy engine is worth its descriptors
@@ -123,7 +124,8 @@ def attend(call: Call, rows: bool) -> Attended:
     """The call's result; ``rows`` asks for entropy and largest weight too. Reads nothing from the device."""
     query, key, value = call.query, call.key, call.value
     kind = ("attend", rows, call.spec, query.device, query.stride(), key.stride(), value.stride())
-    return kept(kind, lambda: _way_of(call, rows))(call)
+    way: Callable[[Call], Attended] = kept(kind, lambda: _way_of(call, rows))
+    return run_on(query.device, way, call)
 
 
 def _way_of(call: Call, rows: bool) -> Callable[[Call], Attended]:
@@ -153,6 +155,7 @@ class Recipe:
         self.strides = tuple(n for tensor in tensors for n in rows_of_unit_stride(tensor).stride()[:3])
         self.scales, self.natural_scales, self.rises = given.scales, given.natural_scales, given.rises()
         self.lead = (spec.batch, spec.heads, spec.queries)
+        self.new_row = maker(self.lead, torch.float32, call.query.device)
         self.threshold, self.share = dropping(spec.dropout)
         band = band_of(call)
         self.banded = band is not None
@@ -169,7 +172,7 @@ class Recipe:
         if band.constants["PADDED"] or self._has_offsets:
             lo = lengths_of(call) if band.constants["PADDED"] else None
             hi = call.offset.contiguous() if isinstance(call.offset, Tensor) else None
-            band = Test(band.rows, lo, hi, band.numbers, band.constants)
+            return (_make(Test, (band.rows, lo, hi, band.numbers, band.constants)),)
         return (band,)
 
     def constants(self, tiles: Tiles, test: Test, bias: Bias, **more: Any) -> dict[str, Any]:
@@ -182,10 +185,10 @@ class _Forward(Recipe):
         super().__init__(call)
         spec = call.spec
         self.rows, self.tiles = rows, tiles_of(spec)
-        self.out = (*self.lead, spec.value_dim)
         # the gradients of a bias cancel to the last digits: they are made from an output that was not rounded
         learned = spec.grad and spec.bias is not None and spec.bias.needs_grad
-        self.dtype = torch.float32 if learned else None
+        dtype = torch.float32 if learned else call.query.dtype
+        self.new_out = maker((*self.lead, spec.value_dim), dtype, call.query.device)
         # a descriptor costs the host more than it saves a short call
         self.may_copy = spec.queries >= _LONG and has_copy_engine(call.query.device)
 
@@ -193,29 +196,28 @@ class _Forward(Recipe):
         query, key, value = call.query, call.key, call.value
         if not self.has_unit_strides:
             query, key, value = (rows_of_unit_stride(tensor) for tensor in (query, key, value))
-        out = query.new_empty(self.out) if self.dtype is None else query.new_empty(self.out, dtype=self.dtype)
-        lse = query.new_empty(self.lead, dtype=torch.float32)
-        entropy, largest = (torch.empty_like(lse), torch.empty_like(lse)) if self.rows else (lse, lse)
         copied = self.may_copy and can_be_copied(query, key, value)
         given = self._described(query, key, value) if copied else (query, key, value)
         bias = NO_BIAS if call.bias is None else bias_of(call)
         sinks = None if call.sinks is None else call.sinks.detach().contiguous()
         of_sinks = None if sinks is None else sinks.dtype
-        with on(query.device):
-            for test in self.tests(call, self.tiles["BM"]):
-                lists = None if self.banded else lists_of(call, self.tiles, test.constants["PREDICATE"])
-                owners = owners_of(lists)
-                kind = (copied, bias.strides, test.numbers, test.rows.start, owners, of_sinks)
-                launch = self.launches.get(kind)
-                if launch is None:
-                    launch = self.launches[kind] = self._launch(call, copied, bias, test, owners)
-                launch((
-                    *given, lse if bias.memory is None else bias.memory, lse if test.lo is None else test.lo,
-                    lse if test.hi is None else test.hi, lse if sinks is None else sinks,
-                    lse if call.seed is None else call.seed, *((lse, lse) if lists is None else lists[:2]),
-                    out, lse, entropy, largest,
-                ))  # fmt: skip
-        return Attended(out, lse, entropy, largest) if self.rows else Attended(out, lse, None, None)
+        out, lse = self.new_out(), self.new_row()
+        entropy, largest = (self.new_row(), self.new_row()) if self.rows else (lse, lse)
+        for test in self.tests(call, self.tiles["BM"]):
+            lists = None if self.banded else lists_of(call, self.tiles, test.constants["PREDICATE"])
+            owners = _NO_LISTS if lists is None else owners_of(lists)
+            kind = (copied, bias.strides, test.numbers, test.rows.start, owners, of_sinks)
+            launch = self.launches.get(kind)
+            if launch is None:
+                launch = self.launches[kind] = self._launch(call, copied, bias, test, owners)
+            launch((
+                *given, lse if bias.memory is None else bias.memory, lse if test.lo is None else test.lo,
+                lse if test.hi is None else test.hi, lse if sinks is None else sinks,
+                lse if call.seed is None else call.seed, *((lse, lse) if lists is None else lists[:2]),
+                out, lse, entropy, largest,
+            ))  # fmt: skip
+        made: Attended = _make(Attended, (out, lse, entropy, largest) if self.rows else (out, lse, None, None))
+        return made
 
     def _described(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Any, Any, Any]:
         keys, wide, wide_v = self.tiles["BN"], self._shape["D"], self._shape["DV"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch import Tensor
 from regard._triton.attend import NO_BIAS, Bias, Recipe, Test, bias_of, lists_of, owners_of
 from regard._triton.encode import intervals, pieces
 from regard._triton.inputs import rows_of_unit_stride
-from regard._triton.launcher import Launch, kept, on
+from regard._triton.launcher import Launch, kept, maker, run_on
 from regard._triton.tile_sizes import gradient_tiles
 
 if TYPE_CHECKING:
@@ -23,18 +23,21 @@ def gradients(
     """Gradients of query, key, value and bias (of a rule: of its table); None where ``needs`` is False. None at all
     where the mask has no intervals, and its booleans do not fit one piece."""
     spec, query, key, value = call.spec, call.query, call.key, call.value
-    if spec.empty:
-        named = (query, key, value, call.bias)
-        return tuple(
-            torch.zeros_like(t) if need and t is not None else None for t, need in zip(named, needs, strict=False)
-        )
     if grad_out.dtype != spec.dtype:
         grad_out = grad_out.to(spec.dtype)
     strides = (query.stride(), key.stride(), value.stride(), out.stride(), grad_out.stride())
-    recipe = kept(("gradients", spec, query.device, out.dtype, *strides), lambda: _Backward(call, grad_out, out))
-    if recipe.banded or intervals(call) is not None or len(pieces(call, _ROWS)) == 1:
-        return recipe(call, grad_out, out, lse, needs)
-    return None
+    kind = ("gradients", spec, query.device, out.dtype, *strides)
+    way: Any = kept(kind, lambda: _nothing if spec.empty else _Backward(call, grad_out, out))
+    return run_on(query.device, way, call, grad_out, out, lse, needs)  # type: ignore[no-any-return]
+
+
+def _nothing(
+    call: Call, grad_out: Tensor, out: Tensor, lse: Tensor, needs: tuple[bool, ...]
+) -> tuple[Tensor | None, ...]:
+    tensors = (call.query, call.key, call.value, call.bias)
+    return tuple(
+        torch.zeros_like(t) if need and t is not None else None for t, need in zip(tensors, needs, strict=False)
+    )
 
 
 # rows of a tile at most
@@ -48,36 +51,39 @@ class _Backward(Recipe):
         self.has_unit_strides = self.has_unit_strides and out.stride(3) == grad_out.stride(3) == 1
         self.of_out, self.of_grad = (rows_of_unit_stride(tensor).stride()[:3] for tensor in (out, grad_out))
         self.tiles = gradient_tiles(spec)
-        self.shapes = (call.query.shape, call.key.shape, call.value.shape)
+        self.new_query, self.new_key, self.new_value = (
+            maker(tensor.shape, tensor.dtype, tensor.device) for tensor in (call.query, call.key, call.value)
+        )
         self.products = self._row_products(spec)
 
     def __call__(
         self, call: Call, grad_out: Tensor, out: Tensor, lse: Tensor, needs: tuple[bool, ...]
-    ) -> tuple[Tensor | None, ...]:
+    ) -> tuple[Tensor | None, ...] | None:
+        if not (self.banded or intervals(call) is not None or len(pieces(call, _ROWS)) == 1):
+            return None
         query, key, value = call.query, call.key, call.value
         if not self.has_unit_strides:
             every = (query, key, value, out, grad_out)
             query, key, value, out, grad_out = (rows_of_unit_stride(tensor) for tensor in every)
         grad_query = grad_key = grad_value = grad_bias = None
-        with on(query.device):
-            delta = torch.empty_like(lse)
-            bias = NO_BIAS if call.bias is None else bias_of(call)
-            (test,) = self.tests(call, _ROWS)
-            memory = (
-                query, key, value, grad_out, lse, delta, lse if bias.memory is None else bias.memory,
-                lse if test.lo is None else test.lo, lse if test.hi is None else test.hi,
-                lse if call.seed is None else call.seed,
-            )  # fmt: skip
-            if needs[0]:
-                grad_query = query.new_empty(self.shapes[0])
-                self._walk(call, bias, test, False, memory, out, grad_query)
-            else:
-                self.products((out, grad_out, delta))
-            if needs[1] or needs[2]:
-                grad_key, grad_value = key.new_empty(self.shapes[1]), value.new_empty(self.shapes[2])
-                self._walk(call, bias, test, True, memory, grad_key, grad_value)
-            if needs[3]:
-                grad_bias = self._bias(call, bias, test, memory)
+        delta = self.new_row()
+        bias = NO_BIAS if call.bias is None else bias_of(call)
+        (test,) = self.tests(call, _ROWS)
+        memory = (
+            query, key, value, grad_out, lse, delta, lse if bias.memory is None else bias.memory,
+            lse if test.lo is None else test.lo, lse if test.hi is None else test.hi,
+            lse if call.seed is None else call.seed,
+        )  # fmt: skip
+        if needs[0]:
+            grad_query = self.new_query()
+            self._walk(call, bias, test, False, memory, out, grad_query)
+        else:
+            self.products((out, grad_out, delta))
+        if needs[1] or needs[2]:
+            grad_key, grad_value = self.new_key(), self.new_value()
+            self._walk(call, bias, test, True, memory, grad_key, grad_value)
+        if needs[3]:
+            grad_bias = self._bias(call, bias, test, memory)
         return grad_query, grad_key if needs[1] else None, grad_value if needs[2] else None, grad_bias
 
     def _row_products(self, spec: CallSpec) -> Launch:

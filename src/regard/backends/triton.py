@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from regard.backends._autograd import FusedBackend
 from regard.backends._base import has_triton
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from regard._triton.attend import Attended
     from regard.spec import Call, CallSpec
 
+_make: Any = tuple.__new__  # a named tuple without the Python function that makes one
 # of masks whose booleans are too many to be there at once
 _gradients = Blockwise()
 
@@ -56,7 +57,7 @@ class Triton(FusedBackend):
         attend, _ = _passes()
         done = attend(call, call.wants_rows)
         if done.entropy is None or done.max_weight is None:
-            return Result(done.out, done.lse)
+            return _make(Result, (done.out, done.lse, None, None))  # type: ignore[no-any-return]
         return Result(done.out, done.lse, {"entropy": done.entropy, "max_weight": done.max_weight})
 
     def backward(

@@ -64,6 +64,7 @@ class Mask(Facts):
         self._made = made
         self._hash: int | None = None
         self._memo: Memo | None = None
+        self._unread: Memo | None = None  # of tensors that cannot be read: what does not depend on what they hold
 
     # What a kind of mask defines, with its facts. ``_see`` is the rule itself; leaving out the rest costs only speed.
 
@@ -157,7 +158,12 @@ class Mask(Facts):
         return mimebundle(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_memo": None, "_hash": None}  # string hashes differ from process to process
+        return {
+            **self.__dict__,
+            "_memo": None,
+            "_unread": None,
+            "_hash": None,
+        }  # string hashes differ from process to process
 
     # Questions about tensors.
 
@@ -298,6 +304,8 @@ class Mask(Facts):
             if self._memo is None:
                 self._memo = shared_memo(self.code)
             return self._memo.recall(key, make)
+        if not reads and self._unread is not None:
+            return self._unread.recall(key, make)
         state = versions(self.tensors)
         if state is not None:
             if self._memo is None:
@@ -305,10 +313,9 @@ class Mask(Facts):
             return self._memo.recall((state, key), make)
         if reads or any([tensor.is_cpu for tensor in self.tensors]):
             return make()
-        if self._memo is None:
-            places = [str(tensor.device) for tensor in self.tensors]
-            self._memo = shared_memo(f"{self.code} {places} {self._made}")
-        return self._memo.recall(key, make)
+        places = [str(tensor.device) for tensor in self.tensors]
+        self._unread = shared_memo(f"{self.code} {places} {self._made}")
+        return self._unread.recall(key, make)
 
 
 def _check_sizes(L: int, S: int) -> None:
