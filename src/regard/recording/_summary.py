@@ -122,24 +122,26 @@ def _row(recording: Recording, layer: int) -> dict[str, Any]:
     }
 
 
-def _most_attended(recording: Recording, calls: list[Recorded], count: int = 3) -> list[tuple[str, float]]:
-    """The tokens with the largest share of the layer's weight; a token that stands in several places is added up."""
+def _most_attended(recording: Recording, calls: list[Recorded]) -> list[tuple[str, float]]:
+    """The three tokens with the largest share of the layer's weight; a token that stands in several places is added up,
+    and heads whose weights are NaN are left out."""
     mass: dict[int, Tensor] = {}  # by item: key positions mean the same in each call of a layer
     text: dict[int, list[str]] = {}
     for call in calls:
         for item in range(call.batch if "key_mass" in call.parts else 0):
-            more = call.key_mass[item].sum(0, dtype=torch.float64)
+            received = call.key_mass[item]
+            more = received[~received.isnan().any(-1)].sum(0, dtype=torch.float64)
             before = mass.get(item, more.new_zeros(0))
             if len(more) >= len(before):
                 more, before, text[item] = before, more.clone(), recording.key_tokens(call, item)
             before[: len(more)] += more
             mass[item] = before
     shares: Counter[str] = Counter()
-    for item, received in mass.items():
-        for token, value in zip(text[item], received.tolist(), strict=True):
+    for item, all_of_it in mass.items():
+        for token, value in zip(text[item], all_of_it.tolist(), strict=True):
             shares[token] += value
     total = sum(shares.values())
-    return [(token, value / (total or 1.0)) for token, value in shares.most_common(count)]
+    return [(token, value / total) for token, value in shares.most_common(3) if total]
 
 
 def _mean(values: list[float | None]) -> float | None:
