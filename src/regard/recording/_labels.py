@@ -43,8 +43,8 @@ def describe(call: Recorded) -> list[dict[str, Any]]:
         numbers["near"] = share[..., :NEAR_BUCKETS].sum(-1)
     if "top_keys" in call.parts and call.kind == "self":
         numbers["previous"] = _previous(call) / rows
-    names = ("entropy", "spread", "max_weight", "first", "distance", "near", "previous")
-    names = (*names, "first_value") if "first_value" in numbers else names
+    names = ["entropy", "spread", "max_weight", "first", "distance", "near", "previous"]
+    names += ["first_value"] * ("first_value" in numbers)
     found = []
     for item in range(call.batch):
         for at, head in enumerate(call.heads):

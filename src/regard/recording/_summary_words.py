@@ -32,7 +32,7 @@ WORDS: dict[str, tuple[str, str]] = {
         "{count} 次调用没有值长度，因为没有看到它们的值，第一次在 {path}",
     ),
     "nan": (
-        "{count} calls have heads with NaN in their weights or values, which the numbers leave out, the first in {path}",
+        "{count} calls have heads with NaN in weights or values, which the numbers leave out, the first in {path}",
         "{count} 次调用中有些头的权重或值含 NaN，各数字不计这些头，第一次在 {path}",
     ),
     "value_note": (
