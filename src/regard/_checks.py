@@ -1,4 +1,4 @@
-"""Checks of a caller's number, with one wording everywhere: which argument, what was expected, what was given."""
+"""Checks of what callers give, with one wording everywhere: which argument, what was expected, what was given."""
 
 from __future__ import annotations
 
@@ -15,3 +15,8 @@ def check_count(name: str, given: Any, least: int = 1, *, kind: type = Integral)
         raise TypeError(f"{name} must be an int, got {given!r} ({type(given).__name__})")
     if given < least:  # type: ignore[operator]
         raise ValueError(f"{name} must be at least {least}, got {given}")
+
+
+def autocasts(device: str) -> bool:
+    """Whether torch makes one dtype of what it is given, on devices of this kind."""
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from regard import masks
-from regard._checks import check_count
+from regard._checks import autocasts, check_count
 from regard.masks import Mask
 
 __all__ = [
@@ -245,7 +245,7 @@ def _check_selection(query: Any, key: Any, query_offset: Any) -> int:
             raise ValueError(f"select_blocks: {name} must be [batch, head, token, dim], got shape {list(given.shape)}")
         if not given.is_floating_point():
             raise TypeError(f"select_blocks: {name} must be floating point, got {given.dtype}")
-    if query.device != key.device or (query.dtype != key.dtype and not _autocasts(query.device.type)):
+    if query.device != key.device or (query.dtype != key.dtype and not autocasts(query.device.type)):
         raise TypeError(
             f"select_blocks: query and key must have one dtype and device, got {query.dtype} on {query.device} and "
             f"{key.dtype} on {key.device}; convert one with .to"
@@ -301,10 +301,6 @@ def _cut(length: int, size: int) -> Tensor:
 
 def _count(length: int, size: int) -> int:
     return -(-length // size)
-
-
-def _autocasts(device: str) -> bool:
-    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
 
 
 def _is_list(given: object) -> bool:

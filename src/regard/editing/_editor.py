@@ -23,13 +23,13 @@ from regard.recording import Recording, Site
 from regard.spec import OfOtherCall
 from regard.statistics import Want
 from regard.watching import _around
+from regard.watching._follower import Asked, Follower, in_backward
 from regard.watching._modules import Frame, inside_transform, is_cross
 from regard.watching._operators import unheard
 from regard.watching._padding import real_queries
 from regard.watching._seen import Seen, Unseen
 from regard.watching._silence import silence, silent
 from regard.watching._tracked import Weights
-from regard.watching._watcher import Watcher, _in_backward
 
 if TYPE_CHECKING:
     from regard.spec import Call
@@ -57,7 +57,7 @@ class Used(NamedTuple):
     also: tuple[tuple[Editor, Met], ...] = ()  # edits of blocks around this one, which are made at once
 
 
-class Editor(Watcher):
+class Editor(Follower):
     changes_calls = True
 
     def __init__(
@@ -72,19 +72,8 @@ class Editor(Watcher):
         heads_dim: int | Mapping[str, int] | None,
         report: Report,
     ) -> None:
-        super().__init__(
-            model,
-            Recording(type(model).__name__),
-            layers=layers,
-            heads=None,
-            want=Want.none(),
-            keep_on_cpu=True,
-            count_padding=False,
-            memory_limit=None,
-            heads_dim=heads_dim,
-            tokenizer=tokenizer,
-            on_call=None,
-        )
+        asked = Asked(layers, heads_dim=heads_dim, tokenizer=tokenizer)
+        super().__init__(model, Recording(type(model).__name__), asked)
         self.edits, self.report, self.chosen, self.tokens = edits, report, heads, tokens
         self.busy = 0  # above 0 while a call runs that this edit has changed, or leaves as it is
         self.used: list[Used] = []  # products and uses of them that the operator under way was found to be
@@ -103,12 +92,12 @@ class Editor(Watcher):
         if not stack:
             return None
         site = self._site(stack)
-        layer = self.recording.sites.index(site)
-        if self.layers is not None and not self.layers & {layer, site.path, str(site)}:
+        layer = self._asked_layer(site)
+        if layer is None:
             return None
         if inside_transform():
             raise self._refuse(site, layer, "it runs inside a torch.func transform, where items are hidden")
-        if _in_backward() or _checkpointed():
+        if in_backward() or _checkpointed():
             raise self._refuse(
                 site, layer, "gradient checkpointing runs it again in the backward pass, where an edit may be gone: "
                 "switch it off (model.gradient_checkpointing_disable(), say)"
@@ -120,7 +109,7 @@ class Editor(Watcher):
     def see(self, make: Callable[[], Seen | InMemory], out: Any = None) -> None:
         """An attention kernel ran that nothing above it has shown. Raised at the next function, or where the model
         ends: an error that passes through TorchScript loses its words."""
-        if self.busy or silent() or _in_backward():
+        if self.busy or silent() or in_backward():
             return
         try:
             met = self.meet()
@@ -145,7 +134,7 @@ class Editor(Watcher):
         raise CannotEdit(f"{path or '(root)'} runs on another thread than the one that opened the edit")
 
     def _attended(self, weights: Weights, rows: Sequence[Piece]) -> Any:
-        if self.busy or _in_backward() or not self._now():
+        if self.busy or in_backward() or not self._now():
             return None
         try:
             met = self.meet()
@@ -176,16 +165,13 @@ class Editor(Watcher):
             self.settled.append((pending, trace))
 
     def _miss_at(self, stack: list[Frame], site: Site, number: int, reason: str) -> None:
-        layer = self.recording.sites.index(site)
-        if not self.busy and (self.layers is None or self.layers & {layer, site.path, str(site)}):
+        layer = self._asked_layer(site)
+        if not self.busy and layer is not None:
             self.trouble = self.trouble or self._refuse(site, layer, reason)
 
     def turns_met(self) -> list[int]:
         """How many calls of each edited site were met."""
         return list(self._met_before.values())
-
-    def given_dim(self, site: Site) -> int | None:
-        return self._given_dim(site.path)
 
     def _refuse(self, site: Site, layer: int, why: str) -> CannotEdit:
         return CannotEdit(f"{site} (layer {layer}) cannot be edited: {why}")
@@ -205,11 +191,11 @@ class Editor(Watcher):
         batch, count, queries, keys = seen.shape
         kind = "cross" if is_cross(met.stack, queries, keys) else "self"
         with silence(), torch.no_grad():
-            placed, _, dropped = self._placed(seen, kind, met.site, met.stack)
+            placed, _, dropped = self.places.placed(seen, kind, met.site, met.stack)
             real = real_queries(placed, met.stack, kind)
             cross = kind == "cross"
             at = of_cross(seen, met.stack) if cross else of_self(placed, met.stack, dropped)
-        if self.tokenizer is not None and self._ids:
+        if self.ids:
             self.take_tokens()
             self.tokens = self.recording.tokens
         return Place(

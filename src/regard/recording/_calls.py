@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from regard._display import displayed, mimebundle
+from regard._display.units import ranges
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -154,7 +155,7 @@ class Recorded:
     def row(self, head: int) -> int:
         """Where a head of the model stands among the heads kept."""
         if head not in self.heads:
-            raise IndexError(f"head {head} of {self.path} was not recorded; there are heads {_ranges(self.heads)}")
+            raise IndexError(f"head {head} of {self.path} was not recorded; there are heads {ranges(self.heads)}")
         return self.heads.index(head)
 
     def counts(self) -> Tensor:
@@ -217,9 +218,3 @@ class Head:
 
     def _display_(self) -> object:
         return displayed(self)
-
-
-def _ranges(numbers: tuple[int, ...]) -> str:
-    if numbers == tuple(range(len(numbers))) and len(numbers) > 2:
-        return f"0 … {numbers[-1]}"
-    return ", ".join(map(str, numbers))

@@ -58,7 +58,7 @@ class Summary:
             table.add_column(name, overflow="fold")
         for row in self.rows:
             long = _long(row, self._say, _PATH if is_wide else options.max_width - _NUMBERS)
-            table.add_row(*_short(row, with_value), *map(Text, long if is_wide else ["\n".join(filter(None, long))]))
+            table.add_row(*short(row, with_value), *map(Text, long if is_wide else ["\n".join(filter(None, long))]))
         yield table
         value = [self._say("value_note")] * with_value
         yield Text("\n".join([self.thresholds, *value, *self.notes]), style="dim italic")
@@ -88,11 +88,13 @@ def folded(path: str, width: int = _PATH) -> str:
     return "\n".join(lines)
 
 
-def _short(row: dict[str, Any], with_value: bool) -> list[str]:
-    numbers = {"entropy": "{:.2f}", "first": "{:.0%}", "first_value": "{:.0%}", "distance": "{:.1f}"}
+def short(row: dict[str, Any], with_value: bool) -> list[str]:
+    """The layer, how many calls it made, and its numbers."""
+    formats = {"entropy": "{:.2f}", "first": "{:.0%}", "first_value": "{:.0%}", "distance": "{:.1f}"}
     if not with_value:
-        del numbers["first_value"]
-    return [str(row["layer"]), str(row["calls"]), *(_number(row.get(name), how) for name, how in numbers.items())]
+        del formats["first_value"]
+    numbers = ["–" if row.get(name) is None else how.format(row[name]) for name, how in formats.items()]
+    return [str(row["layer"]), str(row["calls"]), *numbers]
 
 
 def _long(row: dict[str, Any], say: Callable[[str], str], width: int) -> list[str]:
@@ -147,7 +149,3 @@ def _most_attended(recording: Recording, calls: list[Recorded]) -> list[tuple[st
 def _mean(values: list[float | None]) -> float | None:
     there = [value for value in values if value is not None]
     return sum(there) / len(there) if there else None
-
-
-def _number(value: float | None, how: str) -> str:
-    return "–" if value is None else how.format(value)

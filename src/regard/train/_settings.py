@@ -8,6 +8,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from regard._checks import check_count
+
 TASKS = ("translate", "lm")
 SCHEDULES = ("inverse-sqrt", "cosine", "constant")
 AVERAGES = ("ema", "last", "none")
@@ -85,9 +87,9 @@ class Settings:
         _choose(self, "precision", PRECISIONS)
         for name in ("vocab_size", "embed_dim", "num_layers", "num_heads", "ff_dim", "batch_tokens", "round_lengths",
                      "steps", "last", "validate_every", "bleu_every", "save_every", "max_tokens"):  # fmt: skip
-            _whole(self, name, 1)
+            check_count(name, getattr(self, name), kind=int)
         for name in ("warmup", "patience", "seed"):
-            _whole(self, name, 0)
+            check_count(name, getattr(self, name), 0, kind=int)
         for name in ("dropout", "attention_dropout", "bpe_dropout", "smoothing", "beta1", "beta2", "ema_decay"):
             _between(self, name, 0.0, 1.0, open_end=True)
         _between(self, "distill", 0.0, 1.0)
@@ -122,14 +124,6 @@ def _choose(settings: Settings, name: str, choices: tuple[str, ...]) -> None:
     value = getattr(settings, name)
     if value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
-
-
-def _whole(settings: Settings, name: str, least: int) -> None:
-    value: Any = getattr(settings, name)
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be an int, got {value!r}")
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, got {value}")
 
 
 def _between(settings: Settings, name: str, low: float, high: float, *, open_end: bool = False) -> None:

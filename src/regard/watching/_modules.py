@@ -6,7 +6,7 @@ import contextlib
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
@@ -42,7 +42,7 @@ class Frame:
 def attending(stack: Sequence[Frame]) -> Frame:
     """The module that attends: the innermost one with weights of its own, which a softmax, or a function dressed as a
     module, has not."""
-    return next((frame for frame in reversed(stack) if _has_weights(frame.module)), stack[-1])
+    return next((frame for frame in reversed(stack) if has_weights(frame.module)), stack[-1])
 
 
 def is_cross(stack: Sequence[Frame], queries: int, keys: int) -> bool:
@@ -189,12 +189,8 @@ def _tensor(given: Any) -> Tensor | None:
     return given if isinstance(given, Tensor) else None
 
 
-def _has_weights(module: nn.Module) -> bool:
-    return next(_parameters(module), None) is not None
-
-
-def _parameters(module: nn.Module) -> Iterator[Any]:
-    return module.parameters()
+def has_weights(module: nn.Module) -> bool:
+    return next(module.parameters(), None) is not None
 
 
 def _same(a: Tensor, b: object) -> bool:

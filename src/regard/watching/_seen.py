@@ -11,6 +11,7 @@ from regard import api, masks
 from regard._arguments import prepare
 from regard.bias import TableBias
 from regard.observation._lengths import value_lengths
+from regard.observation._observe import observe_call
 from regard.recording._calls import AXES
 from regard.statistics import Want
 
@@ -105,7 +106,7 @@ class Seen(NamedTuple):
         # the model's kernel was the forward pass: what is left to do is to look
         exact = torch.float64 if self.query.dtype == torch.float64 else torch.float32
         lse = self.lse.to(exact).masked_fill(permitted.to(self.device) == 0, -torch.inf)
-        return {"lse": lse, **(api._observe(self.call(), lse, want, lengths) if want.asks else {})}
+        return {"lse": lse, **(observe_call(self.call(), lse, want, lengths) if want.asks else {})}
 
     def call(self) -> Call:
         """The same as a call of regard's own."""
