@@ -15,6 +15,7 @@ each time: 46 for Multi30k with widths rounded to 2. What a graph needs, and whe
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +27,7 @@ from regard.train import Settings, Words, _loss
 from regard.train._average import Average
 from regard.train._batches import Batch, Corpus, Soft, plan_epoch
 from regard.train._build import model_of
+from regard.train._schedule import learning_rate
 from regard.train._step import Stepper
 
 EPOCHS = 10  # plans that are made beforehand; a run draws from them
@@ -112,7 +114,8 @@ class Runs:
         seconds: float = math.inf,
         progress: Callable[[int, float], None] = lambda step, loss: None,
     ) -> dict[str, Any]:
-        """A run of so many steps, whose learning rate falls from `peak` to 0; `average.model` is its result.
+        """A run of so many steps, whose learning rate rises to `peak` and falls as the settings say; `average.model` is
+        its result.
 
         Past `seconds` it ends early, and says so: a device may be slower than it was when it was timed.
 
@@ -122,7 +125,8 @@ class Runs:
         self.reset(seed)
         self.model.train()
         draw = torch.Generator().manual_seed(seed)
-        settings, step, tokens, began = self.settings, 0, 0, time.monotonic()
+        settings = dataclasses.replace(self.settings, steps=steps, peak_lr=peak)
+        step, tokens, began = 0, 0, time.monotonic()
         losses: list[float] = []  # means over 250 steps: batches hold sentences of one length, and differ
         sums = torch.zeros(2, device=self.device)
         cut = False
@@ -130,8 +134,7 @@ class Runs:
             epoch = int(torch.randint(len(self.epochs), (), generator=draw))
             for at in torch.randperm(len(self.epochs[epoch]), generator=draw).tolist():
                 step += 1
-                rise, fall = min(1.0, step / max(settings.warmup, 1)), 0.5 * (1 + math.cos(math.pi * step / steps))
-                loss = self._step((epoch, at), step, peak * rise * fall)
+                loss = self._step((epoch, at), step, learning_rate(settings, step))
                 tokens += self.epochs[epoch][at].tokens
                 sums += torch.stack([loss.nll.detach().float(), loss.tokens.float()])
                 if step % 250 == 0 or step == steps:

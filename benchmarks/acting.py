@@ -50,7 +50,7 @@ EDITS: dict[str, Callable[[int], tuple[edits.Edit, range | None]]] = {
 
 class Sizes:
     def __init__(self, quick: bool) -> None:
-        self.rounds = 3 if quick else 9 if GPU else 3
+        self.rounds = 3 if quick else 5 if GPU else 3
         self.lengths = [512] if quick else [4096, 32768, 131072] if GPU else [1024, 4096]
         self.trained = [256] if quick else [4096, 16384] if GPU else [1024, 2048, 4096]
         self.memory = [1024] if quick else [4096, 32768, 131072] if GPU else [4096, 8192]
@@ -106,7 +106,8 @@ def time(sizes: Sizes) -> Iterator[Row]:
             yield at_most("time", f"{name}, L={length} against the plain pass", samples, 1.1)
 
 
-# A process of its own has none of the memory that earlier work gave back. A short pass first loads what any pass loads.
+# On a CPU: a process of its own has none of the memory that earlier work gave back. A short pass first loads what any
+# pass loads.
 MEMORY = """
 import json, sys, torch
 from pathlib import Path
@@ -119,11 +120,6 @@ def status(name):
 def once(length, name):
     model, x = acting.model_and_input(length)
     work = acting.run(model, x, name)
-    if acting.GPU:
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        work()
-        return torch.cuda.max_memory_allocated() - before
     Path("/proc/self/clear_refs").write_text("5")
     before = status("VmRSS")
     work()
@@ -133,19 +129,26 @@ print(json.dumps({{"MiB": once({length}, {name!r}) / 2**20}}))
 """
 
 
-AT_ONCE = {
-    "MALLOC_MMAP_THRESHOLD_": "65536"
-}  # memory that is freed goes back at once, so that a peak is what is in use
+# memory that is freed goes back at once, so that a peak is what is in use
+AT_ONCE = {"MALLOC_MMAP_THRESHOLD_": "65536"}
+
+
+def peak(length: int, name: str | None) -> float:
+    """MiB beyond the model and its inputs."""
+    if not GPU:
+        folder = os.path.dirname(os.path.abspath(__file__))
+        return float(child(MEMORY.format(folder=folder, name=name, length=length), **AT_ONCE)["MiB"])
+    model, x = model_and_input(length)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    run(model, x, name)()
+    return float(torch.cuda.max_memory_allocated() - before) / 2**20
 
 
 def memory(sizes: Sizes) -> Iterator[Row]:
     """An edited pass may take a little more than the plain one, far from the L×L numbers of weights written out."""
-    folder = os.path.dirname(os.path.abspath(__file__))
     for length in sizes.memory:
-        found = {
-            name: child(MEMORY.format(folder=folder, name=name, length=length), **AT_ONCE)["MiB"]
-            for name in (None, *EDITS)
-        }
+        found = {name: peak(length, name) for name in (None, *EDITS)}
         plain = found.pop(None)
         for name, taken in found.items():
             samples = {"edited MiB": [taken], "plain MiB": [plain]}

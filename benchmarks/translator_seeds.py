@@ -1,15 +1,18 @@
 """Small translators, trained and measured in one process and in a given time; a second call goes on where it stopped.
 
-    REGARD_DATA=multi30k python benchmarks/translator_seeds.py --out build/en-de --seconds 540                on a GPU
-    REGARD_DATA=multi30k python benchmarks/translator_seeds.py --out build/de-en --seconds 300 --teachers 0 \\
-        --source de --target en
+    export REGARD_DATA=multi30k                                                                        on a GPU
+    python benchmarks/translator_seeds.py --out build/en-de --seconds 250 --until lessons
+    python benchmarks/translator_seeds.py --out build/de-en --seconds 250 --until lessons --source de --target en
+    python benchmarks/translator_seeds.py --out build/en-de --seconds 400 --back build/de-en
+    python benchmarks/translator_seeds.py --out build/de-en --seconds 400 --back build/en-de --source de --target en
     python benchmarks/translator_seeds.py --toy --steps 400 --teachers 2 --seeds 1 --out build/toy    on a CPU, a minute
 
-1. Teachers: N models that differ in their seed (R-Drop, label smoothing, averaged weights).
-2. Lessons: together they translate the training sources (of their best few, the one closest to the reference), and say
-   of every target token, real and translated, how likely they find which tokens.
-3. Students: one model per seed learns from real and translated sentences with those probabilities. `--teachers 0`
-   leaves 1 and 2 out: the students learn from the text alone.
+1. Teachers: N models that differ in their seed (label smoothing, averaged weights).
+2. Lessons: each of them translates the training sources.
+3. Students: one model per seed learns from the real sentences; from the translations that are closest to the reference
+   (Kim and Rush, 2016); and, with `--back`, from real targets whose sources the teachers of the other direction wrote
+   (Nguyen et al., 2020). At every target token it also learns how likely all teachers together find which tokens.
+   `--teachers 0` leaves 1 and 2 out: the students learn from the text alone.
 
 A rehearsal takes the same way with the same sizes, in a minute: `--sentences 1200 --steps 30 --teachers 2 --seeds 1`.
 
@@ -37,7 +40,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 BEGAN = time.monotonic()
 
@@ -50,21 +53,25 @@ from regard import train as engine  # noqa: E402
 from regard._files.write import write_atomically  # noqa: E402
 from regard.train._batches import Corpus, join  # noqa: E402
 from regard.train._build import encode_pairs, model_of  # noqa: E402
+from regard.train._evaluate import sentence_bleu  # noqa: E402
 
 RECIPE: dict[str, Any] = {
     "lowercase": True, "vocab_size": 10_000, "embed_dim": 192, "ff_dim": 384, "num_layers": 4, "num_heads": 6,
     "norm": "post", "dropout": 0.3, "attention_dropout": 0.1, "smoothing": 0.1, "batch_tokens": 7_500,
-    "round_lengths": 2, "warmup": 600, "peak_lr": 5e-3, "ema_decay": 0.998, "max_tokens": 128,
+    "round_lengths": 2, "warmup": 600, "peak_lr": 5e-3, "schedule": "cosine", "ema_decay": 0.998,
+    "max_tokens": 128,
 }  # fmt: skip
 TOY: dict[str, Any] = {
     "vocab_size": 200, "embed_dim": 32, "ff_dim": 64, "num_layers": 1, "num_heads": 2, "batch_tokens": 600,
     "warmup": 10, "dropout": 0.1, "attention_dropout": 0.0, "ema_decay": 0.9,
 }  # fmt: skip
+LESSONS = "lessons.json.gz"
 # what must not change between calls of one run, next to the recipe
-FIXED = ("teachers", "teacher_r_drop", "steps", "distill", "beams", "toy", "sentences")
+FIXED = ("teachers", "teacher_r_drop", "steps", "distill", "toy", "sentences")
 PENALTIES = (1.0, 1.4, 1.8, 2.2)
-# seconds that are set aside: for the vocabulary and the first kernels, for graphs, for one student's evaluation
-START, CAPTURE, EVALUATE = 30.0, 15.0, 15.0
+BACK = 2  # sources per real target that the other direction's teachers wrote, at most
+# seconds that are set aside: for graphs, and for one student's evaluation
+CAPTURE, EVALUATE = 15.0, 12.0
 
 
 class Late(Exception):
@@ -110,7 +117,8 @@ class Session:
     def need(self, seconds: float, what: str) -> None:
         """Go on only where the time of this call is enough."""
         if self.left() < seconds:
-            self.say(f"{what} would take about {seconds:.0f} s: call again with the same --out to go on")
+            about = "more time" if math.isinf(seconds) else f"about {seconds:.0f} s"
+            self.say(f"{what} would take {about}: call again with the same --out to go on")
             raise Late
 
     def did(self, what: str) -> None:
@@ -141,31 +149,26 @@ class Session:
         self.corpus = encode_pairs(self.words, self.data.train, self.settings)
         self.say(f"read {len(self.data.train.source)} pairs, {len(self.words)} pieces, on {self.call['device']}")
 
-    def budget(self) -> dict[str, float]:
-        """Seconds that each teacher and each student trains: fixed by the first call, so that all are alike."""
-        if "budget" not in self.report:
-            given = self.given
-            aside = START + 2 * CAPTURE + given.seeds * EVALUATE + (given.lessons if given.teachers else 0.0)
-            training = max(given.seconds - aside, 10.0)
-            share = 0.45 if given.teachers else 0.0
-            self.report["budget"] = {
-                "teacher": share * training / max(given.teachers, 1),
-                "student": (1 - share) * training / given.seeds,
-            }
-        found: dict[str, float] = self.report["budget"]
-        return found
+    def seconds_for(self, who: str) -> float:
+        """Of what is left of this call, for the training of one model."""
+        given = self.given
+        if who == "student":
+            return (self.left() - 3 - given.seeds * EVALUATE) / given.seeds
+        rest = self.left() - given.lessons
+        if given.until == "students":  # the smaller half: the students' steps take twice the time
+            rest = 0.45 * (rest - CAPTURE - given.seeds * EVALUATE)
+        return rest / given.teachers
 
 
 def steps_of(session: Session, runs: Runs, who: str) -> int:
     """Counted once from the time and the speed of a step; then kept for all models of that kind."""
     kept: dict[str, int] = session.report.setdefault("steps", {})
     if who not in kept:
-        seconds = session.budget()[who]
-        if who == "student":  # what is left of this call, where that is near to what was meant
-            seeds = session.given.seeds
-            rest = (session.left() - 3 - seeds * EVALUATE) / seeds
-            seconds = rest if rest > 0.6 * seconds else seconds
-        kept[who] = session.given.steps or max(200, int(1000 * seconds / runs.milliseconds))
+        least = kept.get("teacher", 200)  # a student that starts too late waits for the next call
+        fits = int(1000 * session.seconds_for(who) / runs.milliseconds)
+        if not session.given.steps and fits < least:
+            session.need(math.inf, f"{who}s of at least {least} steps")
+        kept[who] = session.given.steps or fits
         session.say(f"each {who} trains for {kept[who]} steps")
     return kept[who]
 
@@ -254,48 +257,89 @@ def ensemble(session: Session) -> list[Any]:
 # -- 2. lessons
 
 
-def lessons(session: Session, teachers: list[Any]) -> engine.Pairs:
-    path = session.out / "lessons.json.gz"
-    if path.is_file():
-        return engine.Pairs(*json.loads(gzip.decompress(path.read_bytes())))
+class Lessons(NamedTuple):
+    """Sources, and what each teacher made of each of them."""
+
+    source: list[str]
+    texts: list[list[str]]
+
+
+def read_lessons(folder: Path) -> Lessons:
+    return Lessons(*json.loads(gzip.decompress((folder / LESSONS).read_bytes())))
+
+
+def lessons(session: Session, teachers: list[Any]) -> Lessons:
+    if (session.out / LESSONS).is_file():
+        return read_lessons(session.out)
     session.need(min(session.given.lessons, 20.0), "translating the training text")
     real, began = session.data.train, time.monotonic()
-    translator = engine.Translator(teachers, session.words)
-    tokens = 200_000 if session.device.type == "cuda" else 6_000
+    on_gpu = session.device.type == "cuda"
     limit = min(session.given.lessons, session.left() - 5)
-    told = [began]
-
-    def progress(done: int) -> None:
-        if time.monotonic() > told[0] + 5:
-            told[0] = time.monotonic()
-            session.say(f"the teachers translate: {done} of {len(real.source)}")
-
-    how: dict[str, Any] = {"beams": session.given.beams, "batch_tokens": tokens, "seconds": limit}
-    made = engine.distilled(translator, real, progress=progress, **how)
-    took = time.monotonic() - began
-    pairs = zip(made.target, real.target, strict=False)
-    changed = statistics.fmean(a.lower() != b.lower() for a, b in pairs) if made.target else 0.0
+    at_once = 8_000 if on_gpu else 200
+    made = Lessons([], [])
+    for at in range(0, len(real.source), at_once):
+        if time.monotonic() > began + limit:
+            break
+        lines = real.source[at : at + at_once]
+        how: dict[str, Any] = {"beams": 1, "batch_tokens": 100_000 if on_gpu else 6_000}
+        each = [engine.Translator([teacher], session.words)(lines, **how) for teacher in teachers]
+        made.source.extend(lines)
+        made.texts.extend([one[0].text for one in of_line] for of_line in zip(*each, strict=True))
+        session.say(f"the teachers translated {len(made.source)} of {len(real.source)} sentences")
+    pairs = list(zip(made.texts, real.target, strict=False))
     session.report["lessons"] = {
-        "sentences": len(made.source), "of": len(real.source), "seconds": took, "other than the reference": changed,
+        "sentences": len(made.source), "of": len(real.source), "seconds": time.monotonic() - began,
+        "different translations per sentence": statistics.fmean(len(set(texts)) for texts, _ in pairs),
+        "equal to the reference": statistics.fmean(
+            text == target.lower() for texts, target in pairs for text in texts
+        ),
     }  # fmt: skip
-    write_atomically(path, [gzip.compress(json.dumps(made).encode())])
+    write_atomically(session.out / LESSONS, [gzip.compress(json.dumps(made).encode())])
     session.did("lessons")
-    session.say(f"the teachers translated {len(made.source)} of {len(real.source)} sentences in {took:.0f} s")
     return made
+
+
+def closest(made: Lessons, real: engine.Pairs) -> engine.Pairs:
+    """Each source with the translation that is closest to its reference."""
+    found = engine.Pairs([], [])
+    for source, texts, target in zip(made.source, made.texts, real.target, strict=False):
+        texts = [each for each in dict.fromkeys(texts) if each.strip()]
+        if texts:
+            found.source.append(source)
+            found.target.append(max(texts, key=lambda text: sentence_bleu(text, target)))
+    return found
+
+
+def turned(made: Lessons, real: engine.Pairs) -> engine.Pairs:
+    """Real targets, with sources that the other direction's teachers wrote, where they are not the real ones."""
+    found = engine.Pairs([], [])
+    for target, texts, source in zip(made.source, made.texts, real.source, strict=False):
+        others = [each for each in dict.fromkeys(texts) if each.strip() and each != source.lower()]
+        for each in others[:BACK]:
+            found.source.append(each)
+            found.target.append(target)
+    return found
 
 
 def taught(session: Session) -> Corpus:
     """Real and translated sentences, with the teachers' probabilities of each token."""
-    teachers = ensemble(session)
-    made = lessons(session, teachers)
+    teachers, real = ensemble(session), session.data.train
+    texts = {"real": real, "closest": closest(lessons(session, teachers), real)}
+    if session.given.back:
+        other = read_lessons(Path(session.given.back))
+        if other.source != real.target[: len(other.source)]:
+            sys.exit(f"translator_seeds.py: {session.given.back} holds lessons of another text or direction")
+        texts["back"] = turned(other, real)
     corpora = []
-    for pairs in (session.data.train, made):
+    for pairs in texts.values():
         if not pairs.source:
             continue
         corpus = encode_pairs(session.words, pairs, session.settings).to(session.device)
         on_gpu = session.device.type == "cuda"
         soft = engine.soft_targets(teachers, corpus, k=16, half=on_gpu, batch_tokens=40_000 if on_gpu else 8_000)
         corpora.append(corpus._replace(soft=soft))
+    session.report["sentences"] = {name: len(pairs.source) for name, pairs in texts.items()}
+    session.say(f"the students learn from {session.report['sentences']}")
     return join(corpora)
 
 
@@ -320,6 +364,7 @@ def learn(session: Session) -> None:
         lowered = [each.lower() for each in session.test.target]
         found["chrf"], found["translated"] = engine.scores(lines, lowered)[2].score, lines
         found["evaluated in"] = time.monotonic() - began
+        save_file(_halves(model), session.out / f"student-{seed}.safetensors")
         students = session.report["students"]
         if found["valid"] >= max((each["valid"] for each in students), default=0.0):
             keep(model, session.words, settings, session.out)
@@ -360,11 +405,11 @@ def keep(model: Any, words: Any, settings: Any, out: Path) -> None:
 
 def together(session: Session) -> None:
     """The ensemble itself, where there is time: what the students could have learnt."""
-    if session.given.teachers and "ensemble" not in session.report and session.left() > EVALUATE * 2:
-        found = score(session, ensemble(session), session.test, penalty=1.0)[0]
-        session.report["ensemble"] = {"models": session.given.teachers, "test": found}
+    if session.given.teachers and "ensemble" not in session.report and session.left() > EVALUATE:
+        found = score(session, ensemble(session), session.data.valid, penalty=PENALTIES[1])[0]
+        session.report["ensemble"] = {"models": session.given.teachers, "valid": found}
         session.did("ensemble")
-        session.say(f"the {session.given.teachers} teachers together: test {found:.2f}")
+        session.say(f"the {session.given.teachers} teachers together: validation {found:.2f}")
 
 
 def choose_attention(session: Session) -> str:
@@ -400,8 +445,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--r-drop", type=float, default=0.7)
     parser.add_argument("--teacher-r-drop", type=float, default=0.0, help="a step without R-Drop takes half the time")
     parser.add_argument("--distill", type=float, default=0.5, help="share of the loss that the teachers have")
-    parser.add_argument("--beams", type=int, default=4, help="of the teachers' search")
-    parser.add_argument("--lessons", type=float, default=25.0, help="seconds that the teachers translate at most")
+    parser.add_argument("--back", metavar="FOLDER", help="the --out of the other direction, which has its lessons")
+    parser.add_argument("--lessons", type=float, default=40.0, help="seconds that the teachers translate at most")
     parser.add_argument("--steps", type=int, default=0, help="of each model; counted from the time by default")
     parser.add_argument("--until", choices=["teachers", "lessons", "students"], default="students")
     parser.add_argument("--attention", choices=["regard", "torch"], help="whose steps; measured on a GPU by default")
@@ -420,7 +465,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         sys.exit(f"translator_seeds.py: {' and '.join(missing)} not installed: pip install 'regard[train]'")
     if given.toy:
         given.source, given.target = engine.toy_settings().source, engine.toy_settings().target
-    elif not given.data or not Path(given.data).is_dir():
+    if given.back and not (Path(given.back) / LESSONS).is_file():
+        sys.exit(f"translator_seeds.py: --back {given.back} has no {LESSONS}; run that direction with --until lessons")
+    if not given.toy and (not given.data or not Path(given.data).is_dir()):
         sys.exit("translator_seeds.py: give --data FOLDER, or REGARD_DATA, or --toy")
     return given
 
@@ -447,6 +494,7 @@ def main(arguments: list[str] | None = None) -> None:
             return
         if session.given.until == "lessons":
             lessons(session, ensemble(session))
+            together(session)
             return
         learn(session)
         together(session)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import importlib
 import importlib.util
 import json
@@ -43,17 +44,20 @@ def test_calls_go_on_where_the_one_before_stopped(script: Any, tmp_path: Path, c
     found = report(out)
     assert [each["seed"] for each in found["teachers"]] == [1, 2] and found["students"] == []
     assert found["lessons"]["sentences"] == found["lessons"]["of"]
-    assert found["calls"][-1]["did"] == ["teacher 1", "teacher 2", "lessons"]
+    assert found["calls"][-1]["did"] == ["teacher 1", "teacher 2", "lessons", "ensemble"]
+    assert found["ensemble"]["models"] == 2
 
     script.main(given)
     found = report(out)
-    assert found["calls"][-1]["did"] == ["student 1", "ensemble"]
+    assert found["calls"][-1]["did"] == ["student 1"]
+    real = len(toy(60, 20).train.source)
+    assert found["sentences"]["real"] == real and 0 < found["sentences"]["closest"] <= real
     [student] = found["students"]
-    assert student["steps"] == 6 and not student["cut short"] and found["ensemble"]["models"] == 2
+    assert student["steps"] == 6 and not student["cut short"]
     assert found["mean of students"] == {"seeds": 1} | {
         name: round(student[name], 3) for name in ("valid", "test", "chrf")
     }
-    assert len(list(out.iterdir())) == 5  # two teachers, lessons, the best student, the report
+    assert len(list(out.iterdir())) == 6  # two teachers, lessons, one student, the best of them, the report
 
     # what is kept is what was measured
     with tarfile.open(out / "best.tar") as packed:
@@ -68,6 +72,46 @@ def test_calls_go_on_where_the_one_before_stopped(script: Any, tmp_path: Path, c
     assert report(out)["calls"][-1]["did"] == [] and report(out)["students"] == found["students"]
     with pytest.raises(SystemExit, match="holds a run with another r_drop; give another --out"):
         script.main([*given, "--r-drop", "0.1"])
+
+
+def test_lessons_of_both_directions(script: Any, tmp_path: Path) -> None:
+    real = script.engine.Pairs(["A man.", "Two dogs.", "Snow."], ["Ein Mann.", "Zwei Hunde.", "Schnee."])
+    made = script.Lessons(real.source, [["ein mensch.", "ein mann."], ["", "  "], ["schnee.", "schnee."]])
+    assert script.closest(made, real) == (["A man.", "Snow."], ["ein mann.", "schnee."])
+    back = script.Lessons(real.target, [["a man.", "one man.", "man.", "a guy."], ["", "two dogs."], ["the snow."]])
+    assert script.turned(back, real) == (
+        ["one man.", "man.", "the snow."],
+        ["Ein Mann.", "Ein Mann.", "Schnee."],
+    )
+
+
+def test_students_learn_from_the_other_direction_too(script: Any, tmp_path: Path) -> None:
+    real = toy(60, 20).train
+    other = tmp_path / "other"
+    given = [*WORDS, "--out", str(tmp_path / "run"), "--back", str(other)]
+    with pytest.raises(SystemExit, match="has no lessons.json.gz; run that direction with --until lessons"):
+        script.main(given)
+    other.mkdir()
+    for sources, refused in ((real.source, True), (real.target, False)):
+        made = script.Lessons(sources, [[f"{each} again"] for each in real.source])
+        (other / "lessons.json.gz").write_bytes(gzip.compress(json.dumps(made).encode()))
+        if refused:
+            with pytest.raises(SystemExit, match="lessons of another text or direction"):
+                script.main(given)
+    script.main(given)
+    assert report(tmp_path / "run")["sentences"]["back"] == len(real.source)
+
+
+def test_students_that_start_too_late_wait_for_the_next_call(script: Any, tmp_path: Path) -> None:
+    session = script.Session(script.parse(["--toy", "--out", str(tmp_path), "--seconds", "60"]))
+    session.read()
+    runs = script.prepared(session, session.settings, session.corpus)
+    runs.milliseconds = 100.0
+    session.report["steps"] = {"teacher": 100}
+    with pytest.raises(script.Late):
+        script.steps_of(session, runs, "student")  # 20 s for three evaluations and 300 steps of 0.1 s
+    runs.milliseconds = 10.0
+    assert 100 <= script.steps_of(session, runs, "student") < 2000
 
 
 def test_what_is_missing_is_said_before_anything_is_trained(

@@ -34,6 +34,8 @@ _KEYS, _OFFSET = CallSpec._fields.index("keys"), CallSpec._fields.index("offset"
 _NO_LIMITS = Fused()
 _transforms = torch._C._functorch.peek_interpreter_stack
 _autocasts = torch._C._is_any_autocast_enabled
+_derives = torch.is_grad_enabled
+_STRIDED = torch.strided
 _REAL, _WHOLE = (type(None), float), (type(None), int)
 
 
@@ -175,13 +177,13 @@ def _prepared(given: tuple[Any, ...], backend: str) -> tuple[Program, Call]:
             call = call.replace(seed=draw_seed(query))
         return program_of(call, backend), call
     rows, keys, grad, rest = known
-    if mask is not None and mask.is_open and query.dim() == 4:
+    if mask is not None and mask.is_open:
         mask = mask.sized(query.shape[0], query.shape[1])
     offset = keys - rows if query_offset is None else query_offset
     if rows == 1 and mask is not None and mask.fused(1, keys, offset) == _NO_LIMITS:
         mask, given = None, (query, key, value, None, *given[4:])  # a last query sees everything
     if mask is not None:
-        program = mask.remember((keys, offset, rest), 0, lambda: program_of(prepare(*given), backend))
+        program = mask.remember((keys, offset, rest), 0, lambda: program_of(prepare(*given), backend), reads=False)
         spec = program.spec
     else:
         # nothing depends on the number of keys but for what ``sizes`` says: a text is decoded by one program
@@ -206,22 +208,21 @@ def _described(
 ) -> tuple[Any, ...] | None:
     """All that checks, plan and program depend on, next to the mask: first the numbers of queries and keys, and
     whether there may be gradients, then the rest. None where it cannot be written down shortly, or is not right."""
-    if query.is_nested or key.is_nested or value.is_nested:
-        return None
-    if not (query.layout is key.layout is value.layout is torch.strided):
+    if not (query.layout is key.layout is value.layout is _STRIDED):
         return None
     if type(query_offset) not in _WHOLE or type(scale) not in _REAL or type(softcap) not in _REAL:
         return None
     if type(dropout) is not float or type(backend) is not str:
         return None
-    if query.dim() != 4 or key.dim() != 4 or value.dim() != 4:
+    try:
+        batch, heads, rows, dim = query.shape
+        key_batch, key_heads, keys, key_dim = key.shape
+        value_batch, value_heads, values, value_dim = value.shape
+    except (ValueError, RuntimeError):  # not of four dimensions, or nested
         return None
-    batch, heads, rows, dim = query.shape
-    key_batch, key_heads, keys, key_dim = key.shape
-    value_batch, value_heads, values, value_dim = value.shape
     if keys != values:
         return None
-    grad = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
+    grad = _derives() and (query.requires_grad or key.requires_grad or value.requires_grad)
     # a dim of size 1 may have any stride
     strides = None
     if not (query.is_contiguous() and key.is_contiguous() and value.is_contiguous()) or dim == 1 or value_dim == 1:

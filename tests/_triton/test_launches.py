@@ -40,7 +40,12 @@ def repeated(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """One entry for each call all of whose kernels were launched with what an earlier one worked out."""
     calls: list[int] = []
     slow: list[bool] = []
-    launch, observe, watched = launcher.Launch.__call__, observing.observe, launcher._watched
+    launch, observe = launcher.Launch.__call__, observing.observe
+
+    def watched() -> bool:
+        from triton.knobs import runtime
+
+        return bool(runtime.launch_enter_hook.calls or runtime.launch_exit_hook.calls)
 
     def noted(self: launcher.Launch, memory: Any) -> None:
         given = [each.data_ptr() for each in memory if isinstance(each, torch.Tensor)]

@@ -56,7 +56,7 @@ def run_fused(passes: Passes, call: Call, *, named: str | None) -> Result:
             found = passes.forward(call)
             return found if found.out.dtype == spec.dtype else found._replace(out=found.out.to(spec.dtype))
         tensors = (call.query, call.key, call.value, call.bias, call.sinks)
-        out, lse, *rows = _Fused.apply(passes, call, named, *tensors)  # type: ignore[no-untyped-call]
+        out, lse, *rows = _apply(passes, call, named, *tensors)
     return Result(out, lse, dict(zip(_ROWS, rows, strict=True)) if rows else None)
 
 
@@ -83,12 +83,16 @@ class _Fused(torch.autograd.Function):
         query, key, value, bias, sinks, out, lse = ctx.saved_tensors[:7]
         if grad_out is None:
             return (None,) * 8
-        call = ctx.call.replace(query=query, key=key, value=value, bias=bias, sinks=sinks)
+        call = ctx.call.of(query, key, value, bias, sinks)
         needs = ctx.needs_input_grad[3:]
         if torch.is_grad_enabled():
             return (None, None, None, *second_derivative(ctx.named, call, grad_out, needs))
         with no_autocast(call.spec.device):
             return (None, None, None, *ctx.passes.backward(call, grad_out, out, lse, needs))
+
+
+# torch's own function of this name looks for wrappers of transforms among the arguments first: there are none here
+_apply: Any = super(torch.autograd.Function, _Fused).apply
 
 
 def held_tensors(call: Call) -> tuple[Tensor, ...]:

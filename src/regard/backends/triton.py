@@ -6,6 +6,7 @@ Compiled once for each kind of call (dtype, head sizes, which modifiers), in a s
 from __future__ import annotations
 
 import os
+from functools import cache
 from typing import TYPE_CHECKING
 
 from regard.backends._autograd import FusedBackend
@@ -15,8 +16,11 @@ from regard.backends.blockwise import Blockwise
 from regard.spec import Result
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
+    from regard._triton.attend import Attended
     from regard.spec import Call, CallSpec
 
 # of masks whose booleans are too many to be there at once
@@ -49,9 +53,8 @@ class Triton(FusedBackend):
         return spec.bias is None and spec.flags is not None and spec.flags[-1] is None
 
     def forward(self, call: Call) -> Result:
-        from regard._triton.attend import attend
-
-        done = attend(call, rows=call.wants_rows)
+        attend, _ = _passes()
+        done = attend(call, call.wants_rows)
         if done.entropy is None or done.max_weight is None:
             return Result(done.out, done.lse)
         return Result(done.out, done.lse, {"entropy": done.entropy, "max_weight": done.max_weight})
@@ -59,9 +62,17 @@ class Triton(FusedBackend):
     def backward(
         self, call: Call, grad_out: Tensor, out: Tensor, lse: Tensor, needs: tuple[bool, ...]
     ) -> tuple[Tensor | None, ...]:
-        from regard._triton.gradients import gradients, refuse_gradients
-
-        if refuse_gradients(call):
-            return _gradients.backward(call, grad_out, out, lse, needs)
+        _, gradients = _passes()
         found = gradients(call, grad_out, out, lse, needs)
+        if found is None:
+            return _gradients.backward(call, grad_out, out, lse, needs)
         return (*found, sink_gradient(call, grad_out, out, lse) if needs[4] else None)
+
+
+@cache
+def _passes() -> tuple[Callable[..., Attended], Callable[..., tuple[Tensor | None, ...] | None]]:
+    """Imported where they are first used: not every machine has triton."""
+    from regard._triton.attend import attend
+    from regard._triton.gradients import gradients
+
+    return attend, gradients

@@ -289,8 +289,9 @@ class Mask(Facts):
 
         return self.remember(("on", device), 0, copy)
 
-    def remember(self, key: Any, offset: Offset, make: Callable[[], Answer]) -> Answer:
-        """``make()``, remembered unless it depends on tensors whose changes cannot be noticed."""
+    def remember(self, key: Any, offset: Offset, make: Callable[[], Answer], *, reads: bool = True) -> Answer:
+        """``make()``, remembered unless it depends on tensors whose changes cannot be noticed. Without ``reads`` it
+        depends on what they hold only where that can be read: on a GPU, then, on the mask's structure alone."""
         if torch.compiler.is_compiling() or isinstance(offset, Tensor):
             return make()
         if not self.tensors:
@@ -298,11 +299,16 @@ class Mask(Facts):
                 self._memo = shared_memo(self.code)
             return self._memo.recall(key, make)
         state = versions(self.tensors)
-        if state is None:
+        if state is not None:
+            if self._memo is None:
+                self._memo = Memo()
+            return self._memo.recall((state, key), make)
+        if reads or any([tensor.is_cpu for tensor in self.tensors]):
             return make()
         if self._memo is None:
-            self._memo = Memo()
-        return self._memo.recall((state, key), make)
+            places = [str(tensor.device) for tensor in self.tensors]
+            self._memo = shared_memo(f"{self.code} {places} {self._made}")
+        return self._memo.recall(key, make)
 
 
 def _check_sizes(L: int, S: int) -> None:
