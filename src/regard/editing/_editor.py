@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -24,7 +22,7 @@ from regard.spec import OfOtherCall
 from regard.statistics import Want
 from regard.watching import _around
 from regard.watching._follower import Asked, Follower, in_backward
-from regard.watching._modules import Frame, inside_transform, is_cross
+from regard.watching._modules import Frame, inside_transform, is_cross, runs_code_of
 from regard.watching._operators import unheard
 from regard.watching._padding import real_queries
 from regard.watching._seen import Seen, Unseen
@@ -97,7 +95,7 @@ class Editor(Follower):
             return None
         if inside_transform():
             raise self._refuse(site, layer, "it runs inside a torch.func transform, where items are hidden")
-        if in_backward() or _checkpointed():
+        if in_backward() or runs_code_of(_CHECKPOINTS):
             raise self._refuse(
                 site, layer, "gradient checkpointing runs it again in the backward pass, where an edit may be gone: "
                 "switch it off (model.gradient_checkpointing_disable(), say)"
@@ -347,12 +345,3 @@ def _own_heads(stack: list[Frame], count: int) -> int:
     """Keys that a module has repeated for its groups of heads have fewer of their own."""
     groups = getattr(stack[-1].module, "num_key_value_groups", 1)
     return count // groups if isinstance(groups, int) and groups > 0 and count % groups == 0 else count
-
-
-def _checkpointed() -> bool:
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_filename.endswith(_CHECKPOINTS):
-            return True
-        frame = frame.f_back
-    return False

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any
 
@@ -106,16 +106,22 @@ def running(modules: dict[int, tuple[str, nn.Module]]) -> list[tuple[FrameType, 
     """The modules whose code is under way, outermost first, from the interpreter's own stack: for calls of
     ``module.forward`` itself, which runs no hooks."""
     found: list[tuple[FrameType, Frame]] = []
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
+    for frame in frames():
         owner = _owner(frame)
         if owner is not None and id(owner) in modules:
             path, module = modules[id(owner)]
             if not found or found[-1][1].module is not module:
                 given = {name: frame.f_locals[name] for name in names_of(module) if name in frame.f_locals}
                 found.append((frame, Frame(path, module, (), given)))
-        frame = frame.f_back
     return found[::-1]
+
+
+def frames() -> Iterator[FrameType]:
+    """The interpreter's stack, innermost first."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
 
 
 def _owner(frame: FrameType) -> nn.Module | None:
@@ -134,12 +140,12 @@ def inside_transform() -> bool:
     """Whether vmap, grad or another of torch.func's transforms is under way: tensors have hidden dims there."""
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return True
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_filename.endswith(_TRANSFORMS):
-            return True
-        frame = frame.f_back
-    return False
+    return runs_code_of(*_TRANSFORMS)
+
+
+def runs_code_of(*files: str) -> bool:
+    """Whether code of a file with one of these endings is under way."""
+    return any(frame.f_code.co_filename.endswith(files) for frame in frames())
 
 
 _TRANSFORMS = ("_functorch/vmap.py", "_functorch/eager_transforms.py")
@@ -147,11 +153,8 @@ _TRANSFORMS = ("_functorch/vmap.py", "_functorch/eager_transforms.py")
 
 def calls_itself(module: nn.Module) -> bool:
     """Whether a call of the module runs inside another of its own."""
-    calls, frame = 0, inspect.currentframe()
-    while frame is not None:
-        calls += frame.f_code.co_name == "_call_impl" and frame.f_locals.get("self") is module
-        frame = frame.f_back
-    return calls > 1
+    calls = (frame for frame in frames() if frame.f_code.co_name == "_call_impl")
+    return sum(frame.f_locals.get("self") is module for frame in calls) > 1
 
 
 class Hook:
