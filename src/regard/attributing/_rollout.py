@@ -121,18 +121,9 @@ def _mixed(seen: Seen | InMemory, columns: Tensor) -> Tensor:
         return torch.einsum("bhls,bsc->blc", seen.weights.to(columns.dtype), columns)
     query, key = seen.query.to(columns.dtype), seen.key.to(columns.dtype)
     value = columns[:, None].expand(-1, key.shape[1], -1, -1)
-    out = api.attention(
-        query,
-        key,
-        value,
-        mask=seen.mask,
-        bias=seen.bias if not isinstance(seen.bias, Tensor) else seen.bias.to(columns.dtype),
-        scale=seen.scale,
-        softcap=seen.softcap,
-        sinks=None if seen.sinks is None else seen.sinks.to(columns.dtype),
-        query_offset=seen.offset,
-    )
-    return out.sum(1)
+    told = seen.keywords
+    told |= {name: told[name].to(columns.dtype) for name in ("bias", "sinks") if isinstance(told[name], Tensor)}
+    return api.attention(query, key, value, **told).sum(1)
 
 
 def _check(calls: list[Collected]) -> None:

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from regard import api
-from regard._arguments import prepare
 from regard.editing import _fused
 from regard.editing._positions import of_cross, of_self
 from regard.editing._report import Changed, Report
@@ -25,7 +24,7 @@ from regard.watching._follower import Asked, Follower, in_backward
 from regard.watching._modules import Frame, inside_transform, is_cross, runs_code_of
 from regard.watching._operators import unheard
 from regard.watching._padding import real_queries
-from regard.watching._seen import Seen, Unseen
+from regard.watching._seen import Seen, Unseen, of_call
 from regard.watching._silence import silence, silent
 from regard.watching._tracked import Weights
 
@@ -273,9 +272,9 @@ class Editor(Follower):
         if met is None:
             with self.running():
                 return run(program, call)
-        seen = _fused.of_call(call)
+        seen = of_call(call)
         with unheard():
-            place = self.place(met, _fused.detached(seen), call.spec.kv_heads)
+            place = self.place(met, seen.detached(), call.spec.kv_heads)
             place.has_edges = self._edges_of(seen, place)
             changes = self.changes(place)
         with self.running():
@@ -287,7 +286,7 @@ class Editor(Follower):
             if result.out.shape[3] > seen.value.shape[3]:  # values were made wider for a steer
                 result = result._replace(out=result.out[..., : seen.value.shape[3]].contiguous())
             out = self.outputs(result.out, place)
-            self._tell(_fused.detached(_fused.of_call(call)), place)
+            self._tell(of_call(call).detached(), place)
         self.wrote(place, bool(changes) or out is not None)
         if out is not None:
             result = result._replace(out=out)
@@ -298,9 +297,7 @@ class Editor(Follower):
 
     def _changed_call(self, seen: Seen, changes: list[Change], place: Place, call: Call) -> Call:
         seen = self.applied(seen, changes, place)
-        three = (seen.query, seen.key, seen.value)
-        given = (*three, seen.mask, seen.bias, seen.scale, seen.softcap, seen.sinks, call.spec.dropout, seen.offset)
-        return prepare(*given).replace(seed=call.seed, wants_rows=call.wants_rows)
+        return seen.call(call.spec.dropout).replace(seed=call.seed, wants_rows=call.wants_rows)
 
     def applied(self, seen: Seen, changes: list[Change], place: Place) -> Seen:
         for change in changes:
@@ -312,22 +309,19 @@ class Editor(Follower):
     def attend(self, seen: Seen, dropout: float, run: Callable[[], Tensor], met: Met) -> Tensor:
         """[batch, head, query, dim] of a call, edited; ``run`` gives the output of the call as it was."""
         with unheard():
-            place = self.place(met, _fused.detached(seen), seen.key.shape[1])
+            place = self.place(met, seen.detached(), seen.key.shape[1])
             place.has_edges = self._edges_of(seen, place)
             changes, width = self.changes(place), seen.value.shape[3]
             seen = self.applied(seen, changes, place)
         with self.running():
             if changes:
                 offset = place.offset if seen.offset is None else seen.offset
-                out = api.attention(
-                    seen.query, seen.key, seen.value, mask=seen.mask, bias=seen.bias, scale=seen.scale,
-                    softcap=seen.softcap, sinks=seen.sinks, dropout=dropout, query_offset=offset,
-                )  # fmt: skip
+                out = api.attention(*seen.tensors, **{**seen.keywords, "query_offset": offset}, dropout=dropout)
                 out = out if out.shape[3] == width else out[..., :width].contiguous()
             else:
                 out = run()
             new = self.outputs(out, place)
-            self._tell(_fused.detached(seen), place)
+            self._tell(seen.detached(), place)
         self.wrote(place, bool(changes) or new is not None)
         return out if new is None else new
 

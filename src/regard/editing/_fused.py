@@ -22,7 +22,6 @@ from regard.watching._silence import silence
 
 if TYPE_CHECKING:
     from regard.masks import Mask
-    from regard.spec import Call
 
 _STEP = 8
 
@@ -166,19 +165,3 @@ def _spread(x: Tensor, heads: int) -> Tensor:
 def with_heads(new: Tensor, out: Tensor, place: Place) -> Tensor:
     """The edited heads of ``new`` among the others of ``out``."""
     return new if all_heads(place) else torch.where(head_rows(place), new, out)
-
-
-def of_call(call: Call) -> Seen:
-    """A call of regard's own, with its gradients."""
-    spec = call.spec
-    bias: Tensor | TableBias | None = call.bias
-    if isinstance(bias, Tensor) and spec.bias is not None and spec.bias.rule is not None:
-        bias = TableBias(spec.bias.rule, bias)
-    return Seen(
-        call.query, call.key, call.value, call.mask, bias, spec.scale, spec.softcap, call.sinks, call.offset, True
-    )
-
-
-def detached(seen: Seen) -> Seen:
-    tensors: dict[str, Any] = {name: part.detach() for name, part in seen._asdict().items() if isinstance(part, Tensor)}
-    return seen._replace(**tensors)

@@ -108,29 +108,31 @@ class Seen(NamedTuple):
         lse = self.lse.to(exact).masked_fill(permitted.to(self.device) == 0, -torch.inf)
         return {"lse": lse, **(observe_call(self.call(), lse, want, lengths) if want.asks else {})}
 
-    def call(self) -> Call:
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.query, self.key, self.value
+
+    @property
+    def keywords(self) -> dict[str, Any]:
+        """What ``regard.attention`` is told next to the tensors."""
+        told = {"mask": self.mask, "bias": self.bias, "scale": self.scale, "softcap": self.softcap}
+        return {**told, "sinks": self.sinks, "query_offset": self.offset}
+
+    def call(self, dropout: float = 0.0) -> Call:
         """The same as a call of regard's own."""
-        three, sinks = (self.query, self.key, self.value), self.sinks
-        return prepare(*three, self.mask, self.bias, self.scale, self.softcap, sinks, 0.0, self.offset)
+        return prepare(*self.tensors, **self.keywords, dropout=dropout)
+
+    def detached(self) -> Seen:
+        given = self._asdict()
+        found: dict[str, Any] = {name: part.detach() for name, part in given.items() if isinstance(part, Tensor)}
+        return self._replace(**found)
 
     def lengths(self, output: Tensor | None) -> Tensor | None:
         """The length of each value, through the output projection where that is known, [batch, head, key]."""
         return value_lengths(self.call(), None, output)
 
     def observe(self, want: Want, lengths: Tensor | None = None) -> Observation:
-        return api.observe(
-            self.query,
-            self.key,
-            self.value,
-            want=want,
-            mask=self.mask,
-            bias=self.bias,
-            scale=self.scale,
-            softcap=self.softcap,
-            sinks=self.sinks,
-            query_offset=self.offset,
-            value_norms=lengths,
-        )
+        return api.observe(*self.tensors, want=want, value_norms=lengths, **self.keywords)
 
     def permitted(self) -> Tensor:
         """How many keys each query may see, int32 [batch or 1, head or 1, L or 1]."""
@@ -176,16 +178,20 @@ class Seen(NamedTuple):
         return self.bias if self.bias.shape[2] == 1 else self.bias[:, :, rows.start : rows.stop]
 
 
-def from_call(call: Call, lse: Tensor, out: Tensor) -> Seen:
-    """A call of regard's own."""
+def of_call(call: Call) -> Seen:
+    """A call of regard's own, with its gradients."""
     spec = call.spec
-    bias: Tensor | TableBias | None = None if call.bias is None else call.bias.detach()
+    bias: Tensor | TableBias | None = call.bias
     if isinstance(bias, Tensor) and spec.bias is not None and spec.bias.rule is not None:
         bias = TableBias(spec.bias.rule, bias)
-    sinks = None if call.sinks is None else call.sinks.detach()
-    q, k, v = call.query.detach(), call.key.detach(), call.value.detach()
-    own = Seen(q, k, v, call.mask, bias, spec.scale, spec.softcap, sinks, call.offset, True, lse.detach())
-    return own._replace(result=out)
+    three = (call.query, call.key, call.value)
+    return Seen(*three, call.mask, bias, spec.scale, spec.softcap, call.sinks, call.offset, placed=True)
+
+
+def from_call(call: Call, lse: Tensor, out: Tensor) -> Seen:
+    """A call of regard's own that has run."""
+    bare = call if call.bias is None else call.replace(bias=call.bias.detach())
+    return of_call(bare).detached()._replace(lse=lse.detach(), result=out)
 
 
 def from_interface(
