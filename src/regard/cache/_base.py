@@ -20,6 +20,7 @@ from regard.cache._lengths import Fresh, Lengths, counts_of, first_row, places_o
 from regard.cache._padded import Padded
 from regard.cache._storage import Parts
 from regard.masks import Mask
+from regard.masks._joins import both
 
 _autocasts = torch._C._is_any_autocast_enabled
 
@@ -385,9 +386,3 @@ def _wants_gradients(*given: Any) -> bool:
         return False
     tables = (x.table(torch.float32, torch.device("cpu")) if isinstance(x, Bias) else x for x in given)
     return any(isinstance(x, Tensor) and x.requires_grad for x in tables)
-
-
-def both(mask: Mask | None, other: Mask | None) -> Mask | None:
-    if mask is None or other is None:
-        return other if mask is None else mask
-    return mask & other

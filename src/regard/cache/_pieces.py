@@ -18,6 +18,7 @@ from regard.backends._tiled import add_sinks
 from regard.cache._given import Asked
 from regard.cache._lengths import Lengths
 from regard.masks import Mask
+from regard.masks._joins import both
 from regard.statistics import Want, merge
 
 # keys of a piece: enough to keep a core busy, few enough to be small next to a model's weights
@@ -122,7 +123,7 @@ def _make_piece(
         filled = _padding(tuple(min(max(count - start, 0), stop - start) for count in held.counts))
     else:
         filled = masks.padding((held.tensor - start).clamp(0, stop - start))
-    return filled if part is None else part & filled
+    return both(part, filled)
 
 
 @lru_cache(64)

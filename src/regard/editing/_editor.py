@@ -61,15 +61,11 @@ class Editor(Follower):
         self,
         model: nn.Module,
         edits: Sequence[Edit],
-        *,
-        layers: Sequence[int | str] | None,
+        asked: Asked,
         heads: Sequence[int] | Mapping[int | str, Sequence[int]] | None,
         tokens: list[list[str]],
-        tokenizer: Any,
-        heads_dim: int | Mapping[str, int] | None,
         report: Report,
     ) -> None:
-        asked = Asked(layers, heads_dim=heads_dim, tokenizer=tokenizer)
         super().__init__(model, Recording(type(model).__name__), asked)
         self.edits, self.report, self.chosen, self.tokens = edits, report, heads, tokens
         self.busy = 0  # above 0 while a call runs that this edit has changed, or leaves as it is

@@ -17,6 +17,7 @@ from regard import masks
 from regard.backends._base import accumulation
 from regard.bias import TableBias
 from regard.edits._edit import Change, Place
+from regard.masks._joins import both
 from regard.watching._seen import Seen
 from regard.watching._silence import silence
 
@@ -38,7 +39,7 @@ def changed(seen: Seen, change: Change, place: Place) -> Seen:
     if change.pattern is not None:
         seen = _patched(seen, change.pattern, place)
     if change.hide is not None:
-        seen = seen._replace(mask=joined(seen.mask, _only_for(~change.hide, place)))
+        seen = seen._replace(mask=both(seen.mask, _only_for(~change.hide, place)))
     if change.add is not None:
         seen = _steered(seen, *change.add, place)
     return seen
@@ -59,12 +60,6 @@ def edges_of(seen: Seen, place: Place) -> Callable[[range, range], Tensor]:
             return there
 
     return has_edges
-
-
-def joined(mask: Mask | None, other: Mask | None) -> Mask | None:
-    if mask is None or other is None:
-        return other if mask is None else mask
-    return mask & other
 
 
 def head_rows(place: Place) -> Tensor:
@@ -143,7 +138,7 @@ def _patched(seen: Seen, pattern: Pattern, place: Place) -> Seen:
         return seen._replace(query=query, key=key, value=value, mask=other.mask, bias=other.bias, offset=other.offset)
     rows = head_rows(place)
     key, own, value = (_spread(x, place.count) for x in (key, seen.key, seen.value))
-    mask = joined(
+    mask = both(
         None if other.mask is None else _only_for(other.mask, place),
         None if seen.mask is None else seen.mask | masks.keep(rows),
     )

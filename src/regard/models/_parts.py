@@ -17,6 +17,7 @@ from regard import masks
 from regard._checks import check_count
 from regard.masks import Mask
 from regard.masks._arguments import plain
+from regard.masks._joins import both
 from regard.positions import LearnedPositions
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -110,8 +111,7 @@ def padding_mask(mask: Mask | None, lengths: Any, side: str) -> Mask | None:
     """`mask`, with the padding of a batch whose item b has `lengths[b]` tokens."""
     if lengths is None:
         return mask
-    padding = masks.padding(lengths, side)  # type: ignore[arg-type]
-    return padding if mask is None else mask & padding
+    return both(mask, masks.padding(lengths, side))  # type: ignore[arg-type]
 
 
 def first_position(lengths: Any, side: str, x: Tensor) -> int | Tensor:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regard._display import displayed, mimebundle
+from regard._display import Widget
 from regard.recording._calls import Head, Recorded, Site
 from regard.recording._labels import THRESHOLDS, describe, has_nan
 from regard.recording._scores import Scores
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["THRESHOLDS", "Head", "Recorded", "Recording", "Scores", "Site", "Summary", "load"]
 
 
-class Recording:
+class Recording(Widget):
     """Attention calls in the order in which they ran.
 
         recording.summary()                    # one row per layer
@@ -299,12 +299,6 @@ class Recording:
         from regard._page._show import show
 
         show(self.to_html(**options))
-
-    def _repr_mimebundle_(self, **_: object) -> dict[str, object]:
-        return mimebundle(self)
-
-    def _display_(self) -> object:
-        return displayed(self)
 
     def __repr__(self) -> str:
         size = f"{self.bytes / 2**20:.1f} MiB"

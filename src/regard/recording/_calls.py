@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from regard._display import displayed, mimebundle
+from regard._display import Widget
 from regard._display.units import ranges
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ class Recorded:
         )
 
 
-class Head:
+class Head(Widget):
     """One head of one recorded call, for one item of the batch: every statistic without its [batch, head]."""
 
     def __init__(self, call: Recorded, head: int, item: int, query_tokens: list[str], key_tokens: list[str]) -> None:
@@ -212,9 +212,3 @@ class Head:
 
     def __repr__(self) -> str:
         return f"<head {self.head}, item {self.item} of {self.call!r}>"
-
-    def _repr_mimebundle_(self, **_: object) -> dict[str, object]:
-        return mimebundle(self)
-
-    def _display_(self) -> object:
-        return displayed(self)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from regard._display import Printed
 from regard.recording._labels import THRESHOLD_NUMBERS
 from regard.recording._summary_words import WORDS
 
@@ -28,7 +28,7 @@ _WIDE = 110  # columns of a terminal in which all of it fits side by side
 _NUMBERS = 40  # columns that the numbers take before it, where it does not
 
 
-class Summary:
+class Summary(Printed):
     """One row per layer. Print it, or read ``rows`` (a list of dicts, as pandas.DataFrame takes them)."""
 
     def __init__(self, recording: Recording, lang: str = "en") -> None:
@@ -62,15 +62,6 @@ class Summary:
         yield table
         value = [self._say("value_note")] * with_value
         yield Text("\n".join([self.thresholds, *value, *self.notes]), style="dim italic")
-
-    def __str__(self) -> str:
-        from rich.console import Console
-
-        text = io.StringIO()
-        Console(file=text, width=120, no_color=True, force_jupyter=False).print(self)
-        return "\n".join(line.rstrip() for line in text.getvalue().splitlines()).strip("\n")
-
-    __repr__ = __str__
 
 
 def show(token: str) -> str:

@@ -157,8 +157,15 @@ def calls_itself(module: nn.Module) -> bool:
     return sum(frame.f_locals.get("self") is module for frame in calls) > 1
 
 
-class Hook:
+class LeftBehind:
     """A hook that stays behind when its module is copied or saved: there it becomes one that does nothing."""
+
+    def __reduce__(self) -> Any:
+        return getattr, (contextlib.nullcontext(), "__exit__")
+
+
+class Hook(LeftBehind):
+    """A hook of a watch."""
 
     def __init__(self, run: Callable[..., None]) -> None:
         self.run = run
@@ -168,9 +175,6 @@ class Hook:
 
     # torch's compiler, where it takes a watched model apart inside the block, calls a hook as it is
     __call__._torchdynamo_disable = True  # type: ignore[attr-defined]
-
-    def __reduce__(self) -> Any:
-        return getattr, (contextlib.nullcontext(), "__exit__")
 
 
 def names_of(module: nn.Module) -> tuple[str, ...]:

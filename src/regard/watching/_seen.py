@@ -10,6 +10,7 @@ from torch import Tensor
 from regard import api, masks
 from regard._arguments import prepare
 from regard.bias import TableBias
+from regard.masks._joins import both
 from regard.observation._lengths import value_lengths
 from regard.observation._observe import observe_call
 from regard.recording._calls import AXES
@@ -96,7 +97,7 @@ class Seen(NamedTuple):
         """The call with the rows of queries that are not real [batch, query] empty."""
         rows = masks.keep(real.to(self.device)[:, None, :, None])
         lse = None if self.lse is None else self.lse.masked_fill(~real.to(self.device)[:, None], -torch.inf)
-        return self._replace(mask=rows if self.mask is None else self.mask & rows, lse=lse)
+        return self._replace(mask=both(self.mask, rows), lse=lse)
 
     def statistics(self, want: Want, permitted: Tensor, lengths: Tensor | None = None) -> dict[str, Tensor]:
         """The wanted statistics by name, with ``lse``; ``lengths`` [batch, head, key] are those of the values."""
@@ -271,7 +272,7 @@ def _implied(mask: Mask | None, module: Any, given: dict[str, Any], queries: int
     window = given.get("sliding_window")
     if causal and (queries > 1 or window):
         rule = masks.causal() if not window else masks.window(left=int(window) - 1, right=0)
-        return rule if mask is None else mask & rule
+        return both(mask, rule)
     return mask
 
 
