@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from numbers import Integral
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
+
+
+def is_int(given: object) -> TypeGuard[int]:
+    """Whether it is a whole number of Python's own; True and False are none."""
+    return isinstance(given, int) and not isinstance(given, bool)
 
 
 def check_count(name: str, given: Any, least: int = 1, *, kind: type = Integral) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from regard import masks
-from regard._checks import autocasts, check_count
+from regard._checks import autocasts, check_count, is_int
 from regard.masks import Mask
 
 __all__ = [
@@ -256,7 +256,7 @@ def _check_selection(query: Any, key: Any, query_offset: Any) -> int:
             f"{list(query.shape)} and {list(key.shape)}"
         )
     offset = key.shape[2] - query.shape[2] if query_offset is None else query_offset
-    if isinstance(offset, bool) or not isinstance(offset, int):
+    if not is_int(offset):
         raise TypeError(f"select_blocks: query_offset must be an int, got {_kind(offset)}")
     if offset < 0:
         raise ValueError(f"select_blocks: the first query must not stand before the first key, got offset {offset}")

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard._checks import check_count
+from regard._checks import check_count, is_int
 from regard.backends._stored import Stored
 from regard.cache import _files, _storage
 from regard.cache._base import CacheFull, TokenCache
@@ -323,7 +323,7 @@ def write(memory: Parts, new: Parts, fresh: Fresh, start: Lengths) -> None:
 
 def shortened(counts: Sequence[int], length: int | Sequence[int]) -> list[int]:
     """What `truncate(length)` leaves of items that have `counts` tokens."""
-    if isinstance(length, int) and not isinstance(length, bool):
+    if is_int(length):
         check_count("length", length, 0)
         if length > max(counts, default=0):
             raise ValueError(f"length {length} is beyond the {max(counts, default=0)} tokens that the cache has seen")
