@@ -236,6 +236,7 @@ FORMS: dict[str, Callable[..., Tensor]] = {
     "heads folded first": heads_folded_first,
     "exp2": four(lambda s: s.exp2() / s.exp2().sum(-1, keepdim=True)),
     "a power": four(lambda s: 3**s / (3**s).sum(-1, keepdim=True)),
+    "a power of less than 1": four(lambda s: divided_by_sum(0.4**-s)),
     "a power of a tensor": four(lambda s: divided_by_sum(nn.Parameter(torch.tensor(3.0)) ** s)),
     "exponentials less 1": four(lambda s: divided_by_sum(s.expm1() + 1)),
     "exponentials less 1, twice": four(lambda s: (1 + s.expm1()) / (torch.expm1(s) + torch.ones(())).sum(-1, True)),

@@ -144,7 +144,7 @@ def _exp2(tracker: Tracker, args: Any, kwargs: Any, out: Any) -> None:
 def _pow(tracker: Tracker, args: Any, kwargs: Any, out: Any) -> None:
     if isinstance(args[1], Tensor) and args[1].dim() >= 2:
         base = _number(args[0])
-        if base is not None and base > 1:
+        if base is not None and base > 0 and base != 1:
             _power(tracker, args[1], math.log(base), out)
 
 
