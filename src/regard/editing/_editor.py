@@ -308,11 +308,16 @@ class Editor(Follower):
             place = self.place(met, seen.detached(), seen.key.shape[1])
             place.has_edges = self._edges_of(seen, place)
             changes, width = self.changes(place), seen.value.shape[3]
-            seen = self.applied(seen, changes, place)
+            plain, seen = seen, self.applied(seen, changes, place)
+            alone = len(_around.here()) == 1  # others are shown calls as the model made them
+            parts = _fused.by_heads(plain, changes, place) if alone and not dropout else None
         with self.running():
-            if changes:
-                offset = place.offset if seen.offset is None else seen.offset
-                out = api.attention(*seen.tensors, **{**seen.keywords, "query_offset": offset}, dropout=dropout)
+            if parts:
+                out = plain.query.new_empty(*plain.query.shape[:3], width)
+                for heads, part in parts:
+                    out[:, heads] = self._run(part, place, dropout)
+            elif changes:
+                out = self._run(seen, place, dropout)
                 out = out if out.shape[3] == width else out[..., :width].contiguous()
             else:
                 out = run()
@@ -320,6 +325,10 @@ class Editor(Follower):
             self._tell(seen.detached(), place)
         self.wrote(place, bool(changes) or new is not None)
         return out if new is None else new
+
+    def _run(self, seen: Seen, place: Place, dropout: float) -> Tensor:
+        offset = place.offset if seen.offset is None else seen.offset
+        return api.attention(*seen.tensors, **{**seen.keywords, "query_offset": offset}, dropout=dropout)
 
     def _tell(self, seen: Seen, place: Place) -> None:
         """What each key received, to the edits that go by it."""

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from regard import masks
 from regard.compat import _attention as compat
 from regard.editing._written import Written
 from regard.watching._layout import _count
 from regard.watching._modules import frames
+from regard.watching._operators import ListeningToFunctions
 from regard.watching._packed import packed_heads, unpacked, unpacked_mask
 from regard.watching._seen import Seen, hiding
 from regard.watching._silence import silent
@@ -29,7 +29,7 @@ _FUSED = torch._C._nn.scaled_dot_product_attention
 _ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 
 
-class Functions(TorchFunctionMode):
+class Functions(ListeningToFunctions):
     """Shows an editor the functions that run on its thread.
 
     While it is open torch's modules leave their fused path, which has no place for an edit."""

@@ -6,6 +6,7 @@ Tensors keep their gradients.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from regard.masks import Mask
 
 _STEP = 8
+Heads = slice | list[int]
 
 
 class Pattern(NamedTuple):
@@ -75,6 +77,43 @@ def all_heads(place: Place) -> bool:
 
 def _only_for(mask: Mask, place: Place) -> Mask:
     return mask if all_heads(place) else mask | masks.drop(head_rows(place))
+
+
+def by_heads(seen: Seen, changes: list[Change], place: Place) -> list[tuple[Heads, Seen]] | None:
+    """The heads that edges are taken from, and the others, as a call each: masks stay rules, where a mask that differs
+    from head to head would be tested pair by pair on a GPU. None where a call is not only cut, has one query, or is
+    better off whole."""
+    if seen.query.device.type == "cpu" or all_heads(place) or seen.query.shape[2] == 1 or seen.bias is not None:
+        return None
+    if any(change.add is not None or change.pattern is not None for change in changes):
+        return None
+    if seen.mask is not None and (seen.mask.heads != 1 or seen.mask.is_open):
+        return None
+    hidden = [~change.hide for change in changes if change.hide is not None]
+    if not hidden or any(mask.heads != 1 or mask.is_open for mask in hidden):
+        return None
+    edited = functools.reduce(both, hidden, seen.mask)
+    others = [head for head in range(place.count) if head not in place.heads]
+    return [_of_heads(seen, list(place.heads), edited), _of_heads(seen, others, seen.mask)]
+
+
+def _of_heads(seen: Seen, heads: list[int], mask: Mask | None) -> tuple[Heads, Seen]:
+    group = seen.query.shape[1] // seen.key.shape[1]
+    groups = sorted({head // group for head in heads})
+    if [each * group + at for each in groups for at in range(group)] != heads:  # parts of groups: keys of each head
+        groups = [head // group for head in heads]
+    own, shared = _as_slice(heads), _as_slice(groups)
+    sinks = None if seen.sinks is None else seen.sinks[own]
+    return own, seen._replace(
+        query=seen.query[:, own], key=seen.key[:, shared], value=seen.value[:, shared], mask=mask, sinks=sinks, lse=None
+    )
+
+
+def _as_slice(numbers: list[int]) -> Heads:
+    """Evenly spaced heads are a view of the tensor, others a copy."""
+    step = numbers[1] - numbers[0] if len(numbers) > 1 else 1
+    even = step > 0 and numbers == list(range(numbers[0], numbers[-1] + 1, step))
+    return slice(numbers[0], numbers[-1] + 1, step) if even else numbers
 
 
 def _steered(seen: Seen, u: Tensor, b: Tensor, place: Place) -> Seen:

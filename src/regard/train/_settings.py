@@ -30,6 +30,7 @@ class Settings:
         peak_lr, warmup, schedule: the learning rate rises to its peak in `warmup` steps, then falls.
         r_drop: α of R-Drop: each batch passes twice, and the two outputs are pulled together.
         branch_init: with norm "post", what the last matrix of each branch starts at, as a multiple of Xavier's weights.
+        ff_dropout: inside feed-forward layers, after the activation; of translators alone.
         distill: how much of the loss is the teachers' distribution, where the data has one.
         average: "ema" (with `ema_decay`), "last" (the mean of the `last` newest validated weights), or "none".
         validate_every: steps between validations; `patience` of them without a gain end the run (0: never).
@@ -53,6 +54,7 @@ class Settings:
     activation: str = "relu"
     dropout: float = 0.3
     attention_dropout: float = 0.0
+    ff_dropout: float = 0.0
 
     batch_tokens: int = 7_500
     round_lengths: int = 1
@@ -90,7 +92,8 @@ class Settings:
             check_count(name, getattr(self, name), kind=int)
         for name in ("warmup", "patience", "seed"):
             check_count(name, getattr(self, name), 0, kind=int)
-        for name in ("dropout", "attention_dropout", "bpe_dropout", "smoothing", "beta1", "beta2", "ema_decay"):
+        for name in ("dropout", "attention_dropout", "ff_dropout", "bpe_dropout", "smoothing", "beta1", "beta2",
+                     "ema_decay"):  # fmt: skip
             _between(self, name, 0.0, 1.0, open_end=True)
         _between(self, "distill", 0.0, 1.0)
         for name in ("peak_lr", "clip", "branch_init", "r_drop", "weight_decay"):

@@ -153,7 +153,8 @@ class _Stance:
         self.real = real
 
     def __getattr__(self, name: str) -> Any:
-        if name == "stance" and any(watcher.inside() for watcher in here()):
+        # in silence a backend of regard runs, and what that compiles is its kernel
+        if name == "stance" and not silent() and any(watcher.inside() for watcher in here()):
             return "force_eager"
         return getattr(self.real, name)
 

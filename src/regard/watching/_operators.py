@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, overrides
+from torch.overrides import TorchFunctionMode
 from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -37,6 +38,10 @@ def _never_compiled(function: _Function) -> _Function:
     skip = frames._FrameAction.SKIP
     frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
     return function
+
+
+class ListeningToFunctions(TorchFunctionMode):
+    """Is told of functions that run on its thread, above torch's derivatives; not in silence."""
 
 
 class Listening(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -123,17 +128,23 @@ class Listening(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @contextlib.contextmanager
 def unheard() -> Iterator[None]:
-    """Silence in which operators are not even shown to those who listen last: passing them on takes time."""
+    """Silence in which operators are not even shown to those who listen last: passing them on takes time, and torch
+    compiles no kernel for a backend while somebody listens to functions."""
     taken: list[Listening] = []
+    functions: list[TorchFunctionMode] = []
     with silence():
         while isinstance(mode := _python_dispatch._get_current_dispatch_mode(), Listening):
             if mode.watcher.hears_in_silence:
                 break
             taken.append(mode)
             _python_dispatch._pop_mode()
+        while isinstance(overrides._get_current_function_mode(), ListeningToFunctions):  # type: ignore[no-untyped-call]
+            functions.append(overrides._pop_mode())  # type: ignore[no-untyped-call]
         try:
             yield
         finally:
+            for each in reversed(functions):
+                overrides._push_mode(each)  # type: ignore[no-untyped-call]
             for mode in reversed(taken):
                 _python_dispatch._push_mode(mode)
 
