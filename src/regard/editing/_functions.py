@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 import types
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ from regard import masks
 from regard.compat import _attention as compat
 from regard.editing._written import Written
 from regard.watching._layout import _count
+from regard.watching._modules import frames
 from regard.watching._operators import ListeningToFunctions
 from regard.watching._packed import packed_heads, unpacked, unpacked_mask
 from regard.watching._seen import Seen, hiding
@@ -77,7 +77,7 @@ class Functions(ListeningToFunctions):
             bias = bias.reshape(-1, *bias.shape[1:])
         mask, bias = _of_heads(mask, bias, q)
         if heads := packed_heads(*q.shape[1:3]):
-            mask, bias, q = _apart(mask, bias, q, heads)
+            mask, bias, q = _unpacked_heads(mask, bias, q, heads)
         scale = given.get("scale")
         seen = Seen(q, k, v, mask, hiding(bias), None if scale is None else float(scale), offset=offset, placed=causal)
         shape = q.shape[:3]
@@ -111,7 +111,7 @@ def _of_heads(mask: Any, bias: Tensor | None, q: Tensor) -> tuple[Any, Tensor | 
     return mask, None if bias is None else split(bias)
 
 
-def _apart(mask: Any, bias: Tensor | None, q: Tensor, heads: int) -> tuple[Any, Tensor | None, Tensor]:
+def _unpacked_heads(mask: Any, bias: Tensor | None, q: Tensor, heads: int) -> tuple[Any, Tensor | None, Tensor]:
     """Heads that were handed over as queries, as heads."""
     if mask is not None and mask.tensors:
         mask = masks.keep(unpacked_mask(mask.tensors[0], q.shape, heads))
@@ -120,12 +120,7 @@ def _apart(mask: Any, bias: Tensor | None, q: Tensor, heads: int) -> tuple[Any, 
 
 def _in_operator() -> bool:
     """Whether an operator is under way, which TorchScript runs with the functions' mode on: below the derivatives."""
-    frame: types.FrameType | None = sys._getframe(2)
-    while frame is not None:
-        if frame.f_code.co_name == "__torch_dispatch__":
-            return True
-        frame = frame.f_back
-    return False
+    return any(frame.f_code.co_name == "__torch_dispatch__" for frame in frames())
 
 
 @functools.lru_cache(4)

@@ -18,12 +18,12 @@ from regard import masks
 from regard.backends._base import accumulation
 from regard.bias import TableBias
 from regard.edits._edit import Change, Place
+from regard.masks._joins import both
 from regard.watching._seen import Seen
 from regard.watching._silence import silence
 
 if TYPE_CHECKING:
     from regard.masks import Mask
-    from regard.spec import Call
 
 _STEP = 8
 Heads = slice | list[int]
@@ -41,7 +41,7 @@ def changed(seen: Seen, change: Change, place: Place) -> Seen:
     if change.pattern is not None:
         seen = _patched(seen, change.pattern, place)
     if change.hide is not None:
-        seen = seen._replace(mask=joined(seen.mask, _only_for(~change.hide, place)))
+        seen = seen._replace(mask=both(seen.mask, _only_for(~change.hide, place)))
     if change.add is not None:
         seen = _steered(seen, *change.add, place)
     return seen
@@ -62,12 +62,6 @@ def edges_of(seen: Seen, place: Place) -> Callable[[range, range], Tensor]:
             return there
 
     return has_edges
-
-
-def joined(mask: Mask | None, other: Mask | None) -> Mask | None:
-    if mask is None or other is None:
-        return other if mask is None else mask
-    return mask & other
 
 
 def head_rows(place: Place) -> Tensor:
@@ -98,7 +92,7 @@ def by_heads(seen: Seen, changes: list[Change], place: Place) -> list[tuple[Head
     hidden = [~change.hide for change in changes if change.hide is not None]
     if not hidden or any(mask.heads != 1 or mask.is_open for mask in hidden):
         return None
-    edited = functools.reduce(joined, hidden, seen.mask)
+    edited = functools.reduce(both, hidden, seen.mask)
     others = [head for head in range(place.count) if head not in place.heads]
     return [_of_heads(seen, list(place.heads), edited), _of_heads(seen, others, seen.mask)]
 
@@ -183,7 +177,7 @@ def _patched(seen: Seen, pattern: Pattern, place: Place) -> Seen:
         return seen._replace(query=query, key=key, value=value, mask=other.mask, bias=other.bias, offset=other.offset)
     rows = head_rows(place)
     key, own, value = (_spread(x, place.count) for x in (key, seen.key, seen.value))
-    mask = joined(
+    mask = both(
         None if other.mask is None else _only_for(other.mask, place),
         None if seen.mask is None else seen.mask | masks.keep(rows),
     )
@@ -205,19 +199,3 @@ def _spread(x: Tensor, heads: int) -> Tensor:
 def with_heads(new: Tensor, out: Tensor, place: Place) -> Tensor:
     """The edited heads of ``new`` among the others of ``out``."""
     return new if all_heads(place) else torch.where(head_rows(place), new, out)
-
-
-def of_call(call: Call) -> Seen:
-    """A call of regard's own, with its gradients."""
-    spec = call.spec
-    bias: Tensor | TableBias | None = call.bias
-    if isinstance(bias, Tensor) and spec.bias is not None and spec.bias.rule is not None:
-        bias = TableBias(spec.bias.rule, bias)
-    return Seen(
-        call.query, call.key, call.value, call.mask, bias, spec.scale, spec.softcap, call.sinks, call.offset, True
-    )
-
-
-def detached(seen: Seen) -> Seen:
-    tensors: dict[str, Any] = {name: part.detach() for name, part in seen._asdict().items() if isinstance(part, Tensor)}
-    return seen._replace(**tensors)

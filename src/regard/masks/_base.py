@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NoReturn, TypeVar
 import torch
 from torch import Tensor
 
-from regard._display import mimebundle
+from regard._display import Displayed
 from regard.masks._arguments import describe, plain
 from regard.masks._blocks import BlockTable, block_table, most_blocks
 from regard.masks._count import kept_pairs
@@ -29,7 +29,7 @@ KINDS: dict[str, Any] = {}
 _BLOCK, _MOST_BLOCKS, _BLOCK_BYTES = 128, 2**23, 5
 
 
-class Mask(Facts):
+class Mask(Facts, Displayed):
     """A rule that says which query may attend to which key: True = may attend.
 
     Masks are values: join them with ``&``, ``|`` and ``~``, compare them with ``==``, and never change one. Query row r
@@ -153,9 +153,6 @@ class Mask(Facts):
 
     def __repr__(self) -> str:
         return self._text()
-
-    def _repr_mimebundle_(self, **_: object) -> dict[str, object]:
-        return mimebundle(self)
 
     def __getstate__(self) -> dict[str, Any]:
         return {

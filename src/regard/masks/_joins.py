@@ -156,3 +156,10 @@ def _joint(parts: tuple[Mask, ...], sizes: list[int], what: str) -> int:
 
 def _bracketed(mask: Mask) -> str:
     return f"({mask._text()})" if len(mask.parts) > 1 else mask._text()
+
+
+def both(mask: Mask | None, other: Mask | None) -> Mask | None:
+    """Their intersection, where None hides nothing."""
+    if mask is None or other is None:
+        return other if mask is None else mask
+    return mask & other

@@ -23,7 +23,7 @@ from regard.watching._exponentials import EXPONENTIALS, SOFTMAXES
 from regard.watching._silence import silence, silent
 
 if TYPE_CHECKING:
-    from regard.watching._watcher import Watcher
+    from regard.watching._follower import Follower
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -49,7 +49,7 @@ class Listening(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     supports_higher_order_operators = True
 
-    def __init__(self, watcher: Watcher) -> None:
+    def __init__(self, watcher: Follower) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.watcher, self.tracker = watcher, watcher.tracker
 
