@@ -24,15 +24,15 @@ ARROWS: dict[str, set[str]] = {
     "plan": LEAVES | {"spec", "backends"},
     "_arguments": LEAVES | {"spec"},
     "_triton": LEAVES | {"spec"},
-    # the statistics on a CPU, which walk over the steps that the backends run, and the value that holds them
-    "observation": LEAVES | {"spec", "backends", "plan"},
+    # the statistics: by kernels, or over the steps that the backends run on a CPU; and the value that holds them
+    "observation": LEAVES | {"spec", "backends", "plan", "_triton"},
     "_compiled": BELOW_API,
     # linear attention describes a call as the others do, and runs it by forms of its own
     "linear": BELOW_API | {"_triton"},
     "sparse": LEAVES,
     # calls on sequences that lie on several processes: what each of them calls is handed down by api
     "_sharded": LEAVES | {"spec", "observation", "plan"},
-    "api": BELOW_API | {"_compiled", "_triton", "linear", "_sharded"},
+    "api": BELOW_API | {"_compiled", "linear", "_sharded"},
     # a cache attends piece by piece and merges what it gets as the backends do
     "cache": LEAVES | {"api", "backends"},
     "latent": LEAVES | {"api"},

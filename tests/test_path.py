@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,6 +37,16 @@ def files_of(work):
     sys.setprofile(None)
     return found[1:]
 
+def names_of(work):
+    found = []
+    def note(frame, event, _):
+        if event == "call" and "/regard/" in frame.f_code.co_filename:
+            found.append(frame.f_code.co_qualname)
+    sys.setprofile(note)
+    work()
+    sys.setprofile(None)
+    return found
+
 counted = {}
 for name, mask in {
     "causal": masks.causal(),
@@ -47,6 +58,7 @@ for name, mask in {
         inputs = [torch.randn(2, 4, 32, 16).requires_grad_(grad) for _ in range(3)]
         found = files_of(lambda: regard.attention(*inputs, mask=mask))
         counted[f"{name} {grad}"] = len(found), len(set(found))
+    counted[f"way of {name}"] = names_of(lambda: regard.attention(*[x.detach() for x in inputs], mask=mask))
 with torch.no_grad():
     module, cache = MultiHeadAttention(64, 8, num_kv_heads=2, positions=Rotary(8)).eval(), KVCache(100)
     module(torch.randn(1, 10, 64), mask=masks.causal(), cache=cache)
@@ -70,6 +82,13 @@ def test_a_repeated_masked_call_is_short(counted: dict[str, Any], mask: str, gra
     calls, files = counted[f"{mask} {grad}"]
     assert calls <= 25
     assert files <= (10 if grad else 8)  # two of them are torch's, for the hook that second derivatives need
+
+
+def test_the_way_of_a_repeated_call_is_the_one_that_contributing_follows(counted: dict[str, Any]) -> None:
+    page = (Path(__file__).parent.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    way = [name for name in counted["way of band"] if "<" not in name]
+    assert way[0] == "attention" and way[-1] == "KernelCall.run"
+    assert [name for name in way if f"`{name}`" not in page] == []
 
 
 def test_a_decoded_token_of_a_layer_is_short(counted: dict[str, Any]) -> None:

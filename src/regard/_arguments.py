@@ -41,7 +41,6 @@ def prepare(
     sinks: Tensor | None,
     dropout: float,
     query_offset: int | Tensor | None,
-    want: tuple[Any, ...] | None = None,
     mode: str | None = None,
 ) -> Call:
     """Check everything that can be checked without reading values, and describe the call."""
@@ -153,7 +152,7 @@ def prepare(
         grad,
         unit_stride,
         mode,
-        want,
+        None,
     )
     return Call(spec, query, key, value, mask, added, sinks, offset)
 

@@ -1,11 +1,16 @@
-"""Checks of a caller's number, with one wording everywhere: which argument, what was expected, what was given."""
+"""Checks of what callers give, with one wording everywhere: which argument, what was expected, what was given."""
 
 from __future__ import annotations
 
 from numbers import Integral
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
+
+
+def is_int(given: object) -> TypeGuard[int]:
+    """Whether it is a whole number of Python's own; True and False are none."""
+    return isinstance(given, int) and not isinstance(given, bool)
 
 
 def check_count(name: str, given: Any, least: int = 1, *, kind: type = Integral) -> None:
@@ -15,3 +20,8 @@ def check_count(name: str, given: Any, least: int = 1, *, kind: type = Integral)
         raise TypeError(f"{name} must be an int, got {given!r} ({type(given).__name__})")
     if given < least:  # type: ignore[operator]
         raise ValueError(f"{name} must be at least {least}, got {given}")
+
+
+def autocasts(device: str) -> bool:
+    """Whether torch makes one dtype of what it is given, on devices of this kind."""
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)

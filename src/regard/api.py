@@ -11,16 +11,14 @@ from torch.nn import functional
 
 from regard._arguments import prepare
 from regard.backends import _guard
-from regard.backends._base import accumulation, has_triton, reads_values
-from regard.backends._meter import peak_bytes, without_values
+from regard.backends._base import accumulation, reads_values
 from regard.masks import Mask
 from regard.masks._flags import Fused
 from regard.observation import Observation
 from regard.observation._gradients import with_gradients
 from regard.observation._lengths import value_lengths
 from regard.observation._memory import check_weights_fit
-from regard.observation._pairs import weights_of_pairs
-from regard.observation._rows import observe_rows
+from regard.observation._observe import observe_call, observer_of, observing_peak
 from regard.plan import Choice, Cost, Plan, choose, program_of, programs, recall, size_kind
 from regard.spec import Call, CallSpec, OfOtherCall, Refused
 from regard.statistics import Want
@@ -36,6 +34,8 @@ _KEYS, _OFFSET = CallSpec._fields.index("keys"), CallSpec._fields.index("offset"
 _NO_LIMITS = Fused()
 _transforms = torch._C._functorch.peek_interpreter_stack
 _autocasts = torch._C._is_any_autocast_enabled
+_derives = torch.is_grad_enabled
+_STRIDED = torch.strided
 _REAL, _WHOLE = (type(None), float), (type(None), int)
 
 
@@ -85,14 +85,11 @@ def attention(
         return compiled(query, key, value, mask, bias, scale, softcap, sinks, dropout, query_offset, backend)
     if _tracing_state() is not None:
         _refuse_tracing()
-    if not (type(query) is type(key) is type(value) is Tensor) and is_sharded(query, key, value):
-        from regard import _sharded
-
+    usual = type(query) is type(key) is type(value) is Tensor and functional.scaled_dot_product_attention is _SDPA
+    if not usual and (spread := _spread(query, key, value)) is not None:
         how = _keywords(mask, bias, scale, softcap, sinks, dropout, query_offset, backend)
-        return _sharded.attention(attention, query, key, value, **how)
-    if functional.scaled_dot_product_attention is not _SDPA and (block := _torchs_block()) is not None:
-        how = _keywords(mask, bias, scale, softcap, sinks, dropout, query_offset, backend)
-        return block.attention(attention, (query, key, value), how)
+        out: Tensor = spread.attention(attention, (query, key, value), how)
+        return out
     given = (query, key, value, mask, bias, scale, softcap, sinks, dropout, query_offset)
     return _guard.run(*_prepared(given, backend)).out
 
@@ -133,9 +130,14 @@ def _torchs_block() -> Block | None:
     return _sharded.current_block()
 
 
-def is_sharded(*tensors: object) -> bool:
-    """Whether one of them is a DTensor: a sequence that lies in parts on several processes."""
-    return any(hasattr(each, "device_mesh") for each in tensors)
+def _spread(*tensors: object) -> Any:
+    """What makes the call where its tokens lie on several processes: DTensors say so themselves, and tensors inside
+    torch's `context_parallel` are parts. None for a call of this process alone."""
+    if any(hasattr(each, "device_mesh") for each in tensors):
+        from regard import _sharded
+
+        return _sharded
+    return None if functional.scaled_dot_product_attention is _SDPA else _torchs_block()
 
 
 def _keywords(
@@ -175,13 +177,13 @@ def _prepared(given: tuple[Any, ...], backend: str) -> tuple[Program, Call]:
             call = call.replace(seed=draw_seed(query))
         return program_of(call, backend), call
     rows, keys, grad, rest = known
-    if mask is not None and mask.is_open and query.dim() == 4:
+    if mask is not None and mask.is_open:
         mask = mask.sized(query.shape[0], query.shape[1])
     offset = keys - rows if query_offset is None else query_offset
     if rows == 1 and mask is not None and mask.fused(1, keys, offset) == _NO_LIMITS:
         mask, given = None, (query, key, value, None, *given[4:])  # a last query sees everything
     if mask is not None:
-        program = mask.remember((keys, offset, rest), 0, lambda: program_of(prepare(*given), backend))
+        program = mask.remember((keys, offset, rest), 0, lambda: program_of(prepare(*given), backend), reads=False)
         spec = program.spec
     else:
         # nothing depends on the number of keys but for what ``sizes`` says: a text is decoded by one program
@@ -206,22 +208,21 @@ def _described(
 ) -> tuple[Any, ...] | None:
     """All that checks, plan and program depend on, next to the mask: first the numbers of queries and keys, and
     whether there may be gradients, then the rest. None where it cannot be written down shortly, or is not right."""
-    if query.is_nested or key.is_nested or value.is_nested:
-        return None
-    if not (query.layout is key.layout is value.layout is torch.strided):
+    if not (query.layout is key.layout is value.layout is _STRIDED):
         return None
     if type(query_offset) not in _WHOLE or type(scale) not in _REAL or type(softcap) not in _REAL:
         return None
     if type(dropout) is not float or type(backend) is not str:
         return None
-    if query.dim() != 4 or key.dim() != 4 or value.dim() != 4:
+    try:
+        batch, heads, rows, dim = query.shape
+        key_batch, key_heads, keys, key_dim = key.shape
+        value_batch, value_heads, values, value_dim = value.shape
+    except (ValueError, RuntimeError):  # not of four dimensions, or nested
         return None
-    batch, heads, rows, dim = query.shape
-    key_batch, key_heads, keys, key_dim = key.shape
-    value_batch, value_heads, values, value_dim = value.shape
     if keys != values:
         return None
-    grad = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
+    grad = _derives() and (query.requires_grad or key.requires_grad or value.requires_grad)
     # a dim of size 1 may have any stride
     strides = None
     if not (query.is_contiguous() and key.is_contiguous() and value.is_contiguous()) or dim == 1 or value_dim == 1:
@@ -274,14 +275,10 @@ def explain(
     if linear:
         raise TypeError(f"attention has no argument {', '.join(linear)}; explain linear attention with kind='linear'")
     check_want(want)
-    if is_sharded(query, key, value):
-        from regard import _sharded
-
+    if (spread := _spread(query, key, value)) is not None:
         how = _keywords(mask, bias, scale, softcap, sinks, dropout, query_offset, backend)
-        return _sharded.explain(explain, query, key, value, want=want, **how)
-    if functional.scaled_dot_product_attention is not _SDPA and (block := _torchs_block()) is not None:
-        how = _keywords(mask, bias, scale, softcap, sinks, dropout, query_offset, backend)
-        return block.explain(explain, (query, key, value), {**how, "want": want})
+        plan: Plan = spread.explain(explain, (query, key, value), {**how, "want": want})
+        return plan
     call = prepare(query, key, value, mask, bias, scale, softcap, sinks, dropout, query_offset)
     return make_plan(call, choose(call.spec, backend), None, want)
 
@@ -323,15 +320,12 @@ def make_plan(call: Call, choice: Choice, program: Program | None, want: Want | 
         if want is not None and want.asks:
             flops += 2 * kept * spec.head_dim
             # the result is there, and what it was computed in no more
-            peak = max(peak, choice.backend.result_bytes(spec) + _observing_peak(call, want))
+            peak = max(peak, choice.backend.result_bytes(spec) + observing_peak(call, want))
         return Cost(flops, moved, kept, peak, exact)
 
     observer = None
     if want is not None:
-        refusals = _kernel_refusals(spec, want.usual)
-        observer = f"torch operations: {'; '.join(refusals)}" if refusals else "triton kernels"
-        if want.asks_unusual and not refusals:
-            observer += "; value mass, pairs and scores by torch operations, as the kernels have none of them"
+        observer = observer_of(spec, want)
         spec = spec._replace(want=want.key)
     return Plan(spec, choice, cost, observer)
 
@@ -380,17 +374,13 @@ def observe(
     check_want(want)
     if torch.compiler.is_compiling():
         raise Refused("regard.observe cannot be compiled: call it outside torch.compile, or compile regard.attention")
-    block = _torchs_block() if functional.scaled_dot_product_attention is not _SDPA else None
-    if block is not None or is_sharded(query, key, value):
-        from regard import _sharded
-
+    if (spread := _spread(query, key, value)) is not None:
         more = {"value_norms": value_norms, "output": output, "differentiable": differentiable or None}
         if extra := [name for name, value in more.items() if value is not None]:
             raise Refused(f"{', '.join(extra)} cannot be used where tokens lie on several processes: leave out")
         how = _keywords(mask, bias, scale, softcap, sinks, dropout, query_offset, backend)
-        if block is not None:
-            return block.observe(observe, (query, key, value), {**how, "want": want})
-        return _sharded.observe(observe, query, key, value, want, **how)
+        seen: Observation = spread.observe(observe, (query, key, value), {**how, "want": want})
+        return seen
     given = (query, key, value, mask, bias, scale, softcap, sinks, dropout, query_offset)
     program, call = _prepared(given, backend)
     if call.spec.mode in ("transform", "fake"):
@@ -402,7 +392,7 @@ def observe(
     result = _guard.run(program, call)
     call = result.ran if isinstance(result, OfOtherCall) else call
     lse = result.lse.detach().to(accumulation(call.spec.dtype))
-    found = result.rows or (_observe(_plain(call), lse, want, lengths) if want.asks else {})
+    found = result.rows or (observe_call(_plain(call), lse, want, lengths) if want.asks else {})
     if differentiable:
         found |= with_gradients(call, lse, want, found)
     return Observation(result.out, lse, make_plan(call, choose(call.spec, backend), program, want), want, found)
@@ -414,48 +404,6 @@ def _lengths(call: Call, want: Want, given: Any, output: Any) -> Tensor | None:
     if given is not None and output is not None:
         raise ValueError("give value_norms, or output to compute them from, not both")
     return value_lengths(_plain(call), given, output) if want.value_mass else None
-
-
-def _observe(call: Call, lse: Tensor, want: Want, lengths: Tensor | None = None) -> dict[str, Tensor]:
-    by_kernels = not _kernel_refusals(call.spec, want.usual)
-    found = {}
-    if by_kernels and want.usual.asks:
-        from regard._triton.observing import observe as observe_by_kernels
-
-        found = observe_by_kernels(call, lse, want.usual)
-    rest = want.unusual if by_kernels else want
-    if rest.asks_tiles:
-        more = observe_rows(call, lse, rest, lengths)
-        found |= {name: part for name, part in more.items() if name not in found}
-    if want.pairs is not None:
-        found["pairs"] = weights_of_pairs(call, lse, want.pairs)
-    return found
-
-
-def _observing_peak(call: Call, want: Want) -> int:
-    """Bytes alive at the peak of an observation, its result included."""
-    kernels, rest = 0, want
-    if not _kernel_refusals(call.spec, want.usual):
-        from regard._triton.observing import layout_of
-
-        kernels, rest = layout_of(call.spec, want.usual).nbytes, want.unusual
-    if not rest.but(pairs=None).asks:
-        return kernels
-    bare, spec = without_values(call), call.spec
-    lse = bare.query.new_empty(spec.batch, spec.heads, spec.queries, dtype=accumulation(spec.dtype))
-    lengths = lse.new_empty(spec.batch, spec.heads, spec.keys) if want.value_mass else None
-    return kernels + peak_bytes(lambda: observe_rows(bare, lse, rest, lengths), (*bare, lse))
-
-
-def _kernel_refusals(spec: CallSpec, want: Want) -> list[str]:
-    """Why the statistics are not folded by the observation kernels, but by torch operations, tile by tile."""
-    if spec.device != "cuda":
-        return ["the observation kernels run on CUDA devices"]
-    if not has_triton():
-        return ["triton is not installed"]
-    from regard._triton.observing import refuse
-
-    return refuse(spec, want)
 
 
 def _plain(call: Call) -> Call:

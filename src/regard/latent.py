@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from regard import api
+from regard._checks import autocasts
 
 if TYPE_CHECKING:
     from regard.masks import Mask
@@ -100,17 +101,13 @@ def absorbing_is_cheaper(q_nope: Tensor, q_rope: Tensor, latent: Tensor, w_uv: T
     return absorbed < rows * keys * (plain + rotary + wide) + keys * rank * (plain + wide)
 
 
-def _autocasts(device: str) -> bool:
-    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
-
-
 def _check_kinds(given: dict[str, Tensor]) -> None:
     """One dtype, unless autocast makes it one, and one device."""
     first = given["q_nope"]
     for name, tensor in given.items():
         if not tensor.is_floating_point():
             raise TypeError(f"{name} must be floating point, got {tensor.dtype}")
-        if tensor.device != first.device or (tensor.dtype != first.dtype and not _autocasts(first.device.type)):
+        if tensor.device != first.device or (tensor.dtype != first.dtype and not autocasts(first.device.type)):
             raise TypeError(
                 f"{name} is {tensor.dtype} on {tensor.device} but q_nope is {first.dtype} on {first.device}; "
                 "convert one with .to"

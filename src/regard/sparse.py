@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from regard import masks
-from regard._checks import check_count
+from regard._checks import autocasts, check_count, is_int
 from regard.masks import Mask
 
 __all__ = [
@@ -245,7 +245,7 @@ def _check_selection(query: Any, key: Any, query_offset: Any) -> int:
             raise ValueError(f"select_blocks: {name} must be [batch, head, token, dim], got shape {list(given.shape)}")
         if not given.is_floating_point():
             raise TypeError(f"select_blocks: {name} must be floating point, got {given.dtype}")
-    if query.device != key.device or (query.dtype != key.dtype and not _autocasts(query.device.type)):
+    if query.device != key.device or (query.dtype != key.dtype and not autocasts(query.device.type)):
         raise TypeError(
             f"select_blocks: query and key must have one dtype and device, got {query.dtype} on {query.device} and "
             f"{key.dtype} on {key.device}; convert one with .to"
@@ -256,7 +256,7 @@ def _check_selection(query: Any, key: Any, query_offset: Any) -> int:
             f"{list(query.shape)} and {list(key.shape)}"
         )
     offset = key.shape[2] - query.shape[2] if query_offset is None else query_offset
-    if isinstance(offset, bool) or not isinstance(offset, int):
+    if not is_int(offset):
         raise TypeError(f"select_blocks: query_offset must be an int, got {_kind(offset)}")
     if offset < 0:
         raise ValueError(f"select_blocks: the first query must not stand before the first key, got offset {offset}")
@@ -301,10 +301,6 @@ def _cut(length: int, size: int) -> Tensor:
 
 def _count(length: int, size: int) -> int:
     return -(-length // size)
-
-
-def _autocasts(device: str) -> bool:
-    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
 
 
 def _is_list(given: object) -> bool:

@@ -85,8 +85,12 @@ class Call(NamedTuple):
 
     def without_tensors(self) -> Call:
         """What a backward pass needs next to the tensors that autograd saves for it."""
-        nothing: Any = None
-        return self._replace(query=nothing, key=nothing, value=nothing, bias=None, sinks=None)
+        return self.of(None, None, None, None, None)
+
+    def of(self, query: Any, key: Any, value: Any, bias: Any, sinks: Any) -> Call:
+        """The call of these tensors; as ``replace``, in a fraction of its time."""
+        made: Call = tuple.__new__(Call, (self.spec, query, key, value, self.mask, bias, sinks, *self[7:]))
+        return made
 
     def replace(self, **changes: Any) -> Call:
         return self._replace(**changes)

@@ -31,6 +31,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from regard._checks import is_int
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -80,12 +82,12 @@ class Want:
 
     def __post_init__(self) -> None:
         if self.map is not None and (
-            not isinstance(self.map, tuple) or len(self.map) != 2 or any(not _count(n) or n < 1 for n in self.map)
+            not isinstance(self.map, tuple) or len(self.map) != 2 or any(not is_int(n) or n < 1 for n in self.map)
         ):
             raise ValueError(f"Want(map=...) must be (rows, columns) of at least 1 each, or None, got {self.map!r}")
         for name in ("top_k", "first"):
             given = getattr(self, name)
-            if not _count(given) or given < 0:
+            if not is_int(given) or given < 0:
                 raise ValueError(f"Want({name}=...) must be an int of at least 0, got {given!r}")
         if self.queries is not None:
             _check_slice("queries", self.queries)
@@ -166,10 +168,6 @@ class Want:
     @property
     def _asks_sums(self) -> bool:
         return bool(self.key_mass or self.map or self.top_k or self.distance or self.first or self.weights is not None)
-
-
-def _count(given: object) -> bool:
-    return isinstance(given, int) and not isinstance(given, bool)
 
 
 def _check_slice(name: str, given: object) -> None:

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from regard._display import texts
-from regard._display.texts import beginning, breaks, centred, left, right, text, visible, width
+from regard._display.texts import beginning, breaks, left, right, text, visible, width
 
 WORDS = {"rows": ("{count} rows", "{count} 行"), "plain": ("a set {1, 2}", "集合 {1, 2}")}
 
@@ -33,7 +33,7 @@ def test_a_catalogue_with_a_gap_or_other_names_in_one_language_is_found() -> Non
 
 
 @pytest.mark.parametrize("shown", ["", "cat", "猫", "猫 cat", "坐在垫子上", "e\u0301t\u00e9", "🐈"])
-@pytest.mark.parametrize("fitted", [left, right, centred])
+@pytest.mark.parametrize("fitted", [left, right])
 @pytest.mark.parametrize("columns", [1, 3, 7, 11])
 def test_every_text_takes_exactly_the_columns_it_is_given(shown: str, fitted: object, columns: int) -> None:
     assert callable(fitted)
@@ -44,7 +44,6 @@ def test_what_does_not_fit_is_cut_with_an_ellipsis_and_the_rest_stays() -> None:
     assert left("坐在垫子上", 7) == "坐在垫…"
     assert left("坐在垫子上", 6) == "坐在 …"
     assert right("猫", 5) == "   猫"
-    assert centred("猫", 6) == "  猫  "
 
 
 def folded(line: str, columns: int) -> list[str]:

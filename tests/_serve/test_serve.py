@@ -278,12 +278,18 @@ def serving(*words: str) -> subprocess.Popen[str]:
     )
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
-def test_the_command_prints_an_address_of_this_machine_and_stops_cleanly(folder: Path, how: signal.Signals) -> None:
-    run = serving(str(folder))
+@pytest.mark.parametrize(
+    ("how", "lang", "shows", "stopped"),
+    [(signal.SIGINT, "en", "shows", "stopped"), (signal.SIGTERM, "zh", "显示", "已停止")],
+)
+def test_the_command_prints_an_address_of_this_machine_and_stops_cleanly(
+    folder: Path, how: signal.Signals, lang: str, shows: str, stopped: str
+) -> None:
+    run = serving(str(folder), "--lang", lang)
     assert run.stdout is not None and run.stderr is not None
     try:
-        address = run.stdout.readline().split()[0]
+        address, verb, *_ = run.stdout.readline().split()
+        assert verb == shows
         port = int(re.fullmatch(r"http://127\.0\.0\.1:(\d+)/", address)[1])  # type: ignore[index]
         with socket.create_connection(("127.0.0.1", port), timeout=20) as asked:
             asked.settimeout(20)
@@ -293,7 +299,7 @@ def test_the_command_prints_an_address_of_this_machine_and_stops_cleanly(folder:
     finally:
         run.send_signal(how)
         said, complaint = run.communicate(timeout=30)
-    assert (run.returncode, said.strip(), complaint) == (0, "stopped", "")
+    assert (run.returncode, said.strip(), complaint) == (0, stopped, "")
 
 
 def test_bad_words_are_one_line(folder: Path) -> None:

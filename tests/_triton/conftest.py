@@ -20,6 +20,7 @@ KERNELS = [
     "test_forward.py",
     "test_backward.py",
     "test_launches.py",
+    "test_recipes.py",
     "test_scan.py",
     "test_stored.py",
 ]

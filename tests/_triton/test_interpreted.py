@@ -20,6 +20,7 @@ HERE = Path(__file__).parent
         "test_forward.py",
         "test_backward.py",
         "test_launches.py",
+        "test_recipes.py",
         "test_scan.py",
         "test_stored.py",
         "test_bounds.py",

@@ -40,7 +40,12 @@ def repeated(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """One entry for each call all of whose kernels were launched with what an earlier one worked out."""
     calls: list[int] = []
     slow: list[bool] = []
-    launch, observe, watched = launcher.Launch.__call__, observing.observe, launcher._watched
+    launch, observe = launcher.Launch.__call__, observing.observe
+
+    def watched() -> bool:
+        from triton.knobs import runtime
+
+        return bool(runtime.launch_enter_hook.calls or runtime.launch_exit_hook.calls)
 
     def noted(self: launcher.Launch, memory: Any) -> None:
         given = [each.data_ptr() for each in memory if isinstance(each, torch.Tensor)]
@@ -200,3 +205,18 @@ def test_nothing_is_launched_unseen_where_launches_are_watched(
         assert wrong() == wrong() == []
         monkeypatch.setattr(getattr(triton.knobs.runtime, name), "calls", [])
     assert repeated == []
+
+
+def test_memory_is_made_as_torch_makes_it() -> None:
+    like = torch.empty(3, 1, 5, 7, dtype=torch.bfloat16, device=DEVICE)
+    make = launcher.maker(like.shape, like.dtype, like.device)
+    first, second = make(), make()
+    for made in (first, second):
+        assert (made.shape, made.stride(), made.dtype, made.device) == (
+            like.shape,
+            like.stride(),
+            like.dtype,
+            like.device,
+        )
+        assert not made.requires_grad
+    assert first.data_ptr() != second.data_ptr()

@@ -6,11 +6,15 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import regard
-from core_calls import differ, oracle, tensors
+from core_calls import differ, oracle, prepare, tensors
 from regard import masks
+from regard.backends._cuda import CudnnCall
+from regard.backends.sdpa import Sdpa
+from regard.spec import Call
 
 KERNEL = "_scaled_dot_product_flash_attention_for_cpu"
 
@@ -170,3 +174,72 @@ def test_half_precision_steps_merge_within_twice_the_error_of_one_rounding(dtype
     exact, _ = oracle(q, k, v, mask=masks.causal())
     out = regard.attention(q, k, v, mask=masks.causal(), backend="sdpa")
     assert differ(out, exact.out) <= 2 * torch.finfo(dtype).eps * np.abs(exact.out).max()
+
+
+@pytest.fixture
+def cudnn(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """Torch's CPU kernel in the place of cuDNN's; the tensors that it was given."""
+    given: list[Tensor] = []
+
+    def kernel(query: Tensor, key: Tensor, value: Tensor, *more: Any, scale: float) -> tuple[Any, ...]:
+        assert more[:2] == (None, True) and more[4] is False
+        given[:] = [query, key, value]
+        out, lse = getattr(torch, KERNEL)(query, key, value, more[2], more[3], scale=scale)
+        return (out, lse.unsqueeze(3), *[None] * 7)
+
+    monkeypatch.setattr(torch, "_scaled_dot_product_cudnn_attention", kernel)
+    return given
+
+
+def on_cuda(*inputs: Tensor, **given: Any) -> Call:
+    """The call, described as one of half precision on a GPU."""
+    names = ("mask", "bias", "scale", "softcap", "sinks")
+    call = prepare(*inputs, *(given.get(name) for name in names), 0.0, given.get("query_offset"))
+    flags = (True, None, 0, False, None) if given.get("mask") is not None else None
+    return call.replace(spec=call.spec._replace(device="cuda", dtype=torch.bfloat16, flags=flags))
+
+
+@pytest.mark.parametrize("mask", [None, masks.causal()])
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_plain_call_on_cuda_is_one_call_of_cudnn(cudnn: list[Tensor], mask: Any, grad: bool) -> None:
+    program = Sdpa().program(on_cuda(*tensors(2, 4, 4, 11, 11, 8, dtype=torch.float32), mask=mask), named=False)
+    assert isinstance(program, CudnnCall)
+    for _ in range(2):
+        inputs = [t.requires_grad_(grad) for t in tensors(2, 4, 4, 11, 11, 8, dtype=torch.float32)]
+        found = program.run(on_cuda(*inputs, mask=mask))
+        grad_out = torch.randn(found.out.shape)
+        exact, gradients = oracle(*inputs, grad_out, mask=mask)
+        assert differ(found.out, exact.out) < 1e-5
+        assert differ(found.lse, exact.lse) < 1e-5 and not found.lse.requires_grad
+        if grad:
+            made = torch.autograd.grad(found.out, inputs, grad_out)
+            assert all(differ(one, other) < 1e-5 for one, other in zip(made, gradients[:3], strict=True))
+
+
+def test_cudnn_is_given_rows_that_begin_at_multiples_of_16_bytes(cudnn: list[Tensor]) -> None:
+    query, key, value = tensors(2, 4, 4, 11, 11, 8, dtype=torch.float32)
+    odd = torch.zeros(key.numel() + 1)[1:].view(key.shape).copy_(key)
+    apart = torch.zeros(*value.shape[:3], 9)[..., :8].copy_(value)
+    call = on_cuda(query, odd, apart)
+    found = Sdpa().program(call, named=False).run(call)
+    assert differ(found.out, oracle(query, key, value)[0].out) < 1e-5
+    assert cudnn[0] is query
+    assert all(t.data_ptr() % 16 == 0 and not any(n % 4 for n in t.stride()[:3]) for t in cudnn)
+
+
+def test_a_call_of_cudnn_has_a_second_derivative_unless_sdpa_was_named(cudnn: list[Tensor]) -> None:
+    inputs = [t.requires_grad_() for t in tensors(1, 2, 2, 5, 5, 8, dtype=torch.float32)]
+    call = on_cuda(*inputs, mask=masks.causal())
+    first = torch.autograd.grad(Sdpa().program(call, named=False).run(call).out.sum(), inputs[0], create_graph=True)
+    meant = torch.autograd.grad(regard.attention(*inputs, mask=masks.causal(), backend="eager").sum(), inputs[0],
+                                create_graph=True)  # fmt: skip
+    for one, other in zip(*(torch.autograd.grad(g[0].square().sum(), inputs) for g in (first, meant)), strict=True):
+        assert (one - other).abs().max() < 1e-5
+    with pytest.raises(regard.Refused, match="no second derivative"):
+        torch.autograd.grad(Sdpa().program(call, named=True).run(call).out.sum(), inputs, create_graph=True)
+
+
+def test_what_cudnn_cannot_do_alone_is_no_single_call() -> None:
+    inputs = tensors(1, 2, 2, 5, 9, 8, dtype=torch.float32)
+    for given in ({"mask": masks.causal(), "query_offset": 2}, {"sinks": torch.zeros(2)}, {"bias": torch.zeros(5, 9)}):
+        assert not isinstance(Sdpa().program(on_cuda(*inputs, **given), named=False), CudnnCall)

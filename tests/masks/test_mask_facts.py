@@ -182,3 +182,38 @@ def test_a_module_that_names_one_is_found(code: str, tmp_path: Path, monkeypatch
     module = tmp_path / "planted.py"
     module.write_text(code)
     assert naming(module)
+
+
+ROWS = np.array([False, True, True, False, True, True, True])
+SOME = np.array([True, False, True, False, False, False, True])
+FEW = {
+    "what a cut of the first keys leaves": masks.causal() & ~masks.columns(4),
+    "what a cut of far keys leaves": masks.causal() & masks.window(left=2),
+    "far keys alone": masks.causal() & ~masks.window(left=2),
+    "between": ~masks.window(left=1, right=1) & ~masks.columns(1),
+    "rows and columns": rectangle(ROWS, SOME, 4),
+    "all others": ~rectangle(ROWS, SOME, 4),
+    "all others, causal": masks.causal() & ~rectangle(ROWS, SOME, 4),
+}
+MANY = {
+    "five intervals": masks.causal() & ~masks.window(left=1) & ~rectangle(ROWS, SOME, 4),
+    "many columns": ~rectangle(ROWS, np.arange(11) % 2 == 0, 8),
+    "any keys": masks.causal() & masks.keep(torch.ones(7, 7, dtype=torch.bool)),
+}
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_masks_of_few_intervals_are_known_by_their_structure(name):
+    """On a GPU our kernels take these; others are compiled anew for each kind, or tested pair by pair."""
+    mask = FEW[name]
+    assert of_intervals(mask.structure)
+    rows = mask.rows(7, 7, 0)
+    assert rows is not None
+    j = np.arange(7)
+    seen = ((rows.lo[..., None] <= j) & (j < rows.hi[..., None])).any(1)
+    np.testing.assert_array_equal(seen[0], mask.dense(7, 7).expand(1, 1, 7, 7)[0, 0].numpy())
+
+
+@pytest.mark.parametrize("name", MANY)
+def test_masks_of_many_intervals_are_known_too(name):
+    assert not of_intervals(MANY[name].structure)

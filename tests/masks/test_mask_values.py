@@ -182,6 +182,25 @@ def test_answers_of_inference_tensors_and_tensor_offsets_are_not_remembered():
     assert masks.causal().rows(3, 7, offset, 2).hi[0, 0].tolist() == [2, 3, 4]
 
 
+def test_what_reads_no_tensor_is_remembered_for_all_masks_of_one_structure_that_cannot_be_read():
+    def ask(lengths, side="right", reads=False):
+        return masks.padding(lengths, side).remember("probe", 0, object, reads=reads)
+
+    there = torch.empty(2, dtype=torch.int64, device="meta")  # as on a GPU, nothing can be read from it
+    assert ask(there) is ask(torch.empty_like(there))
+    assert ask(there) is not ask(there, "left")
+    assert ask(there) is not ask(there.int())
+    assert ask(there, reads=True) is not ask(there, reads=True)
+    # what can be read may decide
+    assert ask(torch.tensor([3, 5])) is not ask(torch.tensor([3, 5]))
+    lengths = torch.tensor([3, 5])
+    mask = masks.padding(lengths)
+    first = mask.remember("probe", 0, object, reads=False)
+    assert mask.remember("probe", 0, object, reads=False) is first
+    lengths += 1
+    assert mask.remember("probe", 0, object, reads=False) is not first
+
+
 def test_a_tensor_made_in_inference_mode_is_not_remembered_beyond_it():
     mask = masks.window(5)
     with torch.inference_mode():

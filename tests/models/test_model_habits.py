@@ -375,3 +375,22 @@ def test_the_label_smoothed_loss_is_its_formula() -> None:
 def test_what_a_model_cannot_read_is_refused(wrong: Any, message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
         wrong()
+
+
+def test_dropout_inside_the_feed_forward() -> None:
+    """Of the activations, scaled so that their mean stays; none in evaluation."""
+    sizes = {"vocab_size": 9, "embed_dim": 8, "num_layers": 1, "num_heads": 2, "ff_dim": 4000}
+    model = models.Transformer(models.TransformerConfig(**sizes, dropout=0.0, ff_dropout=0.25))
+    layer = model.encoder_layers[0].feed_forward
+    with torch.no_grad():
+        layer.up.weight.zero_()
+        layer.up.bias.fill_(1.0)
+        layer.down.weight.fill_(1 / 4000)
+        layer.down.bias.zero_()
+    torch.manual_seed(2)
+    x = torch.randn(1, 3, 8)
+    kept = layer.train()(x).detach()
+    assert 0 < kept.std(1).max() < 0.05 and abs(float(kept.mean()) - 1) < 0.05
+    assert float(layer.eval()(x).detach().sub(1).abs().max()) < 1e-4
+    with pytest.raises(ValueError, match="ff_dropout"):
+        models.TransformerConfig(vocab_size=9, ff_dropout=1.5)

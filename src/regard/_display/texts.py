@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 __all__ = [
-    "LANGUAGES", "Catalogue", "breaks", "centred", "folded", "language", "left", "problems", "read", "right", "text",
+    "LANGUAGES", "Catalogue", "breaks", "folded", "language", "left", "problems", "read", "right", "text",
     "visible", "width",
 ]  # fmt: skip
 
@@ -102,11 +102,6 @@ def left(shown: str, columns: int) -> str:
 def right(shown: str, columns: int) -> str:
     """As `left`, but filled on the left, as numbers are."""
     return " " * max(columns - width(shown), 0) + left(shown, min(columns, width(shown)))
-
-
-def centred(shown: str, columns: int) -> str:
-    """As `left`, but in the middle."""
-    return left(" " * max((columns - width(shown)) // 2, 0) + shown, columns)
 
 
 def breaks(line: str, columns: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""Numbers with the prefix that keeps them short."""
+"""Numbers in words: with the prefix that keeps them short, in groups of digits, in ranges."""
 
 from __future__ import annotations
 
@@ -41,4 +41,16 @@ def _prefixed(number: float, step: int, prefixes: Sequence[str], unit: str) -> s
 
 
 def whole(number: int) -> str:
+    """124 439 808."""
     return f"{number:,}".replace(",", " ")
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """0, 2 … 5, 9."""
+    found: list[list[int]] = []
+    for n in numbers:
+        if found and found[-1][-1] == n - 1:
+            found[-1].append(n)
+        else:
+            found.append([n])
+    return ", ".join(f"{run[0]} … {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in found)

@@ -80,6 +80,8 @@ def script() -> str:
 
 def _summary(recording: Recording) -> str:
     """One row per layer, as the terminal shows it."""
+    from regard.recording._summary import short
+
     summary = recording.summary()
     numbers = ("layer", "calls", "entropy", "first key", "≈ distance")
     rows = []
@@ -88,7 +90,7 @@ def _summary(recording: Recording) -> str:
         # equal tokens are added up: the places that this frees stay, so that the elements do not depend on the text
         tokens += _token("") * (3 - len(row["most_attended"]))
         heads = "; ".join(f"{name}: {', '.join(map(str, found))}" for name, found in row["heads"].items())
-        cells = [row["layer"], row["calls"], *(_number(row[name], how) for name, how in _NUMBERS)]
+        cells = short(row, with_value=False)
         rows.append(
             "<tr>"
             + "".join(f"<td>{cell}</td>" for cell in cells)
@@ -100,13 +102,6 @@ def _summary(recording: Recording) -> str:
         "<th>most attended</th><th>heads</th><th>module</th></tr></thead>"
         f"<tbody>{''.join(rows)}</tbody></table></div>{notes}"
     )
-
-
-_NUMBERS = (("entropy", "{:.2f}"), ("first", "{:.0%}"), ("distance", "{:.1f}"))
-
-
-def _number(value: float | None, how: str) -> str:
-    return "–" if value is None else how.format(value)
 
 
 def _token(token: str) -> str:

@@ -31,23 +31,22 @@ NUMBERS = 1 << 26
 _MERGED = {"out", "plan", "want", "map", "weights", "pairs", *statistics.OF_ROWS, *statistics.SUMS}
 
 
-def attention(call: Callable[..., Tensor], query: Any, key: Any, value: Any, **keywords: Any) -> Tensor:
+def attention(call: Callable[..., Tensor], tensors: tuple[Any, Any, Any], how: dict[str, Any]) -> Tensor:
     """`regard.attention`, here `call`, of DTensors: a DTensor that lies as the query does."""
-    spread = _spread(query, key, value, keywords)
-    tensors = spread.tensors(query, key, value)
-    with _own_draws(spread, keywords):
-        out: Tensor = spread.back(call(*tensors, **spread.keywords(keywords, *spread.mine)))
+    spread = _spread(*tensors, how)
+    with _own_draws(spread, how):
+        out: Tensor = spread.back(call(*spread.tensors(*tensors), **spread.keywords(how, *spread.mine)))
     return out
 
 
-def observe(
-    call: Callable[..., Observation], query: Any, key: Any, value: Any, want: Want, **keywords: Any
-) -> Observation:
+def observe(call: Callable[..., Observation], tensors: tuple[Any, Any, Any], how: dict[str, Any]) -> Observation:
     """`regard.observe`, here `call`: rows lie as the query does, `key_mass` as the keys do, sums are whole."""
+    keywords = dict(how)
+    want: Want = keywords.pop("want")
     if want.value_mass:
         raise Refused("want: value_mass cannot be asked for where tokens lie on several processes; leave it out")
-    spread = _spread(query, key, value, keywords)
-    queries, keys, values = spread.tensors(query, key, value)
+    spread = _spread(*tensors, keywords)
+    queries, keys, values = spread.tensors(*tensors)
     merged = _Merged(spread, want)
     pieces = []
     for start, stop in spread.calls(want):
@@ -64,10 +63,11 @@ def observe(
     return Observation(out, found.pop("lse"), pieces[0].plan, want, found)
 
 
-def explain(call: Callable[..., Plan], query: Any, key: Any, value: Any, **keywords: Any) -> Plan:
+def explain(call: Callable[..., Plan], tensors: tuple[Any, Any, Any], how: dict[str, Any]) -> Plan:
     """`regard.explain`: the plan of this process's call. Nothing runs, and nothing is sent."""
-    spread = _spread(query, key, value, keywords)
-    grad = any(each.requires_grad for each in (query, key, value))
+    query, key, value = tensors
+    spread = _spread(query, key, value, how)
+    grad = any(each.requires_grad for each in tensors)
 
     def like(x: Any, tokens: int) -> Tensor:
         shape = (*x.shape[:2], tokens, x.shape[3])
@@ -75,8 +75,8 @@ def explain(call: Callable[..., Plan], query: Any, key: Any, value: Any, **keywo
         return made.requires_grad_() if grad else made
 
     start, stop = spread.mine
-    tensors = like(query, stop - start), like(key, spread.keys), like(value, spread.keys)
-    return call(*tensors, **spread.keywords(keywords, start, stop))
+    mine = like(query, stop - start), like(key, spread.keys), like(value, spread.keys)
+    return call(*mine, **spread.keywords(how, start, stop))
 
 
 class _Spread(NamedTuple):

@@ -11,25 +11,25 @@ from torch import Tensor
 from regard._sharded._shares import Span
 
 
-def move(x: Tensor, held: list[Span], needed: list[Span], group: Any, dim: int = 2) -> Tensor:
-    """What this process needs of a tensor, of which every process holds a range along `dim`.
+def move(x: Tensor, held: list[Span], needed: list[Span], group: Any) -> Tensor:
+    """What this process needs of a tensor, of which every process holds a range of the tokens.
 
     `held` cuts the whole into ranges in order; `needed` are any ranges of it, one per process.
     """
     rank = dist.get_rank(group)
     start = held[rank][0]
-    x = x.movedim(dim, 0)
+    x = x.movedim(2, 0)
     parts = [_common(held[rank], need) for need in needed]
     sent = torch.cat([x[low - start : high - start] for low, high in parts])
     received = [_size(_common(own, needed[rank])) for own in held]
     moved: Tensor = _Exchange.apply(sent, [_size(part) for part in parts], received, group)  # type: ignore[no-untyped-call]
-    return moved.movedim(0, dim).contiguous()
+    return moved.movedim(0, 2).contiguous()
 
 
-def exchange(x: Tensor, have: list[list[int]], need: list[list[int]], group: Any, dim: int = 2) -> Tensor:
-    """Pieces of equal size along `dim`, by number: from the processes that have each to those that need it."""
+def exchange(x: Tensor, have: list[list[int]], need: list[list[int]], group: Any) -> Tensor:
+    """Pieces of as many tokens each, by number: from the processes that have each to those that need it."""
     rank = dist.get_rank(group)
-    x = x.movedim(dim, 0)
+    x = x.movedim(2, 0)
     size = x.shape[0] // len(have[rank])
     own = dict(zip(have[rank], torch.split_with_sizes(x, [size] * len(have[rank])), strict=True))
     sent = [[piece for piece in have[rank] if piece in wanted] for wanted in need]
@@ -39,7 +39,7 @@ def exchange(x: Tensor, have: list[list[int]], need: list[list[int]], group: Any
     moved: Tensor = _Exchange.apply(parts, *counts, group)  # type: ignore[no-untyped-call]
     order = [piece for each in received for piece in each]
     found = dict(zip(order, torch.split_with_sizes(moved, [size] * len(order)), strict=True))
-    return torch.cat([found[piece] for piece in need[rank]]).movedim(0, dim).contiguous()
+    return torch.cat([found[piece] for piece in need[rank]]).movedim(0, 2).contiguous()
 
 
 def _common(one: Span, other: Span) -> Span:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,15 +15,17 @@ from regard._triton.encode import (
     BAND,
     DENSE,
     INTERVALS,
+    Band,
     TileLists,
     band_of,
     dense_piece,
     intervals,
+    lengths_of,
     pieces,
     tile_lists,
 )
-from regard._triton.inputs import Inputs, can_be_copied, described, rows_of_unit_stride
-from regard._triton.launcher import Launch, kept_launch, on
+from regard._triton.inputs import Inputs, can_be_copied, described, has_copy_engine, rows_of_unit_stride
+from regard._triton.launcher import Launch, kept, maker, run_on
 from regard._triton.tile_sizes import tiles_of, widths
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 MATRIX, LINE, SLOPES = 1, 2, 3
 # tiles are no larger than this
 _MARGIN = 256
+_make: Any = tuple.__new__  # a named tuple without the Python function that makes one
 # float32 counts to here
 _EXACT = 1 << 24
 # queries from which the copy engine is worth its descriptors
@@ -82,14 +85,17 @@ class Test(NamedTuple):
     constants: dict[str, int | bool]
 
 
+def test_of_band(band: Band, queries: int) -> Test:
+    constants = {"PREDICATE": BAND, "SLOTS": 0, "PADDED": band.lengths is not None}
+    return Test(range(queries), band.lengths, band.offsets, band.numbers, constants)
+
+
 def tests_of(call: Call, block_q: int) -> Iterator[Test]:
     """One for all rows; of a mask that is neither a band nor intervals, one after the other as they fit the memory."""
     rows = range(call.spec.queries)
     band = band_of(call)
     if band is not None:
-        numbers = (band.offset, band.left, band.right, band.given)
-        padded = band.lengths is not None
-        yield Test(rows, band.lengths, band.offsets, numbers, {"PREDICATE": BAND, "SLOTS": 0, "PADDED": padded})
+        yield test_of_band(band, len(rows))
         return
     found = intervals(call)
     if found is not None:
@@ -106,84 +112,138 @@ def lists_of(call: Call, tiles: Tiles, predicate: int, of_keys: bool = False) ->
     return None if predicate == BAND else tile_lists(call, tiles["BM"], tiles["BN"], of_keys)
 
 
-class Draw(NamedTuple):
-    """A call's dropout as the kernels take it."""
-
-    seed: Tensor | None
-    threshold: int  # draws of 24 bits below this are dropped
-    share: float
-
-    @classmethod
-    def of(cls, call: Call) -> Draw:
-        p = call.spec.dropout
-        return cls(call.seed, _threshold(p), 0.0 if p == 1 else 1.0 / (1.0 - p)) if p else cls(None, 0, 1.0)
-
-
 @lru_cache(64)
-def _threshold(p: float) -> int:
+def dropping(p: float) -> tuple[int, float]:
+    """Draws of 24 bits below the first number are dropped; the second is what the others are multiplied by."""
     # what a comparison with a float32 draw makes of the probability
-    return math.ceil(torch.tensor(p, dtype=torch.float32).item() * 2**24)
+    threshold = math.ceil(torch.tensor(p, dtype=torch.float32).item() * 2**24)
+    return threshold, 0.0 if p == 1 else 1.0 / (1.0 - p)
 
 
 def attend(call: Call, rows: bool) -> Attended:
     """The call's result; ``rows`` asks for entropy and largest weight too. Reads nothing from the device."""
-    from regard._triton.forward import attend as kernel
+    query, key, value = call.query, call.key, call.value
+    kind = ("attend", rows, call.spec, query.device, query.stride(), key.stride(), value.stride())
+    way: Callable[[Call], Attended] = kept(kind, lambda: _way_of(call, rows))
+    return run_on(query.device, way, call)
 
+
+def _way_of(call: Call, rows: bool) -> Callable[[Call], Attended]:
+    """What runs the call, and all others of its description and strides."""
     spec = call.spec
     if spec.empty:
-        return _nothing(call, rows)
-    decodes = decoding.takes_wide(spec) or (not rows and decoding.is_decoding(spec))
-    if decodes and (band := band_of(call)) is not None:
-        return Attended(*decoding.decode(call, band), None, None)
-    tiles, given, draw = tiles_of(spec), Inputs(call), Draw.of(call)
-    bias = bias_of(call)
-    value = rows_of_unit_stride(call.value)
-    lead = (spec.batch, spec.heads, spec.queries)
-    new = call.query.new_empty
-    # the gradients of a bias cancel to the last digits: they are made from an output that was not rounded
-    learned = spec.grad and spec.bias is not None and spec.bias.needs_grad
-    out = new(*lead, spec.value_dim, dtype=torch.float32 if learned else spec.dtype)
-    lse = new(lead, dtype=torch.float32)
-    entropy, largest = (new(lead, dtype=torch.float32) for _ in range(2)) if rows else (lse, lse)
-    wide, wide_v = widths(spec)
-    query, key, source = given.query, given.key, value
-    # a descriptor costs the host more than it saves a short call
-    copied = spec.queries >= _LONG and given.copied and can_be_copied(value)
-    if copied:
-        query, key = described(query, tiles["BM"], wide), described(key, tiles["BN"], wide)
-        source = described(value, tiles["BN"], wide_v)
-    sinks = lse if call.sinks is None else call.sinks.detach().contiguous()
-    with on(call.query.device):
-        for test in tests_of(call, tiles["BM"]):
-            lists = lists_of(call, tiles, test.constants["PREDICATE"])
+        return partial(_nothing, rows=rows)
+    if (decoding.takes_wide(spec) or (not rows and decoding.is_decoding(spec))) and band_of(call) is not None:
+        return _decode
+    return _Forward(call, rows)
 
-            def make(test: Test = test, lists: TileLists | None = lists) -> Launch:
-                constants = given.shape(
-                    **tiles, **test.constants, VALUE=spec.value_dim, DV=wide_v, COPIED=copied, RISING=given.rises(),
-                    SINK=call.sinks is not None, ROWS=rows, DROPOUT=draw.seed is not None, DIRECT=spec.device == "cuda",
-                )  # fmt: skip
-                constants["BIASED"] = bias.form
-                numbers = (
-                    *given.query.stride()[:3], *given.key.stride()[:3], *value.stride()[:3], *bias.strides,
-                    *test.numbers, *owners_of(lists)[:2], spec.queries, spec.keys, test.rows.start, owners_of(lists)[2],
-                    draw.threshold, *given.natural_scales, draw.share,
-                )  # fmt: skip
-                grid = -(-len(test.rows) // tiles["BM"]), spec.batch * spec.heads
-                return Launch(kernel, grid, numbers, constants)
 
-            kind = ("attend", rows, copied, test.numbers, test.rows, owners_of(lists))
-            launch = kept_launch(call, kind, make)
-            launch([
-                query, key, source, lse if bias.memory is None else bias.memory, lse if test.lo is None else test.lo,
-                lse if test.hi is None else test.hi, sinks, lse if draw.seed is None else draw.seed,
-                *((lse, lse) if lists is None else lists[:2]), out, lse, entropy, largest,
-            ])  # fmt: skip
-    return Attended(out, lse, entropy, largest) if rows else Attended(out, lse, None, None)
+def _decode(call: Call) -> Attended:
+    band = band_of(call)
+    assert band is not None
+    return Attended(*decoding.decode(call, band), None, None)
+
+
+class Recipe:
+    """What calls of one description, on tensors of the same strides, have in common: made from the first of them, and
+    without its tensors. The numbers of a band are among it; of other masks, each call brings its own."""
+
+    def __init__(self, call: Call) -> None:
+        spec, given = call.spec, Inputs(call)
+        tensors = (call.query, call.key, call.value)
+        self.has_unit_strides = all(tensor.stride(3) == 1 for tensor in tensors)
+        self.strides = tuple(n for tensor in tensors for n in rows_of_unit_stride(tensor).stride()[:3])
+        self.scales, self.natural_scales, self.rises = given.scales, given.natural_scales, given.rises()
+        self.lead = (spec.batch, spec.heads, spec.queries)
+        self.new_row = maker(self.lead, torch.float32, call.query.device)
+        self.threshold, self.share = dropping(spec.dropout)
+        band = band_of(call)
+        self.banded = band is not None
+        self._band = None if band is None else test_of_band(band, spec.queries)._replace(lo=None, hi=None)
+        self._has_offsets = band is not None and band.offsets is not None
+        self.launches: dict[tuple[Any, ...], Launch] = {}  # by what else decides about them
+        self._shape = given.shape(VALUE=spec.value_dim, DV=widths(spec)[1], DROPOUT=spec.dropout > 0)
+
+    def tests(self, call: Call, block_q: int) -> Iterable[Test]:
+        """As ``tests_of``."""
+        band = self._band
+        if band is None:
+            return tests_of(call, block_q)
+        if band.constants["PADDED"] or self._has_offsets:
+            lo = lengths_of(call) if band.constants["PADDED"] else None
+            hi = call.offset.contiguous() if isinstance(call.offset, Tensor) else None
+            return (_make(Test, (band.rows, lo, hi, band.numbers, band.constants)),)
+        return (band,)
+
+    def constants(self, tiles: Tiles, test: Test, bias: Bias, **more: Any) -> dict[str, Any]:
+        """The compile-time arguments that kernels of attention share."""
+        return {**self._shape, **tiles, **test.constants, "BIASED": bias.form, **more}
+
+
+class _Forward(Recipe):
+    def __init__(self, call: Call, rows: bool) -> None:
+        super().__init__(call)
+        spec = call.spec
+        self.rows, self.tiles = rows, tiles_of(spec)
+        # the gradients of a bias cancel to the last digits: they are made from an output that was not rounded
+        learned = spec.grad and spec.bias is not None and spec.bias.needs_grad
+        dtype = torch.float32 if learned else call.query.dtype
+        self.new_out = maker((*self.lead, spec.value_dim), dtype, call.query.device)
+        # a descriptor costs the host more than it saves a short call
+        self.may_copy = spec.queries >= _LONG and has_copy_engine(call.query.device)
+
+    def __call__(self, call: Call) -> Attended:
+        query, key, value = call.query, call.key, call.value
+        if not self.has_unit_strides:
+            query, key, value = (rows_of_unit_stride(tensor) for tensor in (query, key, value))
+        copied = self.may_copy and can_be_copied(query, key, value)
+        given = self._described(query, key, value) if copied else (query, key, value)
+        bias = NO_BIAS if call.bias is None else bias_of(call)
+        sinks = None if call.sinks is None else call.sinks.detach().contiguous()
+        of_sinks = None if sinks is None else sinks.dtype
+        out, lse = self.new_out(), self.new_row()
+        entropy, largest = (self.new_row(), self.new_row()) if self.rows else (lse, lse)
+        for test in self.tests(call, self.tiles["BM"]):
+            lists = None if self.banded else lists_of(call, self.tiles, test.constants["PREDICATE"])
+            owners = _NO_LISTS if lists is None else owners_of(lists)
+            kind = (copied, bias.strides, test.numbers, test.rows.start, owners, of_sinks)
+            launch = self.launches.get(kind)
+            if launch is None:
+                launch = self.launches[kind] = self._launch(call, copied, bias, test, owners)
+            launch((
+                *given, lse if bias.memory is None else bias.memory, lse if test.lo is None else test.lo,
+                lse if test.hi is None else test.hi, lse if sinks is None else sinks,
+                lse if call.seed is None else call.seed, *((lse, lse) if lists is None else lists[:2]),
+                out, lse, entropy, largest,
+            ))  # fmt: skip
+        made: Attended = _make(Attended, (out, lse, entropy, largest) if self.rows else (out, lse, None, None))
+        return made
+
+    def _described(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Any, Any, Any]:
+        keys, wide, wide_v = self.tiles["BN"], self._shape["D"], self._shape["DV"]
+        return described(query, self.tiles["BM"], wide), described(key, keys, wide), described(value, keys, wide_v)
+
+    def _launch(self, call: Call, copied: bool, bias: Bias, test: Test, owners: tuple[int, int, int]) -> Launch:
+        from regard._triton.forward import attend as kernel
+
+        spec, tiles = call.spec, self.tiles
+        constants = self.constants(
+            tiles, test, bias, COPIED=copied, RISING=self.rises, SINK=spec.sinks, ROWS=self.rows,
+            DIRECT=spec.device == "cuda",
+        )  # fmt: skip
+        numbers = (
+            *self.strides, *bias.strides, *test.numbers, *owners[:2], spec.queries, spec.keys, test.rows.start,
+            owners[2], self.threshold, *self.natural_scales, self.share,
+        )  # fmt: skip
+        return Launch(kernel, (-(-len(test.rows) // tiles["BM"]), spec.batch * spec.heads), numbers, constants)
+
+
+_NO_LISTS = (0, 0, 0)
 
 
 def owners_of(lists: TileLists | None) -> tuple[int, int, int]:
     """Whether each item has lists of its own, how many lists there are, and how many an item has."""
-    return (0, 0, 0) if lists is None else (int(lists.groups > 1), lists.groups * lists.blocks, lists.blocks)
+    return _NO_LISTS if lists is None else (int(lists.groups > 1), lists.groups * lists.blocks, lists.blocks)
 
 
 class Bias(NamedTuple):
@@ -194,10 +254,13 @@ class Bias(NamedTuple):
     strides: tuple[int, ...]
 
 
+NO_BIAS = Bias(0, None, (0, 0, 0, 0))
+
+
 def bias_of(call: Call) -> Bias:
     spec = call.spec
     if call.bias is None or spec.bias is None:
-        return Bias(0, None, (0, 0, 0, 0))
+        return NO_BIAS
     rule, table = spec.bias.rule, call.bias.detach()
     if rule is None:
         whole = table.expand(spec.batch, spec.heads, spec.queries, spec.keys)

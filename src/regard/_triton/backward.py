@@ -4,7 +4,8 @@
 
 For a pair with weight p: dP = dO·v (scaled or dropped like the weight), dS = p·(dP − delta) with delta = dO·O of the
 row, and from these dV += p·dO, dK += dS·q, dQ += dS·k. ``keys_backward`` owns BN keys and walks over the row tiles
-that may see them; ``queries_backward`` owns BM rows and walks over their key tiles. No atomics: always the same bits.
+that may see them; ``queries_backward`` owns BM rows and walks over their key tiles. It comes first, and leaves the
+deltas for the others. No atomics: always the same bits.
 
 Sinks need nothing here: they are in the log-sum-exp and in delta.
 """
@@ -38,33 +39,40 @@ _NUMBERS = ["L", "S", "blocks", "items", "owners", "pairs_b", "pairs_h", "pairs_
 
 
 @triton.jit
+def _products_of_rows(
+    OUT, do, b, h, i0, strides, L, BM: tl.constexpr, VALUE: tl.constexpr, DV: tl.constexpr
+):  # fmt: skip
+    """Delta of BM rows: the product of each row's output and the output's gradient ``do``."""
+    out = load_block(OUT, b, h, i0, strides, L, BM, VALUE, DV, False, True)
+    return tl.sum(out.to(tl.float32) * do.to(tl.float32), 1)
+
+
+@triton.jit
 def row_products(
-    OUT, DO, LSE, DELTA, READY, out_stride_b, out_stride_h, out_stride_l, do_stride_b, do_stride_h, do_stride_l, L,
+    OUT, DO, DELTA, out_stride_b, out_stride_h, out_stride_l, do_stride_b, do_stride_h, do_stride_l, L,
     H: tl.constexpr, VALUE: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
-    """DELTA [B, H, L]: for each row, the product of its output and the output's gradient. READY [B, H, L]: the
-    log-sum-exp, or a number that makes every weight 0 of an empty row."""
+    """DELTA [B, H, L], where no gradient of the queries is asked for: ``queries_backward`` makes it on its way."""
     bh = tl.program_id(1)
     b = bh // H
     h = bh % H
     i0 = tl.program_id(0) * BM
     at = i0 + tl.arange(0, BM)
-    out = load_block(OUT, b, h, i0, (out_stride_b, out_stride_h, out_stride_l), L, BM, VALUE, DV, False, True)
     do = load_block(DO, b, h, i0, (do_stride_b, do_stride_h, do_stride_l), L, BM, VALUE, DV, False, True)
-    delta = tl.sum(out.to(tl.float32) * do.to(tl.float32), 1)
-    row = bh.to(tl.int64) * L
-    tl.store(DELTA + row + at, delta, mask=at < L)
-    tl.store(READY + row + at, load_lse(LSE + row, at, L), mask=at < L)
+    delta = _products_of_rows(OUT, do, b, h, i0, (out_stride_b, out_stride_h, out_stride_l), L, BM, VALUE, DV)
+    tl.store(DELTA + bh.to(tl.int64) * L + at, delta, mask=at < L)
 
 
 @triton.jit
-def _load_rows(READY, DELTA, first, rows, L, CHECK: tl.constexpr):
-    """What ``row_products`` left of some rows; CHECK: they may lie beyond the end, where weights are 0."""
+def _load_rows(LSE, DELTA, first, rows, L, CHECK: tl.constexpr):
+    """The log-sum-exp of some rows, or a number that makes every weight 0 of an empty one, and their delta; CHECK: they
+    may lie beyond the end, where weights are 0."""
     if CHECK:
-        lse = tl.load(READY + first + rows, mask=rows < L, other=-NEVER)
+        lse = load_lse(LSE + first, rows, L)
         delta = tl.load(DELTA + first + rows, mask=rows < L, other=0.0)
     else:
-        lse = tl.load(READY + first + rows)
+        lse = tl.load(LSE + first + rows)
+        lse = tl.where(lse == float("-inf"), -NEVER, lse)
         delta = tl.load(DELTA + first + rows)
     return lse, delta
 
@@ -161,16 +169,18 @@ def keys_backward(
 
 @triton.jit(do_not_specialize=_NUMBERS)
 def queries_backward(
-    Q, K, V, DO, LSE, DELTA, BIAS, PAIRS, PAIRS_HI, SEED, TILES, STARTS, DQ,
+    Q, K, V, DO, LSE, DELTA, BIAS, PAIRS, PAIRS_HI, SEED, TILES, STARTS, OUT, DQ,
     q_stride_b, q_stride_h, q_stride_l, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
     do_stride_b, do_stride_h, do_stride_l, bias_stride_b, bias_stride_h, bias_stride_q, bias_stride_k,
     pairs_b, pairs_h, pairs_q, pairs_k, items, owners, L, S, blocks, threshold, scale, cap, factor, share,
+    out_stride_b, out_stride_h, out_stride_l,
     H: tl.constexpr, GROUP: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr, VALUE: tl.constexpr, DV: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, PREDICATE: tl.constexpr, SLOTS: tl.constexpr, SOFTCAP: tl.constexpr,
     BIASED: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr, DIRECT: tl.constexpr,
     PADDED: tl.constexpr,
 ):  # fmt: skip
-    """DQ [B, H, L, HEAD]; the rest as in ``keys_backward``. Tiles lie as [rows, keys]."""
+    """DQ [B, H, L, HEAD], and DELTA [B, H, L], which ``keys_backward`` reads; the rest as there. Tiles lie as [rows,
+    keys]."""
     block = tl.num_programs(0) - 1 - tl.program_id(0)  # with a causal mask the longest come first
     bh = tl.program_id(1)
     b = bh // H
@@ -181,7 +191,10 @@ def queries_backward(
     first = bh.to(tl.int64) * L
     q = load_block(Q, b, h, i0, (q_stride_b, q_stride_h, q_stride_l), L, BM, HEAD, D, False, True)
     do = load_block(DO, b, h, i0, (do_stride_b, do_stride_h, do_stride_l), L, BM, VALUE, DV, False, True)
-    lse, delta = _load_rows(LSE, DELTA, first, rows, L, True)
+    delta = _products_of_rows(OUT, do, b, h, i0, (out_stride_b, out_stride_h, out_stride_l), L, BM, VALUE, DV)
+    tl.store(DELTA + first + at, delta, mask=at < L)
+    delta = delta[:, None]
+    lse = load_lse(LSE + first, rows, L)
     bias = locate_bias(BIAS, b, h, bias_stride_b, bias_stride_h, bias_stride_q, bias_stride_k, BIASED)
     if PREDICATE == BAND:
         pairs = locate_band(PAIRS, PAIRS_HI, b, S, pairs_b, pairs_h, pairs_q, pairs_k)

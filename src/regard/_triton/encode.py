@@ -105,13 +105,16 @@ class Band(NamedTuple):
     lengths: Tensor | None
     offsets: Tensor | None
 
+    @property
+    def numbers(self) -> tuple[int, int, int, int]:
+        return self[:4]
+
 
 def band_of(call: Call) -> Band | None:
-    """The call's mask as a band; None where it is none."""
+    """The call's mask as a band; None where it is none. Its numbers follow from the description of the call."""
     spec, mask, offset = call.spec, call.mask, call.offset
     left = right = _FAR
     given, lengths = 0, None
-    offsets = offset if isinstance(offset, Tensor) else None
     if mask is not None:
         flags = mask.fused(spec.queries, spec.keys, offset)
         if flags is None or flags.documents is not None:
@@ -119,12 +122,19 @@ def band_of(call: Call) -> Band | None:
         left = _FAR if flags.left is None else min(flags.left, _FAR)
         right = _FAR if flags.right is None else min(flags.right, _FAR)
         if flags.padding is not None:
-            lengths = flags.padding.lengths_on(call.query.device)
-            lengths = lengths if len(lengths) == spec.batch else lengths.expand(spec.batch).contiguous()
+            lengths = lengths_of(call)
             given = _LEFT_PADDING if flags.padding.side == "left" else _RIGHT_PADDING
-    if offsets is not None:
-        return Band(0, left, right, given | _OFFSETS, lengths, offsets)
+    if isinstance(offset, Tensor):
+        return Band(0, left, right, given | _OFFSETS, lengths, offset.contiguous())
     return Band(int(offset), left, right, given, lengths, None)
+
+
+def lengths_of(call: Call) -> Tensor:
+    """Of a call whose mask has padding: the lengths of its items, one after the other in the memory of its device."""
+    padding = call.mask.flags.padding  # type: ignore[union-attr]
+    assert padding is not None
+    lengths, batch = padding.lengths_on(call.query.device), call.spec.batch
+    return (lengths if lengths.shape[0] == batch else lengths.expand(batch)).contiguous()
 
 
 class TileLists(NamedTuple):

@@ -7,163 +7,173 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from regard._triton.attend import Draw, bias_of, lists_of, owners_of, tests_of
-from regard._triton.encode import band_of, intervals, pieces
-from regard._triton.inputs import Inputs, rows_of_unit_stride
-from regard._triton.launcher import Launch, kept_launch, on
-from regard._triton.tile_sizes import gradient_tiles, widths
+from regard._triton.attend import NO_BIAS, Bias, Recipe, Test, bias_of, lists_of, owners_of
+from regard._triton.encode import intervals, pieces
+from regard._triton.inputs import rows_of_unit_stride
+from regard._triton.launcher import Launch, kept, maker, run_on
+from regard._triton.tile_sizes import gradient_tiles
 
 if TYPE_CHECKING:
-    from regard._triton.tile_sizes import Tiles
-    from regard.spec import Call
-
-
-def refuse_gradients(call: Call) -> list[str]:
-    """Why the backward kernels cannot follow the forward pass of a call that ``refuse`` has nothing against."""
-    if band_of(call) is not None or intervals(call) is not None or len(pieces(call, 128)) == 1:
-        return []
-    return ["the mask has no intervals, and its booleans do not fit one piece"]
+    from regard.spec import Call, CallSpec
 
 
 def gradients(
     call: Call, grad_out: Tensor, out: Tensor, lse: Tensor, needs: tuple[bool, ...]
-) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of query, key, value and bias (of a rule: of its table); None where ``needs`` is False."""
-    spec = call.spec
-    if spec.empty:
-        named = (call.query, call.key, call.value, call.bias)
-        return tuple(  # type: ignore[return-value]
-            torch.zeros_like(t) if need and t is not None else None for t, need in zip(named, needs, strict=False)
+) -> tuple[Tensor | None, ...] | None:
+    """Gradients of query, key, value and bias (of a rule: of its table); None where ``needs`` is False. None at all
+    where the mask has no intervals, and its booleans do not fit one piece."""
+    spec, query, key, value = call.spec, call.query, call.key, call.value
+    if grad_out.dtype != spec.dtype:
+        grad_out = grad_out.to(spec.dtype)
+    strides = (query.stride(), key.stride(), value.stride(), out.stride(), grad_out.stride())
+    kind = ("gradients", spec, query.device, out.dtype, *strides)
+    way: Any = kept(kind, lambda: _nothing if spec.empty else _Backward(call, grad_out, out))
+    return run_on(query.device, way, call, grad_out, out, lse, needs)  # type: ignore[no-any-return]
+
+
+def _nothing(
+    call: Call, grad_out: Tensor, out: Tensor, lse: Tensor, needs: tuple[bool, ...]
+) -> tuple[Tensor | None, ...]:
+    tensors = (call.query, call.key, call.value, call.bias)
+    return tuple(
+        torch.zeros_like(t) if need and t is not None else None for t, need in zip(tensors, needs, strict=False)
+    )
+
+
+# rows of a tile at most
+_ROWS = 128
+
+
+class _Backward(Recipe):
+    def __init__(self, call: Call, grad_out: Tensor, out: Tensor) -> None:
+        super().__init__(call)
+        spec = call.spec
+        self.has_unit_strides = self.has_unit_strides and out.stride(3) == grad_out.stride(3) == 1
+        self.of_out, self.of_grad = (rows_of_unit_stride(tensor).stride()[:3] for tensor in (out, grad_out))
+        self.tiles = gradient_tiles(spec)
+        self.new_query, self.new_key, self.new_value = (
+            maker(tensor.shape, tensor.dtype, tensor.device) for tensor in (call.query, call.key, call.value)
         )
-    with on(call.query.device):
-        backward = _Backward(call, grad_out, out, lse)
-        grad_key, grad_value = backward.keys() if needs[1] or needs[2] else (None, None)
-        return (
-            backward.queries() if needs[0] else None,
-            grad_key if needs[1] else None,
-            grad_value if needs[2] else None,
-            backward.bias() if needs[3] else None,
-        )
+        self.products = self._row_products(spec)
 
+    def __call__(
+        self, call: Call, grad_out: Tensor, out: Tensor, lse: Tensor, needs: tuple[bool, ...]
+    ) -> tuple[Tensor | None, ...] | None:
+        if not (self.banded or intervals(call) is not None or len(pieces(call, _ROWS)) == 1):
+            return None
+        query, key, value = call.query, call.key, call.value
+        if not self.has_unit_strides:
+            every = (query, key, value, out, grad_out)
+            query, key, value, out, grad_out = (rows_of_unit_stride(tensor) for tensor in every)
+        grad_query = grad_key = grad_value = grad_bias = None
+        delta = self.new_row()
+        bias = NO_BIAS if call.bias is None else bias_of(call)
+        (test,) = self.tests(call, _ROWS)
+        memory = (
+            query, key, value, grad_out, lse, delta, lse if bias.memory is None else bias.memory,
+            lse if test.lo is None else test.lo, lse if test.hi is None else test.hi,
+            lse if call.seed is None else call.seed,
+        )  # fmt: skip
+        if needs[0]:
+            grad_query = self.new_query()
+            self._walk(call, bias, test, False, memory, out, grad_query)
+        else:
+            self.products((out, grad_out, delta))
+        if needs[1] or needs[2]:
+            grad_key, grad_value = self.new_key(), self.new_value()
+            self._walk(call, bias, test, True, memory, grad_key, grad_value)
+        if needs[3]:
+            grad_bias = self._bias(call, bias, test, memory)
+        return grad_query, grad_key if needs[1] else None, grad_value if needs[2] else None, grad_bias
 
-class _Backward:
-    """The arguments that the backward kernels share."""
-
-    def __init__(self, call: Call, grad_out: Tensor, out: Tensor, lse: Tensor) -> None:
+    def _row_products(self, spec: CallSpec) -> Launch:
         from regard._triton.backward import row_products
 
-        spec = call.spec
-        self.call, self.given, self.draw, self.of_bias = call, Inputs(call), Draw.of(call), bias_of(call)
-        self.value, self.grad_out = rows_of_unit_stride(call.value), rows_of_unit_stride(grad_out)
-        if self.grad_out.dtype != spec.dtype:
-            self.grad_out = self.grad_out.to(spec.dtype)
-        self.delta, self.ready = torch.empty_like(lse), torch.empty_like(lse)
-        out = rows_of_unit_stride(out)
-        self.test = next(tests_of(call, 128))
-        self.strides = (out.stride(), self.grad_out.stride())
-        block, wide_v = 64, widths(spec)[1]
+        block = 64
+        shape = {"H": spec.heads, "VALUE": spec.value_dim, "DV": self._shape["DV"], "BM": block, "num_warps": 4}
+        grid = -(-spec.queries // block), spec.batch * spec.heads
+        return Launch(row_products, grid, (*self.of_out, *self.of_grad, spec.queries), shape)
 
-        def make() -> Launch:
-            numbers = (*out.stride()[:3], *self.grad_out.stride()[:3], spec.queries)
-            shape = {"H": spec.heads, "VALUE": spec.value_dim, "DV": wide_v, "BM": block, "num_warps": 4}
-            return Launch(row_products, (-(-spec.queries // block), spec.batch * spec.heads), numbers, shape)
+    def _walk(
+        self, call: Call, bias: Bias, test: Test, of_keys: bool, memory: tuple[Tensor, ...], *own: Tensor
+    ) -> None:
+        """Launch ``keys_backward`` or ``queries_backward`` over blocks of its own, with memory of its own."""
+        lists = None
+        if not self.banded:
+            lists = lists_of(call, self.tiles[0 if of_keys else 1], test.constants["PREDICATE"], of_keys)
+        owners = owners_of(lists)
+        kind = (of_keys, bias.strides, test.numbers, owners)
+        launch = self.launches.get(kind)
+        if launch is None:
+            launch = self.launches[kind] = self._launch(call.spec, bias, test, of_keys, owners)
+        launch((*memory, *(memory[4:6] if lists is None else lists[:2]), *own))
 
-        launch = kept_launch(call, ("row products", *self.strides, out.dtype), make)
-        launch([out, self.grad_out, lse, self.delta, self.ready])
+    def _launch(self, spec: CallSpec, bias: Bias, test: Test, of_keys: bool, owners: tuple[int, int, int]) -> Launch:
+        from regard._triton.backward import keys_backward, queries_backward
 
-    def _memory(self) -> list[Any]:
-        given, test, ready = self.given, self.test, self.ready
-        optional = (self.of_bias.memory, test.lo, test.hi, self.draw.seed)
-        stand_in = [ready if each is None else each for each in optional]
-        return [given.query, given.key, self.value, self.grad_out, ready, self.delta, *stand_in]
+        tiles = self.tiles[0 if of_keys else 1]
+        if of_keys:
+            kernel, grid = keys_backward, (-(-spec.keys // tiles["BN"]), spec.batch * spec.kv_heads)
+        else:
+            kernel, grid = queries_backward, (-(-spec.queries // tiles["BM"]), spec.batch * spec.heads)
+        sizes = (*owners[:2], spec.queries, spec.keys, owners[2], self.threshold)
+        numbers = (*self._strides(bias, test), *sizes, *self.scales, spec.scale, self.share)
+        if not of_keys:
+            numbers = (*numbers, *self.of_out)
+        return Launch(kernel, grid, numbers, self.constants(tiles, test, bias, DIRECT=spec.device == "cuda"))
 
-    def _strides(self) -> tuple[int, ...]:
-        rows = (self.given.query, self.given.key, self.value, self.grad_out)
-        strides = [stride for tensor in rows for stride in tensor.stride()[:3]]
-        return (*strides, *self.of_bias.strides, *self.test.numbers)
+    def _strides(self, bias: Bias, test: Test) -> tuple[int, ...]:
+        return (*self.strides, *self.of_grad, *bias.strides, *test.numbers)
 
-    def _constants(self, tiles: Tiles) -> dict[str, Any]:
-        spec, test = self.call.spec, self.test
-        shape = self.given.shape(**tiles, **test.constants, VALUE=spec.value_dim, DV=widths(spec)[1])
-        dropout, direct = self.draw.seed is not None, spec.device == "cuda"
-        return {**shape, "BIASED": self.of_bias.form, "DROPOUT": dropout, "DIRECT": direct}
-
-    def _walk(self, kernel: Any, tiles: Tiles, blocks: tuple[int, int], of_keys: bool, grads: list[Tensor]) -> None:
-        """Launch ``keys_backward`` or ``queries_backward`` over ``blocks`` of its own."""
-        call, spec, draw = self.call, self.call.spec, self.draw
-        lists = lists_of(call, tiles, self.test.constants["PREDICATE"], of_keys)
-
-        def make() -> Launch:
-            scales = (*self.given.scales, spec.scale, draw.share)
-            items, owners, own = owners_of(lists)
-            numbers = (*self._strides(), items, owners, spec.queries, spec.keys, own, draw.threshold, *scales)
-            return Launch(kernel, blocks, numbers, self._constants(tiles))
-
-        kind = ("keys" if of_keys else "queries", self.strides[1], self.test.numbers, owners_of(lists))
-        launch = kept_launch(call, kind, make)
-        launch([*self._memory(), *((self.ready, self.ready) if lists is None else lists[:2]), *grads])
-
-    def keys(self) -> tuple[Tensor, Tensor]:
-        from regard._triton.backward import keys_backward
-
-        call, spec = self.call, self.call.spec
-        tiles = gradient_tiles(spec)[0]
-        grads = [torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (call.key, call.value)]
-        blocks = -(-spec.keys // tiles["BN"]), spec.batch * spec.kv_heads
-        self._walk(keys_backward, tiles, blocks, True, grads)
-        return grads[0], grads[1]
-
-    def queries(self) -> Tensor:
-        from regard._triton.backward import queries_backward
-
-        call, spec = self.call, self.call.spec
-        tiles = gradient_tiles(spec)[1]
-        grad = torch.empty(call.query.shape, dtype=spec.dtype, device=call.query.device)
-        blocks = -(-spec.queries // tiles["BM"]), spec.batch * spec.heads
-        self._walk(queries_backward, tiles, blocks, False, [grad])
-        return grad
-
-    def bias(self) -> Tensor:
+    def _bias(self, call: Call, bias: Bias, test: Test, memory: tuple[Tensor, ...]) -> Tensor:
         """Of a tensor its own gradient, of a rule that of its table."""
-        call, spec = self.call, self.call.spec
+        spec, tiles = call.spec, self.tiles[2]
         assert call.bias is not None and spec.bias is not None
-        tiles = gradient_tiles(spec)[2]
         rule = spec.bias.rule
         down, across = -(-spec.queries // tiles["BM"]), -(-spec.keys // tiles["BN"])
-        new = self.ready.new_empty
         if rule is None:
             batch, heads, rows, keys = call.bias.shape
             # a row or a key of size 1: one number for each tile, summed below
-            sums = new(batch, heads, rows if rows > 1 or spec.queries == 1 else down, keys if keys > 1 else across)
-            one_row, one_key = rows == 1 and spec.queries > 1, keys == 1 and spec.keys > 1
-            self._sum_bias(tiles, sums, (batch, heads), down * across, sums.stride(), one_row, one_key)
+            lines = rows if rows > 1 or spec.queries == 1 else down
+            sums = memory[4].new_empty(batch, heads, lines, keys if keys > 1 else across)
+            ones = rows == 1 and spec.queries > 1, keys == 1 and spec.keys > 1
+            own, programs, strides = (batch, heads), down * across, sums.stride()
+        else:
+            size = tiles["BM"]
+            own, programs = (spec.batch if isinstance(call.offset, Tensor) else 1, spec.heads), down + across - 1
+            sums = memory[4].new_empty(*own, programs, size, size)
+            ones, strides = (False, False), (0, 0, 0, 0)
+        kind = ("bias", bias.strides, test.numbers, own, programs, strides, ones)
+        launch = self.launches.get(kind)
+        if launch is None:
+            launch = self.launches[kind] = self._bias_launch(spec, bias, test, own, programs, strides, ones)
+        launch((*memory, sums))
+        if rule is None:
             return sums.sum_to_size(call.bias.shape).to(call.bias.dtype)
-        owners = spec.batch if isinstance(call.offset, Tensor) else 1
-        diagonals = down + across - 1
-        size = tiles["BM"]
-        sums = new(owners, spec.heads, diagonals, size, size)
-        self._sum_bias(tiles, sums, (owners, spec.heads), diagonals, (0, 0, 0, 0), False, False)
         grad = torch.zeros_like(call.bias, dtype=torch.float32)
         return _along_diagonals(call, sums, grad, down).to(call.bias.dtype)
 
-    def _sum_bias(
-        self, tiles: Tiles, sums: Tensor, own: tuple[int, int], programs: int, strides: tuple[int, ...], *ones: bool
-    ) -> None:
+    def _bias_launch(
+        self,
+        spec: CallSpec,
+        bias: Bias,
+        test: Test,
+        own: tuple[int, int],
+        programs: int,
+        strides: tuple[int, ...],
+        ones: tuple[bool, bool],
+    ) -> Launch:
         from regard._triton.backward import bias_backward
 
-        call, spec, draw = self.call, self.call.spec, self.draw
-        assert spec.bias is not None
-        along = spec.bias.rule is not None
-
-        def make() -> Launch:
-            shared = (1 if own[0] == spec.batch else spec.batch), (1 if own[1] == spec.heads else spec.heads)
-            sizes = (spec.queries, spec.keys, -(-spec.keys // tiles["BN"]), *shared, programs, draw.threshold)
-            numbers = (*self._strides(), *strides, *sizes, *self.given.scales, draw.share)
-            constants = {**self._constants(tiles), "ALONG": along, "ONE_ROW": ones[0], "ONE_KEY": ones[1]}
-            return Launch(bias_backward, (programs, own[0] * own[1]), numbers, constants)
-
-        kind = ("bias", self.strides[1], self.test.numbers, own, programs, strides, ones)
-        kept_launch(call, kind, make)([*self._memory(), sums])
+        tiles = self.tiles[2]
+        shared = (1 if own[0] == spec.batch else spec.batch), (1 if own[1] == spec.heads else spec.heads)
+        sizes = (spec.queries, spec.keys, -(-spec.keys // tiles["BN"]), *shared, programs, self.threshold)
+        numbers = (*self._strides(bias, test), *strides, *sizes, *self.scales, self.share)
+        along = spec.bias is not None and spec.bias.rule is not None
+        constants = self.constants(
+            tiles, test, bias, DIRECT=spec.device == "cuda", ALONG=along, ONE_ROW=ones[0], ONE_KEY=ones[1]
+        )
+        return Launch(bias_backward, (programs, own[0] * own[1]), numbers, constants)
 
 
 def _along_diagonals(call: Call, sums: Tensor, grad: Tensor, down: int) -> Tensor:

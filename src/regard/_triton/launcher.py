@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import reduce
+from functools import partial, reduce
 from operator import or_
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 # the compiler is told of every address that 16 divides: a launch with another one is compiled on its own
 _DIVIDES = 16
+_HERE = nullcontext()
+_address: Any = torch._C.TensorBase.data_ptr
 
 
 class Launch:
@@ -39,25 +41,45 @@ class Launch:
         self._ready: tuple[Any, ...] | None = None
 
     def __call__(self, memory: Sequence[Any]) -> None:
-        given = [each.data_ptr() if isinstance(each, Tensor) else each for each in memory]
-        divides = reduce(or_, [each for each in given if type(each) is int], 0) % _DIVIDES == 0
+        try:
+            given = [*map(_address, memory)]
+            divides = reduce(or_, given) % _DIVIDES == 0
+        except TypeError:  # descriptors are among them, which are no addresses
+            given = [_address(each) if isinstance(each, Tensor) else each for each in memory]
+            divides = reduce(or_, [each for each in given if type(each) is int], 0) % _DIVIDES == 0
         ready = self._ready
-        if ready is not None and divides and not _watched():
-            run, function, metadata, rest, device = ready
-            stream = torch._C._cuda_getCurrentRawStream(device)
-            run(*self._grid, stream, function, metadata, None, None, None, *given, *rest)
-            return
+        if ready is not None and divides:
+            run, function, metadata, rest, device, runtime = ready
+            # only Triton's own way of launching tells a profiler of each launch
+            if not (runtime.launch_enter_hook.calls or runtime.launch_exit_hook.calls):
+                stream = torch._C._cuda_getCurrentRawStream(device)
+                run(*self._grid, stream, function, metadata, None, None, None, *given, *rest)
+                return
         made = self._kernel[self._grid](*memory, *self._numbers, **self._constants)
         if made is None or not divides:
             return  # the interpreter compiles nothing
+        from triton import knobs
+
         left = self._kernel.arg_names[len(memory) + len(self._numbers) :]
         rest = (*self._numbers, *(self._constants[name] for name in left))
         device = torch.cuda.current_device()
-        self._ready = made.run, made.function, made.packed_metadata, rest, device
+        self._ready = made.run, made.function, made.packed_metadata, rest, device, knobs.runtime
 
 
-_kept: dict[tuple[Any, ...], Launch] = {}
+# past torch's dispatcher, as its own compiler does: a third of the time
+_guards: Any = torch._C._dynamo.guards
+_ALLOCATE: dict[str, Any] = {"cuda": _guards._empty_strided_cuda, "cpu": _guards._empty_strided_cpu}
+
+
+def maker(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Callable[[], Tensor]:
+    """What makes tensors of this shape, of any contents, on the current device of the type of ``device``."""
+    strides = torch.empty(shape, device="meta").stride()
+    return partial(_ALLOCATE[device.type], tuple(shape), strides, dtype)
+
+
+_kept: dict[tuple[Any, ...], Any] = {}
 _MOST = 4096
+Made = TypeVar("Made")
 
 
 def kept_launch(call: Call, kind: tuple[Any, ...], make: Callable[[], Launch]) -> Launch:
@@ -66,25 +88,27 @@ def kept_launch(call: Call, kind: tuple[Any, ...], make: Callable[[], Launch]) -
     return kept((*kind, call.spec, call.query.device, *[tensor.stride() for tensor in tensors]), make)
 
 
-def kept(key: tuple[Any, ...], make: Callable[[], Launch]) -> Launch:
-    """The launch that was made for ``key``, which holds all that decides about it."""
-    found = _kept.get(key)
+def kept(key: tuple[Any, ...], make: Callable[[], Made]) -> Made:
+    """What was made for ``key``, which holds all that decides about it: a launch, or what runs a kind of call."""
+    found: Made | None = _kept.get(key)
     if found is None:
+        found = make()
         if len(_kept) >= _MOST:
             _kept.clear()
-        found = _kept[key] = make()
+        _kept[key] = found
     return found
-
-
-def _watched() -> bool:
-    """Whether a profiler is to be told of each launch, which only Triton's own way of launching does."""
-    from triton import knobs
-
-    return bool(knobs.runtime.launch_enter_hook.calls or knobs.runtime.launch_exit_hook.calls)
 
 
 def on(device: torch.device) -> AbstractContextManager[object]:
     """A block in which kernels run on the device of their tensors."""
-    if device.type != "cuda" or device.index == torch.cuda.current_device():
-        return nullcontext()
+    if device.index is None or device.index == torch._C._cuda_getDevice():
+        return _HERE  # of tensors on a CPU, which has no index, the interpreter runs the kernels
     return torch.cuda.device(device)
+
+
+def run_on(device: torch.device, run: Callable[..., Made], *given: Any) -> Made:
+    """``run(*given)`` in such a block; where nothing has to change, in less time."""
+    if device.index is None or device.index == torch._C._cuda_getDevice():
+        return run(*given)
+    with torch.cuda.device(device):
+        return run(*given)

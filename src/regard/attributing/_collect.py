@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from regard.recording import Recording, Site
-from regard.statistics import Want
 from regard.watching._block import check_layers_found, check_paths_found, checked_numbers, listening
+from regard.watching._follower import Asked
 from regard.watching._in_memory import InMemory
 from regard.watching._modules import paths
+from regard.watching._projection import Waiting
 from regard.watching._seen import Seen, check_same
 from regard.watching._watcher import Watcher
 
@@ -30,27 +31,14 @@ class Collector(Watcher):
     """A watch that writes nothing down: it hands each call on."""
 
     def __init__(self, model: nn.Module, layers: Sequence[int | str] | None, take: Callable[[Collected], None]) -> None:
-        super().__init__(
-            model,
-            Recording(type(model).__name__),
-            layers=layers,
-            heads=None,
-            want=Want.none(),
-            keep_on_cpu=False,
-            count_padding=False,
-            memory_limit=None,
-            heads_dim=None,
-            tokenizer=None,
-            on_call=None,
-        )
+        super().__init__(model, Recording(type(model).__name__), Asked(layers))
         self.take = take
 
-    def _record(self, seen: Any, stack: Any, site: Site, layer: int, number: int, out: Any, *_: Any) -> Any:
-        ready, what = self._ready(seen, stack, site)
-        if out is not None and isinstance(ready, Seen):
-            check_same(ready, out, None)
-        self.take(Collected(ready, site, layer, what[0]))
-        return None
+    def _record(self, call: Waiting, projection: object) -> None:
+        ready, (kind, _, _) = self.recorder.ready(call.seen, call.stack, call.site)
+        if call.out is not None and isinstance(ready, Seen):
+            check_same(ready, call.out, None)
+        self.take(Collected(ready, call.site, call.layer, kind))
 
 
 @contextlib.contextmanager

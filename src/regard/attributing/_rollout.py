@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from regard import api, statistics
+from regard._checks import is_int
 from regard.attributing._collect import Collected, collecting, run
 from regard.backends._base import accumulation
 from regard.observation._effects import weighted_key_mass
@@ -61,7 +62,7 @@ def rollout(
     _check(kept)
     batch, _, length, _ = kept[0].seen.shape
     wanted = [token] if isinstance(token, int) else list(token or ())
-    if not wanted or any(isinstance(n, bool) or not isinstance(n, int) or not -length <= n < length for n in wanted):
+    if not wanted or any(not is_int(n) or not -length <= n < length for n in wanted):
         raise ValueError(f"token must be a position among {length} tokens, or a list of those, got {token!r}")
     rows = _zeros(kept[0].seen, batch, len(wanted), length)
     rows[:, range(len(wanted)), [n % length for n in wanted]] = 1.0
@@ -121,18 +122,9 @@ def _mixed(seen: Seen | InMemory, columns: Tensor) -> Tensor:
         return torch.einsum("bhls,bsc->blc", seen.weights.to(columns.dtype), columns)
     query, key = seen.query.to(columns.dtype), seen.key.to(columns.dtype)
     value = columns[:, None].expand(-1, key.shape[1], -1, -1)
-    out = api.attention(
-        query,
-        key,
-        value,
-        mask=seen.mask,
-        bias=seen.bias if not isinstance(seen.bias, Tensor) else seen.bias.to(columns.dtype),
-        scale=seen.scale,
-        softcap=seen.softcap,
-        sinks=None if seen.sinks is None else seen.sinks.to(columns.dtype),
-        query_offset=seen.offset,
-    )
-    return out.sum(1)
+    told = seen.keywords
+    told |= {name: told[name].to(columns.dtype) for name in ("bias", "sinks") if isinstance(told[name], Tensor)}
+    return api.attention(query, key, value, **told).sum(1)
 
 
 def _check(calls: list[Collected]) -> None:

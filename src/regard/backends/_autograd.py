@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from regard.spec import Call
 
 
+_autocasts = torch._C._is_any_autocast_enabled
+_make: Any = tuple.__new__  # a named tuple without the Python function that makes one
+
+
 class FusedBackend(Backend):
     """A backend with a hand-written backward pass: two functions on plain tensors, no autograd inside.
 
@@ -51,44 +55,54 @@ class Passes(Protocol):
 def run_fused(passes: Passes, call: Call, *, named: str | None) -> Result:
     """The forward pass; where gradients may be asked for, joined to autograd. ``named``: the backend, if it was."""
     spec = call.spec
-    with no_autocast(spec.device):
-        if not spec.grad:
-            found = passes.forward(call)
-            return found if found.out.dtype == spec.dtype else found._replace(out=found.out.to(spec.dtype))
-        tensors = (call.query, call.key, call.value, call.bias, call.sinks)
-        out, lse, *rows = _Fused.apply(passes, call, named, *tensors)  # type: ignore[no-untyped-call]
-    return Result(out, lse, dict(zip(_ROWS, rows, strict=True)) if rows else None)
+    if _autocasts():
+        with no_autocast(spec.device):
+            return _run(passes, call, named)
+    return _run(passes, call, named)
 
 
-# the statistics of rows that a forward pass may have
-_ROWS = ("entropy", "max_weight")
+def _run(passes: Passes, call: Call, named: str | None) -> Result:
+    spec = call.spec
+    if not spec.grad:
+        found = passes.forward(call)
+        return found if found.out.dtype == spec.dtype else found._replace(out=found.out.to(spec.dtype))
+    made: list[Result] = []
+    out = _apply(passes, call, named, made, call.query, call.key, call.value, call.bias, call.sinks)
+    return _make(Result, (out, *made[0][1:]))  # type: ignore[no-any-return]
 
 
 class _Fused(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, passes: Passes, call: Call, named: str | None, *tensors: Tensor | None) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, passes: Passes, call: Call, named: str | None, made: list[Result], *tensors: Tensor | None
+    ) -> Tensor:
         found = passes.forward(call)
+        made.append(found)  # what has no gradient need not pass through autograd
         ctx.passes, ctx.named = passes, named
         # the context must not hold the tensors next to autograd's own list: that would keep them alive in a cycle
-        ctx.call = call.without_tensors()
+        ctx.call = call.of(None, None, None, None, None)
         # saving the mask's too makes torch refuse a backward pass after one was changed in place
         ctx.save_for_backward(*tensors, found.out, found.lse, *held_tensors(call))
-        rows = () if found.rows is None else tuple(found.rows[name] for name in _ROWS)
-        ctx.mark_non_differentiable(found.lse, *rows)
         ctx.set_materialize_grads(False)
-        return (found.out if found.out.dtype == call.spec.dtype else found.out.to(call.spec.dtype), found.lse, *rows)
+        return found.out if found.out.dtype == call.spec.dtype else found.out.to(call.spec.dtype)
 
     @staticmethod
-    def backward(ctx: Any, grad_out: Tensor | None, *others: None) -> tuple[Tensor | None, ...]:
-        query, key, value, bias, sinks, out, lse = ctx.saved_tensors[:7]
+    def backward(ctx: Any, grad_out: Tensor | None) -> tuple[Tensor | None, ...]:
+        query, key, value, bias, sinks, out, lse, *_ = ctx.saved_tensors
         if grad_out is None:
-            return (None,) * 8
-        call = ctx.call.replace(query=query, key=key, value=value, bias=bias, sinks=sinks)
-        needs = ctx.needs_input_grad[3:]
+            return (None,) * 9
+        call = ctx.call.of(query, key, value, bias, sinks)
+        needs = ctx.needs_input_grad[4:]
         if torch.is_grad_enabled():
-            return (None, None, None, *second_derivative(ctx.named, call, grad_out, needs))
-        with no_autocast(call.spec.device):
-            return (None, None, None, *ctx.passes.backward(call, grad_out, out, lse, needs))
+            return (None, None, None, None, *second_derivative(ctx.named, call, grad_out, needs))
+        if _autocasts():
+            with no_autocast(call.spec.device):
+                return (None, None, None, None, *ctx.passes.backward(call, grad_out, out, lse, needs))
+        return (None, None, None, None, *ctx.passes.backward(call, grad_out, out, lse, needs))
+
+
+# torch's own function of this name looks for wrappers of transforms among the arguments first: there are none here
+_apply: Any = super(torch.autograd.Function, _Fused).apply
 
 
 def held_tensors(call: Call) -> tuple[Tensor, ...]:

@@ -92,12 +92,18 @@ def norm_of(tensor: Tensor) -> float:
     return float(torch.linalg.vector_norm(tensor).item())
 
 
+_autocasts = torch._C._is_any_autocast_enabled
+_AS_IT_IS = nullcontext()
+
+
 def no_autocast(device: str) -> AbstractContextManager[object]:
     """A block in which torch keeps the dtypes it is given: under autocast, even float32 matrices would be rounded."""
+    if not _autocasts():
+        return _AS_IT_IS
     usual = device in ("cpu", "cuda") or torch.amp.is_autocast_available(device)
     if usual and torch.is_autocast_enabled(device):
         return torch.autocast(device, enabled=False)
-    return nullcontext()
+    return _AS_IT_IS
 
 
 def accumulation(dtype: torch.dtype) -> torch.dtype:

@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from regard.backends._autograd import held_tensors, second_derivative
-from regard.backends._base import no_autocast
+from regard.backends._base import Program, no_autocast
 from regard.backends._kernel_call import OwnDerivative
-from regard.spec import Refused
+from regard.spec import Refused, Result
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from regard.backends._base import Backend
     from regard.spec import Call, CallSpec
 
 _aten = torch.ops.aten
@@ -146,22 +147,56 @@ def is_hopper() -> bool:
 Draw = tuple["Tensor", "Tensor"]
 
 
+class CudnnCall(Program):
+    """One call of cuDNN and nothing else: no bias, no sinks, no mask but the causal flag. Torch records its derivative
+    itself, which costs the host 100 µs less than a record of ours."""
+
+    def __init__(self, backend: Backend, spec: CallSpec, *, named: bool) -> None:
+        super().__init__(backend, spec, named=named)
+        self._causal, self._dropout, self._scale = recipe(spec)[1].causal, spec.dropout, spec.scale
+        self._derive = partial(_differentiable, named)
+
+    def run(self, call: Call) -> Result:
+        query, key, value = call.query, call.key, call.value
+        if not (
+            (query.data_ptr() | key.data_ptr() | value.data_ptr()) % 16 == 0
+            and query.is_contiguous()
+            and key.is_contiguous()
+            and value.is_contiguous()
+        ):
+            query, key, value = _aligned(query), _aligned(key), _aligned(value)
+        # of the same names in torch.ops and torch, the second has less overhead
+        out, lse, *_ = torch._scaled_dot_product_cudnn_attention(
+            query, key, value, None, True, self._dropout, self._causal, False, scale=self._scale
+        )
+        if self.spec.grad:
+            assert out.grad_fn is not None
+            out.grad_fn.register_hook(OwnDerivative(call, self._derive))
+        found: Result = tuple.__new__(_OfCudnn, (out, lse, None, None))
+        return found
+
+
+class _OfCudnn(Result):
+    """A result whose log-sum-exp is put into shape when somebody reads it: cuDNN's is [B, H, L, 1]."""
+
+    @property
+    def lse(self) -> Tensor:
+        lse: Tensor = self[1].detach()
+        return lse if lse.dim() == 3 else lse.squeeze(3)
+
+
+def is_one_call(spec: CallSpec) -> bool:
+    """Whether ``CudnnCall`` runs a call that is not refused."""
+    if spec.mode != "plain" or spec.empty or spec.bias is not None or spec.sinks:
+        return False
+    kernel, flags = recipe(spec)
+    return kernel == "cudnn" and flags.used_keys == spec.keys
+
+
 def run(call: Call, named: bool) -> tuple[Tensor, Tensor]:
     """(out, lse) of a call with gradients; without sinks, which join later."""
-    spec = call.spec
-    kernel, flags = recipe(spec)
-    tensors = (call.query, call.key, call.value)
-    # torch's own record of a plain call costs the host 100 µs less than one of ours
-    if kernel == "cudnn" and spec.bias is None and not spec.sinks and flags.used_keys == spec.keys:
-        query, key, value = (_aligned(tensor) for tensor in tensors)
-        out, lse, *_ = torch._scaled_dot_product_cudnn_attention(
-            query, key, value, None, True, spec.dropout, flags.causal, False, scale=spec.scale
-        )
-        assert out.grad_fn is not None
-        out.grad_fn.register_hook(OwnDerivative(call, partial(_differentiable, named)))
-        return out, lse.detach().reshape(lse.shape[:3])
     with no_autocast("cuda"):
-        out, lse = _Kernel.apply(call, named, *tensors, call.bias, call.sinks)  # type: ignore[no-untyped-call]
+        out, lse = _Kernel.apply(call, named, call.query, call.key, call.value, call.bias, call.sinks)  # type: ignore[no-untyped-call]
     return out, lse
 
 
@@ -221,7 +256,6 @@ def forward_with_draw(call: Call) -> tuple[Tensor, Tensor, Draw | None]:
     query, key, value = _inputs(call, flags)
     if kernel == "cudnn":
         bias = None if call.bias is None else _whole_bias(call)
-        # of the same names in torch.ops and torch, the second has less overhead
         out, lse, *_, seed, at, _ = torch._scaled_dot_product_cudnn_attention(
             query, key, value, bias, True, spec.dropout, flags.causal, False, scale=spec.scale
         )

@@ -74,6 +74,8 @@ class Sdpa(TiledBackend):
 
     def program(self, call: Call, *, named: bool) -> Program:
         spec = call.spec
+        if spec.device == "cuda" and _cuda.is_one_call(spec):
+            return _cuda.CudnnCall(self, spec, named=named)
         usual = spec.dtype.itemsize > 2 and call.bias is None and not spec.sinks and spec.scale > 0
         if spec.device != "cpu" or not usual or spec.empty or spec.mode != "plain":
             return super().program(call, named=named)

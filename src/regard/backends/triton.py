@@ -6,7 +6,8 @@ Compiled once for each kind of call (dtype, head sizes, which modifiers), in a s
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from regard.backends._autograd import FusedBackend
 from regard.backends._base import has_triton
@@ -15,10 +16,14 @@ from regard.backends.blockwise import Blockwise
 from regard.spec import Result
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
+    from regard._triton.attend import Attended
     from regard.spec import Call, CallSpec
 
+_make: Any = tuple.__new__  # a named tuple without the Python function that makes one
 # of masks whose booleans are too many to be there at once
 _gradients = Blockwise()
 
@@ -49,19 +54,26 @@ class Triton(FusedBackend):
         return spec.bias is None and spec.flags is not None and spec.flags[-1] is None
 
     def forward(self, call: Call) -> Result:
-        from regard._triton.attend import attend
-
-        done = attend(call, rows=call.wants_rows)
+        attend, _ = _passes()
+        done = attend(call, call.wants_rows)
         if done.entropy is None or done.max_weight is None:
-            return Result(done.out, done.lse)
+            return _make(Result, (done.out, done.lse, None, None))  # type: ignore[no-any-return]
         return Result(done.out, done.lse, {"entropy": done.entropy, "max_weight": done.max_weight})
 
     def backward(
         self, call: Call, grad_out: Tensor, out: Tensor, lse: Tensor, needs: tuple[bool, ...]
     ) -> tuple[Tensor | None, ...]:
-        from regard._triton.gradients import gradients, refuse_gradients
-
-        if refuse_gradients(call):
-            return _gradients.backward(call, grad_out, out, lse, needs)
+        _, gradients = _passes()
         found = gradients(call, grad_out, out, lse, needs)
+        if found is None:
+            return _gradients.backward(call, grad_out, out, lse, needs)
         return (*found, sink_gradient(call, grad_out, out, lse) if needs[4] else None)
+
+
+@cache
+def _passes() -> tuple[Callable[..., Attended], Callable[..., tuple[Tensor | None, ...] | None]]:
+    """Imported where they are first used: not every machine has triton."""
+    from regard._triton.attend import attend
+    from regard._triton.gradients import gradients
+
+    return attend, gradients

@@ -10,20 +10,19 @@ import torch
 from torch import Tensor
 
 from regard import api, masks
-from regard._checks import check_count
+from regard._checks import autocasts, check_count
 from regard.backends import _stored
 from regard.backends._stored import Stored
 from regard.bias import Bias
 from regard.cache import _pieces, _storage
-from regard.cache._given import Made, autocasts, check_heads, fits
+from regard.cache._given import Asked, Made, Preview, Updated, check_heads, fits
 from regard.cache._lengths import Fresh, Lengths, counts_of, first_row, places_of
+from regard.cache._padded import Padded
 from regard.cache._storage import Parts
 from regard.masks import Mask
+from regard.masks._joins import both
 
 _autocasts = torch._C._is_any_autocast_enabled
-
-Updated = tuple[Tensor, Tensor, "int | Tensor"]
-Preview = tuple[Tensor, Tensor, "int | Tensor", "Mask | None", int]
 
 
 class CacheFull(ValueError):
@@ -91,7 +90,7 @@ class TokenCache(ABC):
 
     def check(self, query: Tensor, key: Tensor, value: Tensor | None, *, mask: Mask | None, bias: Any) -> None:
         """Raise where `update` and attention over its result would fail, or mean something else than they seem to."""
-        self._check(_all_of(key), query, key, value, mask, bias)
+        self._check(Asked(_all_of(key), query, key, value, mask, bias))
 
     def update(self, key: Tensor, value: Tensor | None = None) -> Updated:
         """Store `[batch, num_kv_heads, token, dim]`; give all keys and values, and the first new one's place there.
@@ -127,7 +126,7 @@ class TokenCache(ABC):
         holds keys only, the values are their first `value_dim` numbers.
         """
         fresh = Fresh(key.shape[2]) if type(key) is Tensor and key.dim() == 4 else _all_of(key)
-        return self._attend(fresh, query, key, value, mask, bias, scale, softcap, sinks, value_dim, backend)
+        return self._attend(Asked(fresh, query, key, value, mask, bias, scale, softcap, sinks, value_dim, backend))
 
     @abstractmethod
     def truncate(self, length: int | Sequence[int]) -> None:
@@ -173,16 +172,8 @@ class TokenCache(ABC):
     def _read(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Keys and values of view slots start … stop − 1; views of the memory where that is possible."""
 
-    def _check(
-        self,
-        fresh: Fresh,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor | None,
-        mask: Mask | None,
-        bias: Any,
-        rehearsed: bool = True,
-    ) -> None:
+    def _check(self, asked: Asked, rehearsed: bool = True) -> None:
+        fresh, query, key, value, mask, bias, *_ = asked
         self._check_new(fresh, key, value)
         # what marks padding holds tensors
         padded = isinstance(mask, Mask) and bool(mask.tensors) and mask.marks_padding
@@ -207,8 +198,7 @@ class TokenCache(ABC):
         self._will_be_padded = padded
 
     def _preview(self, fresh: Fresh, key: Tensor, value: Tensor | None) -> Preview:
-        held = self._held.counts if self._made is not None else (0,) * key.shape[0]
-        start = Lengths(self._start_after(held, fresh.of(key.shape[0])), key.device)
+        start = self._start_of(fresh, key)
         view = start.plus(fresh.of(key.shape[0]))
         keys, values = (
             x.new_empty(x.shape[3]).expand(*x.shape[:2], view.longest, x.shape[3])
@@ -219,8 +209,13 @@ class TokenCache(ABC):
         pieces = 1 if at_once else -(-view.longest // _pieces.PIECE)
         return keys, values, first_row(fresh, start), filled, pieces
 
+    def _start_of(self, fresh: Fresh, key: Tensor) -> Lengths:
+        """Where the first of new tokens will stand in each item's view."""
+        held = self._held.counts if self._made is not None else (0,) * key.shape[0]
+        return Lengths(self._start_after(held, fresh.of(key.shape[0])), key.device)
+
     def _start_after(self, held: Sequence[int], added: Sequence[int]) -> Sequence[int]:
-        """Where the first of `added` tokens will stand in each item's view."""
+        """Likewise, of `added` tokens after those that are held."""
         return held
 
     def _is_read_whole(self, fresh: Fresh, like: Tensor) -> bool:
@@ -236,7 +231,8 @@ class TokenCache(ABC):
         for name, given in (("key", key), ("value", value)):
             if given is not None:
                 check_heads(name, given)
-        if value is not None and (value.dtype, value.device) != (key.dtype, key.device) and not autocasts(key):
+        differ = value is not None and (value.dtype, value.device) != (key.dtype, key.device)
+        if value is not None and differ and not autocasts(key.device.type):
             raise TypeError(
                 f"key and value must have one dtype and device, got key {key.dtype} on {key.device} and value "
                 f"{value.dtype} on {value.device}; convert one with .to"
@@ -300,71 +296,49 @@ class TokenCache(ABC):
             tokens = whole[items, places] + (tokens - tokens.detach())
         return whole.index_put((items, places), tokens).transpose(1, 2)
 
-    def _attend(
-        self,
-        fresh: Fresh,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor | None,
-        mask: Mask | None = None,
-        bias: Any = None,
-        scale: float | None = None,
-        softcap: float | None = None,
-        sinks: Tensor | None = None,
-        value_dim: int | None = None,
-        backend: str = "auto",
-    ) -> Tensor:
+    def _attend(self, asked: Asked) -> Tensor:
+        fresh, query, key, value, mask, bias, scale, softcap, sinks, value_dim, backend = asked
         recorded = torch.is_grad_enabled() and _wants_gradients(query, key, value, bias, sinks)
         at_once = recorded or self._is_read_whole(fresh, key) or torch.compiler.is_compiling()
         # one call refuses what it is given, and then the tokens go again. A cache that forgets cannot go back, one in
         # pieces has to be checked as a whole, and under autocast what is stored is not what was given.
         rehearsed = self._forgets or not at_once or (not torch.compiler.is_compiling() and _autocasts())
-        self._check(fresh, query, key, value, mask, bias, rehearsed)
-        how: dict[str, Any] = {"scale": scale, "softcap": softcap, "sinks": sinks, "backend": backend}
+        self._check(asked, rehearsed)
         if value_dim is not None:
             self._check_value_dim(value_dim, key if value is None else value)
         usual = backend == "auto" and scale is None and softcap is None and sinks is None
         if rehearsed and not usual:
-            # the rest has been checked
-            self._try(fresh, query, key, value, value_dim, at_once, {"mask": mask, "bias": bias, **how})
+            self._try(asked, at_once)  # the rest has been checked
         before = self._made, self._held, self._padded_by_mask
         try:
-            return self._write_and_attend(fresh, query, key, value, value_dim, recorded, at_once, mask, bias, how)
+            if not at_once:
+                return self._attend_in_pieces(asked)
+            keys, values, offset = self._update(fresh, key, value, recorded)
+            values = values if value_dim is None else values[..., :value_dim]
+            joined = mask if self._view.same is not None else both(mask, self.filled)
+            return api.attention(
+                query, keys, values, mask=joined, bias=bias, scale=scale, softcap=softcap, sinks=sinks,
+                query_offset=offset, backend=backend,
+            )  # fmt: skip
         except BaseException:
             if not self._forgets:
                 self._go_back(*before)
             raise
 
-    def _write_and_attend(
-        self,
-        fresh: Fresh,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor | None,
-        value_dim: int | None,
-        recorded: bool,
-        at_once: bool,
-        mask: Mask | None,
-        bias: Any,
-        how: dict[str, Any],
-    ) -> Tensor:
-        if at_once:
-            keys, values, offset = self._update(fresh, key, value, recorded)
-            values = values if value_dim is None else values[..., :value_dim]
-            joined = mask if self._view.same is not None else both(mask, self.filled)
-            return api.attention(query, keys, values, mask=joined, bias=bias, query_offset=offset, **how)
-        start = self._store(fresh, key, value)
-        if fresh.one and value_dim is None and bias is None and how["backend"] in ("auto", "triton"):
-            stored = self._as_stored() if _pieces.sees_all(mask) else None
+    def _attend_in_pieces(self, asked: Asked) -> Tensor:
+        """Of a cache whose memory is no view: kernels that read it as it is, or piece by piece."""
+        query, value_dim = asked.query, asked.value_dim
+        start = self._store(asked.fresh, asked.key, asked.value)
+        if asked.fresh.one and value_dim is None and asked.bias is None and asked.backend in ("auto", "triton"):
+            stored = self._as_stored() if _pieces.sees_all(asked.mask) else None
             if stored is not None and _stored.can_decode(query, stored):
-                return _stored.decode(query, stored, how["scale"], how["softcap"], how["sinks"])
+                return _stored.decode(query, stored, asked.scale, asked.softcap, asked.sinks)
 
         def read(a: int, b: int) -> tuple[Tensor, Tensor]:
             keys, values = self._read(a, b)
             return keys, values if value_dim is None else values[..., :value_dim]
 
-        offset = first_row(fresh, start)
-        return _pieces.attend(query, read, self._view, offset, mask=mask, bias=bias, newest=fresh.one, **how)
+        return _pieces.attend(asked, read, self._view, first_row(asked.fresh, start))
 
     def _as_stored(self) -> Stored | None:
         """Keys and values as they are kept, for kernels that read them so; None where those have no name for it."""
@@ -380,78 +354,25 @@ class TokenCache(ABC):
         if value_dim > given.shape[3]:
             raise ValueError(f"value_dim must be at most {given.shape[3]}, the width of what is held, got {value_dim}")
 
-    def _try(
-        self,
-        fresh: Fresh,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor | None,
-        value_dim: int | None,
-        at_once: bool,
-        how: dict[str, Any],
-    ) -> None:
+    def _try(self, asked: Asked, at_once: bool) -> None:
         """Raise what `attend` would raise once the tokens are stored: the same call, on keys that take no memory. For a
         cache that forgets tokens when it stores new ones: it cannot go back."""
         if torch.compiler.is_compiling():
             return  # a call that fails while it is traced has not run
+        fresh, query, key, value, mask, bias, scale, softcap, sinks, value_dim, backend = asked
         keys, values, offset, filled, _ = self._preview(fresh, key, value)
         values = values if value_dim is None else values[..., :value_dim]
-        if at_once:
-            api.explain(query, keys, values, query_offset=offset, **{**how, "mask": both(how["mask"], filled)})
-            return
-        api.explain(query, keys, values, query_offset=offset, **{**how, "backend": "auto"})
-        if how["backend"] != "auto":
-            batch = key.shape[0]
-            held = self._held.counts if self._made is not None else (0,) * batch
-            view = Lengths(self._start_after(held, fresh.of(batch)), key.device).plus(fresh.of(batch))
-            _pieces.explain(query, keys, values, view, offset, newest=fresh.one, **how)
+        api.explain(
+            query, keys, values, mask=both(mask, filled) if at_once else mask, bias=bias, scale=scale, softcap=softcap,
+            sinks=sinks, query_offset=offset, backend=backend if at_once else "auto",
+        )  # fmt: skip
+        if not at_once and backend != "auto":
+            _pieces.explain(asked, keys, values, self._start_of(fresh, key).plus(fresh.of(key.shape[0])), offset)
 
 
 def _hides_for_nothing(like: Tensor) -> bool:
     """Whether the kernels of the device leave out the empty slots of items of unequal lengths by themselves."""
     return like.is_cuda
-
-
-class Padded:
-    """A cache in a call whose tokens are padded; made by `padded`."""
-
-    def __init__(self, cache: TokenCache, fresh: Fresh) -> None:
-        self.cache = cache
-        self._fresh = fresh
-
-    @property
-    def position(self) -> int | Tensor:
-        """The position of the first token of each row, padding or not."""
-        seen = self.cache._seen
-        if self.cache._made is None:
-            seen = Lengths((0,) * len(self._fresh.of(0)), seen.device)
-        return first_row(self._fresh, seen)
-
-    @property
-    def lengths(self) -> list[int]:
-        return self.cache.lengths
-
-    @property
-    def filled(self) -> Mask | None:
-        return self.cache.filled
-
-    @property
-    def pads(self) -> Tensor | None:
-        made = self.cache._made
-        return self._fresh.pads(torch.device("cpu") if made is None else made.device)
-
-    def check(self, query: Tensor, key: Tensor, value: Tensor | None, *, mask: Mask | None, bias: Any) -> None:
-        self.cache._check(self._fresh, query, key, value, mask, bias)
-
-    def update(self, key: Tensor, value: Tensor | None = None) -> Updated:
-        self.cache._check_new(self._fresh, key, value)
-        return self.cache._update(self._fresh, key, value, torch.is_grad_enabled())
-
-    def preview(self, key: Tensor, value: Tensor | None = None) -> Preview:
-        return self.cache._preview(self._fresh, key, value)
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor | None = None, **how: Any) -> Tensor:
-        return self.cache._attend(self._fresh, query, key, value, **how)
 
 
 def _all_of(key: Tensor) -> Fresh:
@@ -465,9 +386,3 @@ def _wants_gradients(*given: Any) -> bool:
         return False
     tables = (x.table(torch.float32, torch.device("cpu")) if isinstance(x, Bias) else x for x in given)
     return any(isinstance(x, Tensor) and x.requires_grad for x in tables)
-
-
-def both(mask: Mask | None, other: Mask | None) -> Mask | None:
-    if mask is None or other is None:
-        return other if mask is None else mask
-    return mask & other

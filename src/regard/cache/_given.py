@@ -2,10 +2,34 @@
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import torch
 from torch import Tensor
 
+from regard._checks import autocasts
+from regard.cache._lengths import Fresh
+from regard.masks import Mask
+
+Updated = tuple[Tensor, Tensor, "int | Tensor"]
+Preview = tuple[Tensor, Tensor, "int | Tensor", "Mask | None", int]
 _ATTENDED = frozenset((torch.float64, torch.float32, torch.float16, torch.bfloat16))
+
+
+class Asked(NamedTuple):
+    """What `attend` is asked, under its own names."""
+
+    fresh: Fresh
+    query: Tensor
+    key: Tensor
+    value: Tensor | None = None
+    mask: Mask | None = None
+    bias: Any = None
+    scale: float | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+    value_dim: int | None = None
+    backend: str = "auto"
 
 
 class Made:
@@ -61,17 +85,11 @@ def check_heads(name: str, given: object) -> None:
         raise TypeError(f"{wanted}, got {given.dtype}")
 
 
-def autocasts(like: Tensor) -> bool:
-    """Whether attention makes one dtype of what it is given."""
-    kind = like.device.type
-    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
-
-
 def fits(query: object, key: Tensor) -> bool:
     """Whether it is plain that queries can meet these keys: under autocast it takes more than this to see."""
     if not isinstance(query, Tensor) or query.dim() != 4 or query.dtype != key.dtype or query.device != key.device:
         return False
-    if key.dtype not in _ATTENDED or (not torch.compiler.is_compiling() and autocasts(key)):
+    if key.dtype not in _ATTENDED or (not torch.compiler.is_compiling() and autocasts(key.device.type)):
         return False
     batch, heads, _, dim = key.shape
     return query.shape[0] == batch and query.shape[3] == dim > 0 and heads > 0 and query.shape[1] % heads == 0

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from regard import api
-from regard.cache._base import CacheFull, Updated
+from regard.cache._base import CacheFull
+from regard.cache._given import Updated
 from regard.cache._lengths import counts_of
 from regard.cache._paged import BlockPool, PagedCache
 from regard.masks import Mask

@@ -15,8 +15,10 @@ from torch import Tensor
 from regard import api, masks
 from regard.backends._base import accumulation
 from regard.backends._tiled import add_sinks
+from regard.cache._given import Asked
 from regard.cache._lengths import Lengths
 from regard.masks import Mask
+from regard.masks._joins import both
 from regard.statistics import Want, merge
 
 # keys of a piece: enough to keep a core busy, few enough to be small next to a model's weights
@@ -27,29 +29,15 @@ _KEPT = 1 << 16
 Read = Callable[[int, int], tuple[Tensor, Tensor]]
 
 
-def attend(
-    query: Tensor,
-    read: Read,
-    held: Lengths,
-    offset: int | Tensor,
-    *,
-    mask: Mask | None,
-    bias: Any,
-    scale: float | None,
-    softcap: float | None,
-    sinks: Tensor | None,
-    backend: str,
-    newest: bool = False,
-) -> Tensor:
-    """`regard.attention` over keys 0 … `held` of each item; `read(a, b)` gives keys and values a … b − 1. `newest`:
-    the one row of each item is that of its last key."""
+def attend(asked: Asked, read: Read, held: Lengths, offset: int | Tensor) -> Tensor:
+    """`regard.attention` over keys 0 … `held` of each item; `read(a, b)` gives keys and values a … b − 1."""
+    query, sinks = asked.query, asked.sinks
     dtype, wide = query.dtype, _wide(query)
     work = accumulation(dtype)
     out: Tensor | None = None
     lse: Tensor | None = None
-    for start, stop, own in _calls(query, held, offset, mask, bias, newest):
+    for start, stop, own in _calls(asked, held, offset):
         key, value = (part.to(wide) for part in read(start, stop))
-        own |= {"scale": scale, "softcap": softcap, "backend": backend}
         if out is None and stop == held.longest and sinks is None:
             return api.attention(query.to(wide), key, value, **own).to(dtype)  # nothing to merge
         seen = api.observe(query.to(wide), key, value, want=Want.none(), **own)
@@ -65,26 +53,12 @@ def attend(
     return out.to(dtype)
 
 
-def explain(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    held: Lengths,
-    offset: int | Tensor,
-    *,
-    mask: Mask | None,
-    bias: Any,
-    scale: float | None,
-    softcap: float | None,
-    sinks: Tensor | None,
-    backend: str,
-    newest: bool = False,
-) -> None:
+def explain(asked: Asked, key: Tensor, value: Tensor, held: Lengths, offset: int | Tensor) -> None:
     """Raise what a named backend would have against one of the pieces of `attend`; key and value have no memory."""
-    wide = _wide(query)
-    for start, stop, own in _calls(query, held, offset, mask, bias, newest, least=1):
+    wide = _wide(asked.query)
+    for start, stop, own in _calls(asked, held, offset, least=1):
         part = [given[:, :, start:stop].to(wide) for given in (key, value)]
-        api.explain(query.to(wide), *part, scale=scale, softcap=softcap, backend=backend, **own)
+        api.explain(asked.query.to(wide), *part, **own)
 
 
 def _wide(query: Tensor) -> torch.dtype:
@@ -93,24 +67,22 @@ def _wide(query: Tensor) -> torch.dtype:
 
 
 def _calls(
-    query: Tensor, held: Lengths, offset: int | Tensor, mask: Mask | None, bias: Any, newest: bool, least: int = 0
+    asked: Asked, held: Lengths, offset: int | Tensor, least: int = 0
 ) -> Iterator[tuple[int, int, dict[str, Any]]]:
-    """Each piece: its first key, its end, and what its call is given of its own."""
+    """Each piece: its first key, its end, and the keywords of its call."""
+    query, mask, bias = asked.query, asked.mask, asked.bias
     rows, keys = query.shape[2], held.longest
-    if newest and bias is None and sees_all(mask):
+    if asked.fresh.one and bias is None and sees_all(mask):
         # The newest token sees all that is held: how much that is says enough, wherever the token stands.
         mask, offset = None, 0
     for start in range(_first(mask, rows, keys, offset), max(keys, least), PIECE):
         stop = min(start + PIECE, keys)
-        yield (
-            start,
-            stop,
-            {
-                "mask": _of_piece(mask, held, rows, start, stop, offset, query.device),
-                "bias": _bias_of_piece(bias, start, stop, _wide(query)),
-                "query_offset": offset - start,
-            },
-        )
+        own = {
+            "mask": _of_piece(mask, held, rows, start, stop, offset, query.device),
+            "bias": _bias_of_piece(bias, start, stop, _wide(query)),
+            "query_offset": offset - start,
+        }
+        yield start, stop, {"scale": asked.scale, "softcap": asked.softcap, "backend": asked.backend, **own}
 
 
 def sees_all(mask: Mask | None) -> bool:
@@ -151,7 +123,7 @@ def _make_piece(
         filled = _padding(tuple(min(max(count - start, 0), stop - start) for count in held.counts))
     else:
         filled = masks.padding((held.tensor - start).clamp(0, stop - start))
-    return filled if part is None else part & filled
+    return both(part, filled)
 
 
 @lru_cache(64)

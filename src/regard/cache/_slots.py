@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard._checks import check_count
+from regard._checks import check_count, is_int
 from regard.backends._stored import Stored
 from regard.cache import _files, _storage
-from regard.cache._base import CacheFull, TokenCache, Updated
-from regard.cache._given import Made
+from regard.cache._base import CacheFull, TokenCache
+from regard.cache._given import Asked, Made, Updated
 from regard.cache._lengths import Fresh, Lengths, counts_of, places_of
 from regard.cache._masks import check_rolling, rolling_mask
 from regard.cache._storage import Parts
@@ -236,18 +236,9 @@ class RollingCache(_Slots):
         super().reorder(index)
         self._gone = gone.pick(counts_of("index", index))
 
-    def _check(
-        self,
-        fresh: Fresh,
-        query: Tensor,
-        key: Tensor,
-        value: Any,
-        mask: Mask | None,
-        bias: Any,
-        rehearsed: bool = True,
-    ) -> None:
-        check_rolling(mask, bias, self.window, self.sinks)
-        super()._check(fresh, query, key, value, mask, bias, rehearsed)
+    def _check(self, asked: Asked, rehearsed: bool = True) -> None:
+        check_rolling(asked.mask, asked.bias, self.window, self.sinks)
+        super()._check(asked, rehearsed)
 
     def _allocate(self, made: Made, batch: int) -> None:
         super()._allocate(made, batch)
@@ -305,8 +296,8 @@ class RollingCache(_Slots):
         self._shown = (self._key, self._value)  # the longer copy of a long chunk goes with the call
         return found
 
-    def _attend(self, *given: Any, **how: Any) -> Tensor:
-        out = super()._attend(*given, **how)
+    def _attend(self, asked: Asked) -> Tensor:
+        out = super()._attend(asked)
         self._shown = (self._key, self._value)
         return out
 
@@ -332,7 +323,7 @@ def write(memory: Parts, new: Parts, fresh: Fresh, start: Lengths) -> None:
 
 def shortened(counts: Sequence[int], length: int | Sequence[int]) -> list[int]:
     """What `truncate(length)` leaves of items that have `counts` tokens."""
-    if isinstance(length, int) and not isinstance(length, bool):
+    if is_int(length):
         check_count("length", length, 0)
         if length > max(counts, default=0):
             raise ValueError(f"length {length} is beyond the {max(counts, default=0)} tokens that the cache has seen")

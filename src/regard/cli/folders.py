@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from regard._checks import is_int
 from regard.cli.names import find as _find
 from regard.cli.names import quiet as _quiet
 
@@ -66,7 +67,7 @@ def load(
 
 def _numbers(given: object) -> list[int]:
     found: list[Any] = given if isinstance(given, list) else [] if given is None else [given]
-    if not all(isinstance(number, int) and not isinstance(number, bool) for number in found):
+    if not all(is_int(number) for number in found):
         raise ValueError(f"the tokens that end a text are {given!r}; expected numbers")
     return found
 

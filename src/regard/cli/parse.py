@@ -44,6 +44,13 @@ def dtypes(text: str) -> list[torch.dtype]:
     return [getattr(torch, name) for name in names]
 
 
+def one_dtype(text: str | None) -> torch.dtype | None:
+    kinds = [None] if text is None else dtypes(text)
+    if len(kinds) > 1:
+        raise ValueError(f"--dtype is {text!r}; expected one dtype")
+    return kinds[0]
+
+
 def device(text: str) -> str:
     """A device that exists here."""
     try:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from regard._display.texts import Catalogue, text
+from regard._display.units import whole
 from regard.cli import terminal
 from regard.cli.names import quiet
 
@@ -41,11 +42,7 @@ class Read(NamedTuple):
         if self.ids is None or self.total <= self.ids.shape[1]:
             return ""
         key = "cut" if self.exact else "cut-about"
-        return text(WORDS, lang, key, read=grouped(self.ids.shape[1]), all=grouped(self.total))
-
-
-def grouped(number: int) -> str:
-    return f"{number:,}".replace(",", " ")
+        return text(WORDS, lang, key, read=whole(self.ids.shape[1]), all=whole(self.total))
 
 
 def given_text(words: str | None, file: Path | None, otherwise: str) -> str:

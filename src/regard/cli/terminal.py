@@ -24,6 +24,18 @@ def stop(message: str) -> NoReturn:
     raise typer.Exit(2)
 
 
+@contextlib.contextmanager
+def one_line(*kinds: type[Exception], file: object = "standard output") -> Iterator[None]:
+    """End the command so where these are raised, or where a file cannot be read or written; `file` is meant by an error
+    that names none."""
+    try:
+        yield
+    except kinds as error:
+        stop(str(error))
+    except OSError as error:
+        stop(f"{error.filename or file}: {error.strerror or error}")
+
+
 def readable(text: str, name: str = "the text") -> str:
     """The text itself; ValueError where a shell gave bytes that are no UTF-8, which no tokenizer reads."""
     try:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from regard import api, masks
+from regard._checks import autocasts
 
 _CAUSAL = masks.causal()
 # PyTorch's own, also where `torch.nn.functional` has been given the one below in its place
@@ -71,8 +72,7 @@ def scaled_dot_product_attention(
 def _zeros(query: Tensor, key: Tensor, value: Tensor, rows: Sequence[int]) -> Tensor:
     """Zeros where there is nothing to attend to or from, with gradients of the right shapes."""
     device = query.device.type
-    autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
-    dtype = torch.get_autocast_dtype(device) if autocast and query.dtype != torch.float64 else query.dtype
+    dtype = torch.get_autocast_dtype(device) if autocasts(device) and query.dtype != torch.float64 else query.dtype
     q, k, v = (x.narrow(-1, 0, 0).sum() for x in (query, key, value))
     return query.new_zeros((*rows, value.shape[-1]), dtype=dtype) + (q + k + v).to(dtype)
 
@@ -179,8 +179,7 @@ def _check(
     if query.dim() < 2 or key.dim() < 2 or value.dim() < 2:
         dims = [x.dim() for x in (query, key, value)]
         raise RuntimeError(f"query, key and value need two dims or more, got {dims}")
-    device = query.device.type
-    autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    autocast = autocasts(query.device.type)
     if not autocast and not query.dtype == key.dtype == value.dtype:
         dtypes = [str(x.dtype) for x in (query, key, value)]
         raise RuntimeError(f"query, key and value must have the same dtype, got {dtypes}")

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from regard._display.texts import text
-from regard._display.units import count, size
+from regard._display.units import count, size, whole
 from regard.cost._ops import ATTENTION, FEED_FORWARD, HEAD, PROJECTIONS
 from regard.cost._words import WORDS, named
 
@@ -123,8 +123,7 @@ def _mark(axes: Axes, cost: Cost, length: int | None, height: Callable[[Cost], f
     y = height(cost.at(length))
     axes.plot([length], [y], "o", color="black", markersize=4, zorder=5)
     place, align = ((-4, 5), "right") if above else ((4, -11), "left")
-    label = f"{length:,}".replace(",", " ")
-    axes.annotate(label, (length, y), xytext=place, textcoords="offset points", ha=align, fontsize=8)
+    axes.annotate(whole(length), (length, y), xytext=place, textcoords="offset points", ha=align, fontsize=8)
 
 
 def _finish(axes: Axes, title: str, unit: Callable[[float], str], base: int) -> None:

@@ -15,9 +15,9 @@ from regard.editing._report import Report
 from regard.edits._edit import CannotEdit, Edit
 from regard.recording._tokens import checked_tokens
 from regard.watching import _around
-from regard.watching._block import check_layers_found, check_paths_found, checked_numbers
-from regard.watching._modules import paths
-from regard.watching._operators import Listening
+from regard.watching._block import check_layers_found, check_paths_found, checked_numbers, listening
+from regard.watching._follower import Asked
+from regard.watching._modules import LeftBehind, paths
 
 
 @contextlib.contextmanager
@@ -74,7 +74,8 @@ def edit(
     layers = checked_numbers("layers", layers, names, empty=False)
     report = Report(", ".join(map(repr, given)))
     texts = [] if tokens is None else checked_tokens(tokens, "tokens")
-    with acting(model, given, report, layers, chosen, texts, tokenizer, heads_dim) as editor:
+    asked = Asked(layers, heads_dim=heads_dim, tokenizer=tokenizer)
+    with acting(model, given, report, asked, chosen, texts) as editor:
         yield report
         editor.check_ended()
     check_layers_found(editor, layers)
@@ -92,38 +93,23 @@ def acting(
     model: nn.Module,
     edits: Sequence[Edit],
     report: Report,
-    layers: Sequence[int | str] | None = None,
+    asked: Asked,
     heads: Any = None,
-    tokens: Sequence[Any] = (),
-    tokenizer: Any = None,
-    heads_dim: int | Mapping[str, int] | None = None,
+    tokens: Sequence[list[str]] = (),
 ) -> Iterator[Editor]:
+    editor = Editor(model, edits, asked, heads, list(tokens), report)
     with contextlib.ExitStack() as restore:
-        editor = Editor(
-            model,
-            edits,
-            layers=layers,
-            heads=heads,
-            tokens=list(tokens),
-            tokenizer=tokenizer,
-            heads_dim=heads_dim,
-            report=report,
-        )
-        restore.callback(editor.unhook)
-        restore.callback(_around.plain_calls(list(editor.modules.values())))
-        _around.join(editor)
-        restore.callback(_around.leave, editor)
+        restore.enter_context(listening(editor))
         functions = Functions(editor, lambda: _others(editor))
         editor.check_ended = functions.written.check_ended
         leaving = model.register_forward_hook(_Leaving(functions), prepend=True)
         restore.callback(leaving.remove)
         restore.callback(functions.written.clear)
-        restore.enter_context(Listening(editor))
         restore.enter_context(functions)
         yield editor
 
 
-class _Leaving:
+class _Leaving(LeftBehind):
     """A hook on the whole model: an output of attention that the model gives as it is, is edited there."""
 
     def __init__(self, functions: Functions) -> None:
@@ -146,9 +132,6 @@ class _Leaving:
         if type(out) is dict:
             return {name: self._edited(one) for name, one in out.items()}
         return out
-
-    def __reduce__(self) -> Any:  # a copy of the model that is made in the block has no edit
-        return getattr, (contextlib.nullcontext(), "__exit__")
 
 
 def _others(editor: Editor) -> bool:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from regard import api
-from regard._arguments import prepare
 from regard.editing import _fused
 from regard.editing._positions import of_cross, of_self
 from regard.editing._report import Changed, Report
@@ -23,13 +20,13 @@ from regard.recording import Recording, Site
 from regard.spec import OfOtherCall
 from regard.statistics import Want
 from regard.watching import _around
-from regard.watching._modules import Frame, inside_transform, is_cross
+from regard.watching._follower import Asked, Follower, in_backward
+from regard.watching._modules import Frame, inside_transform, is_cross, runs_code_of
 from regard.watching._operators import unheard
 from regard.watching._padding import real_queries
-from regard.watching._seen import Seen, Unseen
+from regard.watching._seen import Seen, Unseen, of_call
 from regard.watching._silence import silence, silent
 from regard.watching._tracked import Weights
-from regard.watching._watcher import Watcher, _in_backward
 
 if TYPE_CHECKING:
     from regard.spec import Call
@@ -57,34 +54,19 @@ class Used(NamedTuple):
     also: tuple[tuple[Editor, Met], ...] = ()  # edits of blocks around this one, which are made at once
 
 
-class Editor(Watcher):
+class Editor(Follower):
     changes_calls = True
 
     def __init__(
         self,
         model: nn.Module,
         edits: Sequence[Edit],
-        *,
-        layers: Sequence[int | str] | None,
+        asked: Asked,
         heads: Sequence[int] | Mapping[int | str, Sequence[int]] | None,
         tokens: list[list[str]],
-        tokenizer: Any,
-        heads_dim: int | Mapping[str, int] | None,
         report: Report,
     ) -> None:
-        super().__init__(
-            model,
-            Recording(type(model).__name__),
-            layers=layers,
-            heads=None,
-            want=Want.none(),
-            keep_on_cpu=True,
-            count_padding=False,
-            memory_limit=None,
-            heads_dim=heads_dim,
-            tokenizer=tokenizer,
-            on_call=None,
-        )
+        super().__init__(model, Recording(type(model).__name__), asked)
         self.edits, self.report, self.chosen, self.tokens = edits, report, heads, tokens
         self.busy = 0  # above 0 while a call runs that this edit has changed, or leaves as it is
         self.used: list[Used] = []  # products and uses of them that the operator under way was found to be
@@ -103,12 +85,12 @@ class Editor(Watcher):
         if not stack:
             return None
         site = self._site(stack)
-        layer = self.recording.sites.index(site)
-        if self.layers is not None and not self.layers & {layer, site.path, str(site)}:
+        layer = self._asked_layer(site)
+        if layer is None:
             return None
         if inside_transform():
             raise self._refuse(site, layer, "it runs inside a torch.func transform, where items are hidden")
-        if _in_backward() or _checkpointed():
+        if in_backward() or runs_code_of(_CHECKPOINTS):
             raise self._refuse(
                 site, layer, "gradient checkpointing runs it again in the backward pass, where an edit may be gone: "
                 "switch it off (model.gradient_checkpointing_disable(), say)"
@@ -120,7 +102,7 @@ class Editor(Watcher):
     def see(self, make: Callable[[], Seen | InMemory], out: Any = None) -> None:
         """An attention kernel ran that nothing above it has shown. Raised at the next function, or where the model
         ends: an error that passes through TorchScript loses its words."""
-        if self.busy or silent() or _in_backward():
+        if self.busy or silent() or in_backward():
             return
         try:
             met = self.meet()
@@ -145,7 +127,7 @@ class Editor(Watcher):
         raise CannotEdit(f"{path or '(root)'} runs on another thread than the one that opened the edit")
 
     def _attended(self, weights: Weights, rows: Sequence[Piece]) -> Any:
-        if self.busy or _in_backward() or not self._now():
+        if self.busy or in_backward() or not self._now():
             return None
         try:
             met = self.meet()
@@ -176,16 +158,13 @@ class Editor(Watcher):
             self.settled.append((pending, trace))
 
     def _miss_at(self, stack: list[Frame], site: Site, number: int, reason: str) -> None:
-        layer = self.recording.sites.index(site)
-        if not self.busy and (self.layers is None or self.layers & {layer, site.path, str(site)}):
+        layer = self._asked_layer(site)
+        if not self.busy and layer is not None:
             self.trouble = self.trouble or self._refuse(site, layer, reason)
 
     def turns_met(self) -> list[int]:
         """How many calls of each edited site were met."""
         return list(self._met_before.values())
-
-    def given_dim(self, site: Site) -> int | None:
-        return self._given_dim(site.path)
 
     def _refuse(self, site: Site, layer: int, why: str) -> CannotEdit:
         return CannotEdit(f"{site} (layer {layer}) cannot be edited: {why}")
@@ -205,11 +184,11 @@ class Editor(Watcher):
         batch, count, queries, keys = seen.shape
         kind = "cross" if is_cross(met.stack, queries, keys) else "self"
         with silence(), torch.no_grad():
-            placed, _, dropped = self._placed(seen, kind, met.site, met.stack)
+            placed, _, dropped = self.places.placed(seen, kind, met.site, met.stack)
             real = real_queries(placed, met.stack, kind)
             cross = kind == "cross"
             at = of_cross(seen, met.stack) if cross else of_self(placed, met.stack, dropped)
-        if self.tokenizer is not None and self._ids:
+        if self.ids:
             self.take_tokens()
             self.tokens = self.recording.tokens
         return Place(
@@ -289,9 +268,9 @@ class Editor(Watcher):
         if met is None:
             with self.running():
                 return run(program, call)
-        seen = _fused.of_call(call)
+        seen = of_call(call)
         with unheard():
-            place = self.place(met, _fused.detached(seen), call.spec.kv_heads)
+            place = self.place(met, seen.detached(), call.spec.kv_heads)
             place.has_edges = self._edges_of(seen, place)
             changes = self.changes(place)
         with self.running():
@@ -303,7 +282,7 @@ class Editor(Watcher):
             if result.out.shape[3] > seen.value.shape[3]:  # values were made wider for a steer
                 result = result._replace(out=result.out[..., : seen.value.shape[3]].contiguous())
             out = self.outputs(result.out, place)
-            self._tell(_fused.detached(_fused.of_call(call)), place)
+            self._tell(of_call(call).detached(), place)
         self.wrote(place, bool(changes) or out is not None)
         if out is not None:
             result = result._replace(out=out)
@@ -314,9 +293,7 @@ class Editor(Watcher):
 
     def _changed_call(self, seen: Seen, changes: list[Change], place: Place, call: Call) -> Call:
         seen = self.applied(seen, changes, place)
-        three = (seen.query, seen.key, seen.value)
-        given = (*three, seen.mask, seen.bias, seen.scale, seen.softcap, seen.sinks, call.spec.dropout, seen.offset)
-        return prepare(*given).replace(seed=call.seed, wants_rows=call.wants_rows)
+        return seen.call(call.spec.dropout).replace(seed=call.seed, wants_rows=call.wants_rows)
 
     def applied(self, seen: Seen, changes: list[Change], place: Place) -> Seen:
         for change in changes:
@@ -328,24 +305,30 @@ class Editor(Watcher):
     def attend(self, seen: Seen, dropout: float, run: Callable[[], Tensor], met: Met) -> Tensor:
         """[batch, head, query, dim] of a call, edited; ``run`` gives the output of the call as it was."""
         with unheard():
-            place = self.place(met, _fused.detached(seen), seen.key.shape[1])
+            place = self.place(met, seen.detached(), seen.key.shape[1])
             place.has_edges = self._edges_of(seen, place)
             changes, width = self.changes(place), seen.value.shape[3]
-            seen = self.applied(seen, changes, place)
+            plain, seen = seen, self.applied(seen, changes, place)
+            alone = len(_around.here()) == 1  # others are shown calls as the model made them
+            parts = _fused.by_heads(plain, changes, place) if alone and not dropout else None
         with self.running():
-            if changes:
-                offset = place.offset if seen.offset is None else seen.offset
-                out = api.attention(
-                    seen.query, seen.key, seen.value, mask=seen.mask, bias=seen.bias, scale=seen.scale,
-                    softcap=seen.softcap, sinks=seen.sinks, dropout=dropout, query_offset=offset,
-                )  # fmt: skip
+            if parts:
+                out = plain.query.new_empty(*plain.query.shape[:3], width)
+                for heads, part in parts:
+                    out[:, heads] = self._run(part, place, dropout)
+            elif changes:
+                out = self._run(seen, place, dropout)
                 out = out if out.shape[3] == width else out[..., :width].contiguous()
             else:
                 out = run()
             new = self.outputs(out, place)
-            self._tell(_fused.detached(seen), place)
+            self._tell(seen.detached(), place)
         self.wrote(place, bool(changes) or new is not None)
         return out if new is None else new
+
+    def _run(self, seen: Seen, place: Place, dropout: float) -> Tensor:
+        offset = place.offset if seen.offset is None else seen.offset
+        return api.attention(*seen.tensors, **{**seen.keywords, "query_offset": offset}, dropout=dropout)
 
     def _tell(self, seen: Seen, place: Place) -> None:
         """What each key received, to the edits that go by it."""
@@ -361,12 +344,3 @@ def _own_heads(stack: list[Frame], count: int) -> int:
     """Keys that a module has repeated for its groups of heads have fewer of their own."""
     groups = getattr(stack[-1].module, "num_key_value_groups", 1)
     return count // groups if isinstance(groups, int) and groups > 0 and count % groups == 0 else count
-
-
-def _checkpointed() -> bool:
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_filename.endswith(_CHECKPOINTS):
-            return True
-        frame = frame.f_back
-    return False

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import functools
-import sys
 import types
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from regard import masks
 from regard.compat import _attention as compat
 from regard.editing._written import Written
 from regard.watching._layout import _count
+from regard.watching._modules import frames
+from regard.watching._operators import ListeningToFunctions
 from regard.watching._packed import packed_heads, unpacked, unpacked_mask
 from regard.watching._seen import Seen, hiding
 from regard.watching._silence import silent
@@ -29,7 +29,7 @@ _FUSED = torch._C._nn.scaled_dot_product_attention
 _ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 
 
-class Functions(TorchFunctionMode):
+class Functions(ListeningToFunctions):
     """Shows an editor the functions that run on its thread.
 
     While it is open torch's modules leave their fused path, which has no place for an edit."""
@@ -79,7 +79,7 @@ class Functions(TorchFunctionMode):
             bias = bias.reshape(-1, *bias.shape[1:])
         mask, bias = _of_heads(mask, bias, q)
         if heads := packed_heads(*q.shape[1:3]):
-            mask, bias, q = _apart(mask, bias, q, heads)
+            mask, bias, q = _unpacked_heads(mask, bias, q, heads)
         scale = given.get("scale")
         seen = Seen(q, k, v, mask, hiding(bias), None if scale is None else float(scale), offset=offset, placed=causal)
         shape = q.shape[:3]
@@ -113,7 +113,7 @@ def _of_heads(mask: Any, bias: Tensor | None, q: Tensor) -> tuple[Any, Tensor | 
     return mask, None if bias is None else split(bias)
 
 
-def _apart(mask: Any, bias: Tensor | None, q: Tensor, heads: int) -> tuple[Any, Tensor | None, Tensor]:
+def _unpacked_heads(mask: Any, bias: Tensor | None, q: Tensor, heads: int) -> tuple[Any, Tensor | None, Tensor]:
     """Heads that were handed over as queries, as heads."""
     if mask is not None and mask.tensors:
         mask = masks.keep(unpacked_mask(mask.tensors[0], q.shape, heads))
@@ -122,12 +122,7 @@ def _apart(mask: Any, bias: Tensor | None, q: Tensor, heads: int) -> tuple[Any, 
 
 def _in_operator() -> bool:
     """Whether an operator is under way, which TorchScript runs with the functions' mode on: below the derivatives."""
-    frame: types.FrameType | None = sys._getframe(2)
-    while frame is not None:
-        if frame.f_code.co_name == "__torch_dispatch__":
-            return True
-        frame = frame.f_back
-    return False
+    return any(frame.f_code.co_name == "__torch_dispatch__" for frame in frames())
 
 
 @functools.lru_cache(4)

@@ -6,6 +6,7 @@ Tensors keep their gradients.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,14 +18,15 @@ from regard import masks
 from regard.backends._base import accumulation
 from regard.bias import TableBias
 from regard.edits._edit import Change, Place
+from regard.masks._joins import both
 from regard.watching._seen import Seen
 from regard.watching._silence import silence
 
 if TYPE_CHECKING:
     from regard.masks import Mask
-    from regard.spec import Call
 
 _STEP = 8
+Heads = slice | list[int]
 
 
 class Pattern(NamedTuple):
@@ -39,7 +41,7 @@ def changed(seen: Seen, change: Change, place: Place) -> Seen:
     if change.pattern is not None:
         seen = _patched(seen, change.pattern, place)
     if change.hide is not None:
-        seen = seen._replace(mask=joined(seen.mask, _only_for(~change.hide, place)))
+        seen = seen._replace(mask=both(seen.mask, _only_for(~change.hide, place)))
     if change.add is not None:
         seen = _steered(seen, *change.add, place)
     return seen
@@ -62,12 +64,6 @@ def edges_of(seen: Seen, place: Place) -> Callable[[range, range], Tensor]:
     return has_edges
 
 
-def joined(mask: Mask | None, other: Mask | None) -> Mask | None:
-    if mask is None or other is None:
-        return other if mask is None else mask
-    return mask & other
-
-
 def head_rows(place: Place) -> Tensor:
     """bool [1, head, 1, 1]: the heads that are edited."""
     rows = torch.zeros(1, place.count, 1, 1, dtype=torch.bool)
@@ -81,6 +77,43 @@ def all_heads(place: Place) -> bool:
 
 def _only_for(mask: Mask, place: Place) -> Mask:
     return mask if all_heads(place) else mask | masks.drop(head_rows(place))
+
+
+def by_heads(seen: Seen, changes: list[Change], place: Place) -> list[tuple[Heads, Seen]] | None:
+    """The heads that edges are taken from, and the others, as a call each: masks stay rules, where a mask that differs
+    from head to head would be tested pair by pair on a GPU. None where a call is not only cut, has one query, or is
+    better off whole."""
+    if seen.query.device.type == "cpu" or all_heads(place) or seen.query.shape[2] == 1 or seen.bias is not None:
+        return None
+    if any(change.add is not None or change.pattern is not None for change in changes):
+        return None
+    if seen.mask is not None and (seen.mask.heads != 1 or seen.mask.is_open):
+        return None
+    hidden = [~change.hide for change in changes if change.hide is not None]
+    if not hidden or any(mask.heads != 1 or mask.is_open for mask in hidden):
+        return None
+    edited = functools.reduce(both, hidden, seen.mask)
+    others = [head for head in range(place.count) if head not in place.heads]
+    return [_of_heads(seen, list(place.heads), edited), _of_heads(seen, others, seen.mask)]
+
+
+def _of_heads(seen: Seen, heads: list[int], mask: Mask | None) -> tuple[Heads, Seen]:
+    group = seen.query.shape[1] // seen.key.shape[1]
+    groups = sorted({head // group for head in heads})
+    if [each * group + at for each in groups for at in range(group)] != heads:  # parts of groups: keys of each head
+        groups = [head // group for head in heads]
+    own, shared = _as_slice(heads), _as_slice(groups)
+    sinks = None if seen.sinks is None else seen.sinks[own]
+    return own, seen._replace(
+        query=seen.query[:, own], key=seen.key[:, shared], value=seen.value[:, shared], mask=mask, sinks=sinks, lse=None
+    )
+
+
+def _as_slice(numbers: list[int]) -> Heads:
+    """Evenly spaced heads are a view of the tensor, others a copy."""
+    step = numbers[1] - numbers[0] if len(numbers) > 1 else 1
+    even = step > 0 and numbers == list(range(numbers[0], numbers[-1] + 1, step))
+    return slice(numbers[0], numbers[-1] + 1, step) if even else numbers
 
 
 def _steered(seen: Seen, u: Tensor, b: Tensor, place: Place) -> Seen:
@@ -144,7 +177,7 @@ def _patched(seen: Seen, pattern: Pattern, place: Place) -> Seen:
         return seen._replace(query=query, key=key, value=value, mask=other.mask, bias=other.bias, offset=other.offset)
     rows = head_rows(place)
     key, own, value = (_spread(x, place.count) for x in (key, seen.key, seen.value))
-    mask = joined(
+    mask = both(
         None if other.mask is None else _only_for(other.mask, place),
         None if seen.mask is None else seen.mask | masks.keep(rows),
     )
@@ -166,19 +199,3 @@ def _spread(x: Tensor, heads: int) -> Tensor:
 def with_heads(new: Tensor, out: Tensor, place: Place) -> Tensor:
     """The edited heads of ``new`` among the others of ``out``."""
     return new if all_heads(place) else torch.where(head_rows(place), new, out)
-
-
-def of_call(call: Call) -> Seen:
-    """A call of regard's own, with its gradients."""
-    spec = call.spec
-    bias: Tensor | TableBias | None = call.bias
-    if isinstance(bias, Tensor) and spec.bias is not None and spec.bias.rule is not None:
-        bias = TableBias(spec.bias.rule, bias)
-    return Seen(
-        call.query, call.key, call.value, call.mask, bias, spec.scale, spec.softcap, call.sinks, call.offset, True
-    )
-
-
-def detached(seen: Seen) -> Seen:
-    tensors: dict[str, Any] = {name: part.detach() for name, part in seen._asdict().items() if isinstance(part, Tensor)}
-    return seen._replace(**tensors)

@@ -13,6 +13,7 @@ from regard.editing._fused import Pattern
 from regard.editing._report import Report
 from regard.edits._edit import Edit, Place
 from regard.recording import Recording
+from regard.watching._follower import Asked
 
 KINDS = ("output", "pattern")
 
@@ -54,5 +55,5 @@ def keeping(
     model: nn.Module, recording: Recording, what: Sequence[str], layers: Sequence[int | str] | None, heads_dim: Any
 ) -> Iterator[None]:
     """Keep, in ``recording.kept``, what edits of other runs take from this one."""
-    with acting(model, [_Keeper(recording, what)], Report("keep"), layers, heads_dim=heads_dim):
+    with acting(model, [_Keeper(recording, what)], Report("keep"), Asked(layers, heads_dim=heads_dim)):
         yield

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from regard._display.units import ranges
+
 
 class Changed(NamedTuple):
     """A call that was changed."""
@@ -47,15 +49,4 @@ class Report:
             return f"{self.what}: changed nothing yet"
         calls = f"{len(self.calls)} call{'s' * (len(self.calls) > 1)}"
         heads = f"{len(self.heads)} head{'s' * (len(self.heads) > 1)}"
-        return f"{self.what}: changed {calls}, layer{'s' * (len(self.layers) > 1)} {_ranges(self.layers)}, {heads}"
-
-
-def _ranges(numbers: list[int]) -> str:
-    """0, 2 … 5, 9."""
-    found: list[list[int]] = []
-    for n in numbers:
-        if found and found[-1][-1] == n - 1:
-            found[-1].append(n)
-        else:
-            found.append([n])
-    return ", ".join(f"{run[0]} … {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in found)
+        return f"{self.what}: changed {calls}, layer{'s' * (len(self.layers) > 1)} {ranges(self.layers)}, {heads}"

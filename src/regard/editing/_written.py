@@ -156,7 +156,7 @@ class Written:
         editor, met = self.editor, use.met
         assert met is not None
         try:
-            found = arranged(use.weights, use.rows, trace, editor.given_dim(met.site), met.stack)
+            found = arranged(use.weights, use.rows, trace, editor.heads_dim(met.site.path), met.stack)
         except Unseen as reason:
             raise editor._refuse(met.site, met.layer, str(reason).replace("watch(", "edit(")) from None
         if use.weights.softmax.divided and not _sum_to_1(use.weights):

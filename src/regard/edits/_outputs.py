@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard._checks import is_int
 from regard.edits import _places
 from regard.edits._edit import Change, Edit, Place
 from regard.edits._places import Where
@@ -78,7 +79,7 @@ def ablate(how: str, reference: Recording | None = None, *, queries: Where | Non
     """
     if how not in _HOW:
         raise ValueError(f"ablate takes one of {', '.join(map(repr, _HOW))}, got {how!r}")
-    if isinstance(seed, bool) or not isinstance(seed, int):
+    if not is_int(seed):
         raise TypeError(f"seed must be an int, got {seed!r}")
     if reference is not None:
         _check_recording(reference, "reference", "output")

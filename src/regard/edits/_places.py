@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from regard._checks import is_int
 from regard.edits._edit import Place
 
 Chosen = NDArray[np.bool_]
@@ -19,13 +20,13 @@ _MARKS = " ĠĊ▁\n"  # what tokenizers put before a word
 
 def checked(name: str, given: Any) -> Any:
     """Positions as they were given, or an error that says what they may be; lists become tuples."""
-    if given is None or isinstance(given, (str, slice, range)) or _whole(given):
+    if given is None or isinstance(given, (str, slice, range)) or is_int(given):
         return given
     if isinstance(given, Tensor):
         given = given.tolist()
     if isinstance(given, Iterable):
         found = tuple(given)
-        if found and all(_whole(one) or isinstance(one, str) for one in found):
+        if found and all(is_int(one) or isinstance(one, str) for one in found):
             return found
     raise TypeError(
         f"{name} must be a position, a slice, a token's text or a list of such, got {given!r}; any other rule is a "
@@ -136,10 +137,6 @@ def _matches(tokens: list[str], texts: list[str], count: int) -> list[bool]:
 
 def _same(token: str, text: str) -> bool:
     return token == text or token.strip(_MARKS) == text.strip(_MARKS) != ""
-
-
-def _whole(given: object) -> bool:
-    return isinstance(given, int) and not isinstance(given, bool)
 
 
 def shown(where: Any) -> str:

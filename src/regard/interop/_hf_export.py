@@ -130,11 +130,7 @@ def _bert(transformers: Any, config: EncoderConfig, kind: str, **made: Any) -> A
         num_labels=2 if config.classes is None else config.classes,
         **more,
     )
-    if config.masked_lm:
-        return transformers.AutoModelForMaskedLM.from_config(theirs, **made)
-    if config.classes is not None:
-        return transformers.AutoModelForSequenceClassification.from_config(theirs, **made)
-    return transformers.AutoModel.from_config(theirs, add_pooling_layer=config.pooler, **made)
+    return _with_head(transformers, config, theirs, made, add_pooling_layer=config.pooler)
 
 
 def _distilbert(transformers: Any, config: EncoderConfig, **made: Any) -> Any:
@@ -165,11 +161,15 @@ def _distilbert(transformers: Any, config: EncoderConfig, **made: Any) -> Any:
         initializer_range=config.init_std,
         num_labels=config.classes or 2,
     )
+    return _with_head(transformers, config, theirs, made)
+
+
+def _with_head(transformers: Any, config: EncoderConfig, theirs: Any, made: dict[str, Any], **bare: Any) -> Any:
     if config.masked_lm:
         return transformers.AutoModelForMaskedLM.from_config(theirs, **made)
-    if classified:
+    if config.classes is not None:
         return transformers.AutoModelForSequenceClassification.from_config(theirs, **made)
-    return transformers.AutoModel.from_config(theirs, **made)
+    return transformers.AutoModel.from_config(theirs, **bare, **made)
 
 
 def _gpt2(transformers: Any, config: DecoderConfig, **made: Any) -> Any:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from regard._checks import is_int
 from regard.positions import DynamicNTK, Linear, Llama3, Scaling, YaRN
 
 # Fields that say nothing about what a forward pass computes.
@@ -54,7 +55,7 @@ class Fields:
 
     def size(self, name: str, default: int | None = None) -> int:
         value = self.take(name, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        if not is_int(value) or value < 1:
             raise ValueError(f"config field {name} is {value!r}; expected a whole number of at least 1")
         return value
 

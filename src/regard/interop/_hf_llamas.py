@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from regard._checks import is_int
 from regard.interop._hf_family import Source, maybe
 from regard.interop._hf_fields import Fields
 from regard.models import DecoderConfig
@@ -146,7 +147,7 @@ def _some_windows(fields: Fields) -> dict[str, Any]:
     window = None
     if used and theirs is not None:
         window = _window(fields, fields.size("sliding_window"))
-    if isinstance(first, bool) or not isinstance(first, int):
+    if not is_int(first):
         raise ValueError(f"config field max_window_layers is {first!r}; expected a whole number")
     usual = ["sliding_attention" if window is not None and i >= first else "full_attention" for i in range(layers)]
     return _of_layers(fields, usual, window)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from regard.interop._hf_export_llamas import refuse
 from regard.interop._hf_family import Source
 from regard.interop._hf_fields import _ACTIVATIONS
 from regard.models import T5Config
@@ -94,8 +95,7 @@ def to_t5(transformers: Any, config: T5Config, **made: Any) -> Any:
         "target_vocab_size": config.target_vocab_size is not None,
         f"attention_dropout={config.attention_dropout}": config.attention_dropout != config.dropout,
     }
-    if found := [name for name, present in lacking.items() if present]:
-        raise ValueError(f"the model has {', '.join(found)}, which T5 cannot express")
+    refuse("T5", lacking)
     theirs = transformers.T5Config(
         vocab_size=config.vocab_size,
         d_model=config.embed_dim,

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from regard import models, positions
+from regard._checks import is_int
 from regard._files import safetensors_files
 from regard._files.write import Staged
 from regard.interop._hf_fields import listed
@@ -53,7 +54,7 @@ def save(model: nn.Module, folder: str | Path, *, stop: Sequence[int] = ()) -> N
     kind = type(model).__name__
     if _KINDS.get(kind) is not type(model):
         raise TypeError(f"model must be one of {', '.join(_KINDS)}, got {kind}")
-    if any(isinstance(token, bool) or not isinstance(token, int) for token in stop):
+    if any(not is_int(token) for token in stop):
         raise TypeError(f"stop must be token numbers (ints), got {stop!r}")
     config = latent_config(model) if isinstance(model, LatentAttention) else model.config
     described = {"format": FORMAT, "version": VERSION, "kind": kind, "config": _written(config), "stop": [*stop]}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from regard._display.units import whole
 from regard.lab._result import Result, Table
 from regard.nn import MultiHeadAttention
 
@@ -29,11 +30,11 @@ class Parameters(Result):
     def tables(self, lang: str = "en") -> list[Table]:
         columns = ("d_model", self.say("counted", lang), "4·d_model²", self.say("noted", lang))
         lines = tuple(
-            (str(width), _spaced(count), _spaced(4 * width**2), _spaced(4 * width))
+            (str(width), whole(count), whole(4 * width**2), whole(4 * width))
             for width, count in zip(self.widths, self.counted, strict=True)
         )
-        heads = tuple((str(head), _spaced(count)) for head, count in zip(self.heads, self.by_heads, strict=True))
-        more = (self.say("biases", lang), _spaced(self.with_biases))
+        heads = tuple((str(head), whole(count)) for head, count in zip(self.heads, self.by_heads, strict=True))
+        more = (self.say("biases", lang), whole(self.with_biases))
         return [
             Table(self.say("by_width", lang), columns, lines),
             Table(self.say("by_heads", lang), (self.say("heads", lang), self.say("counted", lang)), (*heads, more)),
@@ -44,7 +45,7 @@ class Parameters(Result):
 
         at = self.widths.index(512)
         figure = _draw.figure(
-            8.4, 3.8, f"At d_model = 512 a layer has {_spaced(self.counted[at])} parameters, not {_spaced(4 * 512)}"
+            8.4, 3.8, f"At d_model = 512 a layer has {whole(self.counted[at])} parameters, not {whole(4 * 512)}"
         )
         axes = figure.add_subplot()
         axes.plot(
@@ -81,7 +82,3 @@ def parameters() -> Parameters:
 def _count(width: int, heads: int, *, biases: bool = False) -> int:
     layer = MultiHeadAttention(width, heads, qkv_bias=biases, out_bias=biases, device="meta")
     return sum(parameter.numel() for parameter in layer.parameters())
-
-
-def _spaced(number: int) -> str:
-    return f"{number:,}".replace(",", " ")

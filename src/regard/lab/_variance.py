@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from regard._display.units import whole
 from regard.lab._result import Result, Row, Table, check_counts
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class Variance(Result):
         axes.set_yscale("log")
         axes.set_ylim(1e-4, 1)
         axes.set_xlim(-self.reach, self.reach)
-        _draw.tidy(axes, x="score", y=f"share of {self.pairs:,} pairs".replace(",", " "))
+        _draw.tidy(axes, x="score", y=f"share of {whole(self.pairs)} pairs")
         axes.legend(fontsize=9, loc="upper right")
         return figure
 

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from regard._checks import is_int
+
 CONVENTIONS = (
     "Two conventions exist: True = may attend (masks.keep, and torch's scaled_dot_product_attention), "
     "and True = forbidden (masks.drop, and torch.nn.MultiheadAttention's attn_mask and key_padding_mask)."
@@ -98,7 +100,7 @@ def _from_list(mask: str, name: str, value: Any) -> Tensor:
 
 def _all_integers(items: list[Any]) -> bool:
     for item in items:
-        good = _all_integers(item) if isinstance(item, list) else isinstance(item, int) and not isinstance(item, bool)
+        good = _all_integers(item) if isinstance(item, list) else is_int(item)
         if not good:
             return False
     return True

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NoReturn, TypeVar
 import torch
 from torch import Tensor
 
-from regard._display import mimebundle
+from regard._display import Displayed
 from regard.masks._arguments import describe, plain
 from regard.masks._blocks import BlockTable, block_table, most_blocks
 from regard.masks._count import kept_pairs
@@ -29,7 +29,7 @@ KINDS: dict[str, Any] = {}
 _BLOCK, _MOST_BLOCKS, _BLOCK_BYTES = 128, 2**23, 5
 
 
-class Mask(Facts):
+class Mask(Facts, Displayed):
     """A rule that says which query may attend to which key: True = may attend.
 
     Masks are values: join them with ``&``, ``|`` and ``~``, compare them with ``==``, and never change one. Query row r
@@ -64,6 +64,7 @@ class Mask(Facts):
         self._made = made
         self._hash: int | None = None
         self._memo: Memo | None = None
+        self._unread: Memo | None = None  # of tensors that cannot be read: what does not depend on what they hold
 
     # What a kind of mask defines, with its facts. ``_see`` is the rule itself; leaving out the rest costs only speed.
 
@@ -153,11 +154,13 @@ class Mask(Facts):
     def __repr__(self) -> str:
         return self._text()
 
-    def _repr_mimebundle_(self, **_: object) -> dict[str, object]:
-        return mimebundle(self)
-
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_memo": None, "_hash": None}  # string hashes differ from process to process
+        return {
+            **self.__dict__,
+            "_memo": None,
+            "_unread": None,
+            "_hash": None,
+        }  # string hashes differ from process to process
 
     # Questions about tensors.
 
@@ -289,20 +292,27 @@ class Mask(Facts):
 
         return self.remember(("on", device), 0, copy)
 
-    def remember(self, key: Any, offset: Offset, make: Callable[[], Answer]) -> Answer:
-        """``make()``, remembered unless it depends on tensors whose changes cannot be noticed."""
+    def remember(self, key: Any, offset: Offset, make: Callable[[], Answer], *, reads: bool = True) -> Answer:
+        """``make()``, remembered unless it depends on tensors whose changes cannot be noticed. Without ``reads`` it
+        depends on what they hold only where that can be read: on a GPU, then, on the mask's structure alone."""
         if torch.compiler.is_compiling() or isinstance(offset, Tensor):
             return make()
         if not self.tensors:
             if self._memo is None:
                 self._memo = shared_memo(self.code)
             return self._memo.recall(key, make)
+        if not reads and self._unread is not None:
+            return self._unread.recall(key, make)
         state = versions(self.tensors)
-        if state is None:
+        if state is not None:
+            if self._memo is None:
+                self._memo = Memo()
+            return self._memo.recall((state, key), make)
+        if reads or any([tensor.is_cpu for tensor in self.tensors]):
             return make()
-        if self._memo is None:
-            self._memo = Memo()
-        return self._memo.recall((state, key), make)
+        places = [str(tensor.device) for tensor in self.tensors]
+        self._unread = shared_memo(f"{self.code} {places} {self._made}")
+        return self._unread.recall(key, make)
 
 
 def _check_sizes(L: int, S: int) -> None:

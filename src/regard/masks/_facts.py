@@ -40,6 +40,11 @@ class Facts:
     _grain: int | None = 0  # the size of the blocks it is made of; 0 where there are none
     is_open: bool = False  # asks which item or head it is, and was not told how many there are
 
+    @classmethod
+    def intervals_in(cls, structure: tuple[Any, ...]) -> float:
+        """The most intervals of keys that a row sees, by a plain rule of this structure."""
+        return 1 if cls._of_intervals else math.inf
+
     def _about_keys(self) -> bool | None:
         """Whether a plain rule says the same to all rows of an item."""
         return False

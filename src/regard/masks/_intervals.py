@@ -23,7 +23,7 @@ Spans = list[tuple[Whole, Whole]]
 EMPTY, PARTIAL, FULL = 0, 1, 2
 ZERO: Whole = np.zeros((1, 1), dtype=np.int64)
 _MOST_SLOTS = 8
-_MOST_INTERVALS = 4
+MOST_INTERVALS = 4
 
 
 class RowIntervals(NamedTuple):
@@ -159,7 +159,7 @@ def row_intervals(mask: Mask, L: int, S: int, offset: int | Tensor, B: int) -> R
     if spans is None:
         return None
     spans = tidy(spans, strip)
-    if len(spans) > _MOST_INTERVALS:
+    if len(spans) > MOST_INTERVALS:
         return None
     shape = (groups, max(1, len(spans)), L)
     lo, hi = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)

@@ -17,12 +17,11 @@ from regard.masks._grid import Grid
 from regard.masks._intervals import Spans, Strip
 
 
-class _Joint(Mask):
+class Joint(Mask):
     """A mask made of masks: it answers from its parts."""
 
     sign = ""
     _relative = _recent = _countable = _grain = None
-    _of_intervals = True
 
     def __init__(self, *parts: Mask) -> None:
         super().__init__(
@@ -37,6 +36,11 @@ class _Joint(Mask):
     @classmethod
     def _rebuild(cls, structure: Structure, tensors: Iterator[Tensor]) -> Mask:
         return cls(*[KINDS[part[0]]._rebuild(part, tensors) for part in structure[1:]])
+
+    @classmethod
+    def intervals_of(cls, parts: list[float]) -> float:
+        """The most intervals of keys that a row sees, where its parts see so many."""
+        raise NotImplementedError
 
     @property
     def given(self) -> tuple[Tensor, ...]:
@@ -77,7 +81,7 @@ class _Joint(Mask):
         return f"{first} {self.sign} {_bracketed(right)}"
 
 
-class And(_Joint):
+class And(Joint):
     """Both permit."""
 
     kind = "and"
@@ -90,6 +94,10 @@ class And(_Joint):
     def _join(self, answers: list[Any], both: Any, either: Any, opposite: Any) -> Any:
         return both(*answers)
 
+    @classmethod
+    def intervals_of(cls, parts: list[float]) -> float:
+        return sum(parts) - (len(parts) - 1)
+
     @property
     def conjuncts(self) -> list[Mask]:
         return [conjunct for part in self.parts for conjunct in part.conjuncts]
@@ -100,11 +108,15 @@ class And(_Joint):
         return self._fused
 
 
-class Or(_Joint):
+class Or(Joint):
     """One of the two permits."""
 
     kind = "or"
     sign = "|"
+
+    @classmethod
+    def intervals_of(cls, parts: list[float]) -> float:
+        return sum(parts)
 
     @property
     def disjuncts(self) -> list[Mask]:
@@ -114,11 +126,14 @@ class Or(_Joint):
         return either(*answers)
 
 
-class Not(_Joint):
+class Not(Joint):
     """The opposite."""
 
     kind = "not"
-    _of_intervals = False  # the opposite of four intervals is five, more than kernels take
+
+    @classmethod
+    def intervals_of(cls, parts: list[float]) -> float:
+        return sum(parts) + 1
 
     def _join(self, answers: list[Any], both: Any, either: Any, opposite: Any) -> Any:
         return opposite(*answers)
@@ -141,3 +156,10 @@ def _joint(parts: tuple[Mask, ...], sizes: list[int], what: str) -> int:
 
 def _bracketed(mask: Mask) -> str:
     return f"({mask._text()})" if len(mask.parts) > 1 else mask._text()
+
+
+def both(mask: Mask | None, other: Mask | None) -> Mask | None:
+    """Their intersection, where None hides nothing."""
+    if mask is None or other is None:
+        return other if mask is None else mask
+    return mask & other

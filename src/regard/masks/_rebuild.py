@@ -10,6 +10,7 @@ from torch import Tensor
 
 from regard.masks import _function, _joins, _rectangle, _rules, _tables  # noqa: F401  (defining the kinds registers them)
 from regard.masks._base import KINDS, Mask, Structure
+from regard.masks._intervals import MOST_INTERVALS
 
 
 def rebuild(code: str, tensors: Sequence[Tensor] = ()) -> Mask:
@@ -23,10 +24,18 @@ def rebuild(code: str, tensors: Sequence[Tensor] = ()) -> Mask:
     return _without_tensors(code) if not tensors else _build(_parse(code), tensors)
 
 
+@lru_cache(maxsize=1024)
 def of_intervals(structure: Structure) -> bool:
     """Whether the rows of a mask of this structure see a few intervals of keys each; others are tested pair by pair."""
-    parts = [part for part in structure[1:] if isinstance(part, tuple) and part and part[0] in KINDS]
-    return KINDS[structure[0]]._of_intervals and all(of_intervals(part) for part in parts)
+    return _intervals_of(structure) <= MOST_INTERVALS
+
+
+def _intervals_of(structure: Structure) -> float:
+    """The most intervals of keys that a row may see; infinite where it may see any keys."""
+    kind = KINDS[structure[0]]
+    if issubclass(kind, _joins.Joint):
+        return float(kind.intervals_of([_intervals_of(part) for part in structure[1:]]))
+    return float(kind.intervals_in(structure))
 
 
 def _build(structure: Structure, tensors: Sequence[Tensor]) -> Mask:

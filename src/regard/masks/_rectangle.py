@@ -35,6 +35,11 @@ class Rectangle(Mask):
     def _rebuild(cls, structure: Structure, tensors: Iterator[Tensor]) -> Mask:
         return cls(*structure[1:])
 
+    @classmethod
+    def intervals_in(cls, structure: Structure) -> float:
+        _, _, columns, inside = structure
+        return len(columns) + (not inside)
+
     def __invert__(self) -> Mask:
         return Rectangle(self.rows_of, self.columns_of, not self.inside)
 

@@ -96,14 +96,13 @@ def static_steps(
     sampling: Sampling,
     draws: Draws | None,
     stops: set[int],
-    graphs: bool = True,
 ) -> Iterator[list[int | None]]:
     """What `_steps` gives of a cached run, from steps that are all alike: see `_static`."""
     caches = [KVCache(max(map(len, rows)) + count - 1) for _ in model.layers]
     with torch.inference_mode():
         logits = _last_logits(model, rows, caches)
     alive = set(range(len(rows)))
-    for step, chosen in enumerate(StaticSteps(model, logits, caches, count, sampling, draws, graphs=graphs)):
+    for step, chosen in enumerate(StaticSteps(model, logits, caches, count, sampling, draws)):
         going = sorted(alive)
         _check_tokens([chosen[item] for item in going], going, step)
         yield [token if item in alive else None for item, token in enumerate(chosen)]

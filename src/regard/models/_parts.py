@@ -17,6 +17,7 @@ from regard import masks
 from regard._checks import check_count
 from regard.masks import Mask
 from regard.masks._arguments import plain
+from regard.masks._joins import both
 from regard.positions import LearnedPositions
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -56,13 +57,14 @@ class FeedForward(nn.Module):
         gated: bool = False,
         bias: bool = True,
         dropout: float = 0.0,
+        inner_dropout: float = 0.0,
         device: Any = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         made: dict[str, Any] = {"bias": bias, "device": device, "dtype": dtype}
         self.activation = activation
-        self.dropout = dropout
+        self.dropout, self.inner_dropout = dropout, inner_dropout
         self.gate = nn.Linear(embed_dim, ff_dim, **made) if gated else None
         self.up = nn.Linear(embed_dim, ff_dim, **made)
         self.down = nn.Linear(ff_dim, embed_dim, **made)
@@ -70,6 +72,8 @@ class FeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         act = ACTIVATIONS[self.activation]
         inner = act(self.up(x)) if self.gate is None else act(self.gate(x)) * self.up(x)
+        if self.training and self.inner_dropout:
+            inner = F.dropout(inner, self.inner_dropout)
         out: Tensor = self.down(inner)
         return F.dropout(out, self.dropout) if self.training else out
 
@@ -110,8 +114,7 @@ def padding_mask(mask: Mask | None, lengths: Any, side: str) -> Mask | None:
     """`mask`, with the padding of a batch whose item b has `lengths[b]` tokens."""
     if lengths is None:
         return mask
-    padding = masks.padding(lengths, side)  # type: ignore[arg-type]
-    return padding if mask is None else mask & padding
+    return both(mask, masks.padding(lengths, side))  # type: ignore[arg-type]
 
 
 def first_position(lengths: Any, side: str, x: Tensor) -> int | Tensor:

@@ -56,7 +56,6 @@ class StaticSteps:
         logits: of the first new token, `[batch, vocab]`.
         caches: what came before it, with room for all that will come; used up.
         count: how many tokens each item gets.
-        graphs: record the step, where it runs on CUDA; else every step is launched operation by operation.
     """
 
     def __init__(
@@ -67,13 +66,11 @@ class StaticSteps:
         count: int,
         sampling: Sampling,
         draws: Draws | None,
-        *,
-        graphs: bool,
     ) -> None:
         self.model, self.sampling, self.draws, self.count = model, sampling, draws, count
         self._steps, self._caches = step_caches(caches)
         device, items = logits.device, logits.shape[0]
-        self._graphs = graphs and device.type == "cuda"
+        self._graphs = device.type == "cuda"  # elsewhere every step is launched operation by operation
         self._graph: Any = None
         self._launched = 0
         with torch.inference_mode(False):

@@ -38,7 +38,8 @@ class TransformerConfig:
         attention_scale: `scale` of `regard.nn.MultiHeadAttention`.
         attention_bias: of the four projections; `key_bias=False` leaves it out for keys, where it changes nothing.
         tied: the output layer is the target's embedding.
-        dropout: of embeddings and of what every sub-layer adds; `attention_dropout`: of the weights.
+        dropout: of embeddings and of what every sub-layer adds; `attention_dropout`: of the weights; `ff_dropout`:
+            inside feed-forward layers, after the activation.
         head_dim, value_head_dim: widths of a query or key head and of a value head; `embed_dim / num_heads`, and
             `head_dim`, when not given.
         scale: "embedding" multiplies embeddings by √embed_dim, as in the paper; "output" divides logits by it instead;
@@ -65,6 +66,7 @@ class TransformerConfig:
     tied: bool = True
     dropout: float = 0.1
     attention_dropout: float = 0.0
+    ff_dropout: float = 0.0
     head_dim: int | None = None
     value_head_dim: int | None = None
     scale: str = "embedding"
@@ -76,7 +78,7 @@ class TransformerConfig:
         _parts.check_choice(self, "scale", ("embedding", "output", "none"))
         _parts.check_choice(self, "norm", ("post", "pre"))
         _parts.check_choice(self, "activation", _parts.ACTIVATIONS)
-        _parts.check_fraction(self, "dropout", "attention_dropout")
+        _parts.check_fraction(self, "dropout", "attention_dropout", "ff_dropout")
         _parts.check_not_negative(self, "norm_eps")
         _parts.check_flags(self)
 
@@ -96,6 +98,7 @@ class _Layer(_parts.Residual):
             gated=config.gated,
             bias=config.ff_bias,
             dropout=config.dropout,
+            inner_dropout=config.ff_dropout,
             **made,
         )
         self.feed_forward_norm = _norm(config, **made)

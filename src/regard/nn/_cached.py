@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from regard import api, masks
-from regard.cache._base import both
 from regard.masks import Mask
 from regard.masks._arguments import plain
+from regard.masks._joins import both
 from regard.nn._checks import check_update
 from regard.nn._protocols import Cache
 from regard.statistics import Want

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard._checks import check_count
+from regard._checks import autocasts, check_count
 
 # What autocast casts to its own dtype; float64 and integers it leaves as they are.
 _CAST = (torch.float32, torch.float16, torch.bfloat16)
@@ -63,9 +63,8 @@ def check_dtype(name: str, x: Tensor, projection: nn.Module) -> None:
     # a projection that was replaced (quantised, adapted) speaks for itself
     if type(projection) is not nn.Linear or x.dtype == projection.weight.dtype:
         return
-    weight, device = projection.weight.dtype, x.device.type
-    cast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
-    if cast and x.dtype in _CAST and weight in _CAST:
+    weight = projection.weight.dtype
+    if autocasts(x.device.type) and x.dtype in _CAST and weight in _CAST:
         return
     given = f"{name} is {_name(x.dtype)} but the module's weights are {_name(weight)}; convert the input"
     raise TypeError(f"{given}, or the module with .to({x.dtype})" if x.is_floating_point() else f"{given} to {weight}")

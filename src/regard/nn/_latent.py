@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from regard import api
 from regard.cache import TokenCache
-from regard.cache._base import Padded
+from regard.cache._padded import Padded
 from regard.latent import absorb, expand, raise_values
 from regard.masks import Mask
 from regard.nn import _cached, _checks, _inputs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from regard._display import displayed, mimebundle
+from regard._display import Widget
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,7 +33,7 @@ _ASK = {
 }
 
 
-class Observation:
+class Observation(Widget):
     """Output and statistics of one attention call.
 
     ``out`` carries gradients; the statistics are detached (but for those of ``observe(differentiable=True)``), float32
@@ -90,9 +90,3 @@ class Observation:
     def __repr__(self) -> str:
         has = [name for name in _ASK if name in self.__dict__]
         return f"Observation(out {list(self.out.shape)}, lse{''.join(', ' + name for name in has)})"
-
-    def _repr_mimebundle_(self, **_: object) -> dict[str, object]:
-        return mimebundle(self)
-
-    def _display_(self) -> object:
-        return displayed(self)

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from regard import backends
-from regard._display import mimebundle
+from regard._display import Displayed
 from regard.backends import _cuda
 from regard.backends._flex_rules import BLOCK
 from regard.backends._kernel_call import VECTOR
@@ -116,7 +116,7 @@ class Cost(NamedTuple):
     kept_exact: bool
 
 
-class Plan:
+class Plan(Displayed):
     """How a call runs: ``print`` it for the table.
 
     ``backend`` is the name of the one that runs, ``reason`` why it was chosen, ``refusals`` why each of the others
@@ -166,9 +166,6 @@ class Plan:
         from regard.plan._table import plan_table
 
         return plan_table(self)
-
-    def _repr_mimebundle_(self, **_: object) -> dict[str, object]:
-        return mimebundle(self)
 
 
 _chosen: dict[tuple[Any, ...], Choice] = {}

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regard._display import displayed, mimebundle
+from regard._display import Widget
 from regard.recording._calls import Head, Recorded, Site
-from regard.recording._labels import THRESHOLDS, describe
+from regard.recording._labels import THRESHOLDS, describe, has_nan
 from regard.recording._scores import Scores
 from regard.recording._summary import Summary
 from regard.recording._tokens import checked_tokens, ids_to_text
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["THRESHOLDS", "Head", "Recorded", "Recording", "Scores", "Site", "Summary", "load"]
 
 
-class Recording:
+class Recording(Widget):
     """Attention calls in the order in which they ran.
 
         recording.summary()                    # one row per layer
@@ -214,7 +214,7 @@ class Recording:
         return Scores(self, queries)
 
     def notes(self, lang: str = "en") -> list[str]:
-        """What a reader must know: calls without statistics, by reason."""
+        """What a reader must know: calls without statistics, by reason; calls with statistics that are NaN."""
         from regard._display.texts import text
         from regard.recording._summary_words import WORDS
 
@@ -224,6 +224,7 @@ class Recording:
         measured = [call for call in self.calls if "value_length" in call.parts]
         alone = [call for call in measured if call.projection is None]
         unseen = [call for call in self.calls if "value_length" not in call.parts] if measured else []
+        nan = [call for call in self.calls if has_nan(call)]
         return [
             *(
                 text(WORDS, lang, "missed", count=len(paths), reason=reason, path=paths[0])
@@ -231,7 +232,7 @@ class Recording:
             ),
             *(
                 text(WORDS, lang, what, count=len(calls), path=calls[0].path)
-                for calls, what in ((alone, "alone"), (unseen, "unseen"))
+                for calls, what in ((nan, "nan"), (alone, "alone"), (unseen, "unseen"))
                 if calls
             ),
         ]
@@ -298,12 +299,6 @@ class Recording:
         from regard._page._show import show
 
         show(self.to_html(**options))
-
-    def _repr_mimebundle_(self, **_: object) -> dict[str, object]:
-        return mimebundle(self)
-
-    def _display_(self) -> object:
-        return displayed(self)
 
     def __repr__(self) -> str:
         size = f"{self.bytes / 2**20:.1f} MiB"

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from regard._display import displayed, mimebundle
+from regard._display import Widget
+from regard._display.units import ranges
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -154,7 +155,7 @@ class Recorded:
     def row(self, head: int) -> int:
         """Where a head of the model stands among the heads kept."""
         if head not in self.heads:
-            raise IndexError(f"head {head} of {self.path} was not recorded; there are heads {_ranges(self.heads)}")
+            raise IndexError(f"head {head} of {self.path} was not recorded; there are heads {ranges(self.heads)}")
         return self.heads.index(head)
 
     def counts(self) -> Tensor:
@@ -172,7 +173,7 @@ class Recorded:
         )
 
 
-class Head:
+class Head(Widget):
     """One head of one recorded call, for one item of the batch: every statistic without its [batch, head]."""
 
     def __init__(self, call: Recorded, head: int, item: int, query_tokens: list[str], key_tokens: list[str]) -> None:
@@ -211,15 +212,3 @@ class Head:
 
     def __repr__(self) -> str:
         return f"<head {self.head}, item {self.item} of {self.call!r}>"
-
-    def _repr_mimebundle_(self, **_: object) -> dict[str, object]:
-        return mimebundle(self)
-
-    def _display_(self) -> object:
-        return displayed(self)
-
-
-def _ranges(numbers: tuple[int, ...]) -> str:
-    if numbers == tuple(range(len(numbers))) and len(numbers) > 2:
-        return f"0 … {numbers[-1]}"
-    return ", ".join(map(str, numbers))

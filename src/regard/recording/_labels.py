@@ -43,16 +43,20 @@ def describe(call: Recorded) -> list[dict[str, Any]]:
         numbers["near"] = share[..., :NEAR_BUCKETS].sum(-1)
     if "top_keys" in call.parts and call.kind == "self":
         numbers["previous"] = _previous(call) / rows
-    names = ("entropy", "spread", "max_weight", "first", "distance", "near", "previous")
+    names = ["entropy", "spread", "max_weight", "first", "distance", "near", "previous"]
+    names += ["first_value"] * ("first_value" in numbers)
     found = []
     for item in range(call.batch):
         for at, head in enumerate(call.heads):
             row: dict[str, Any] = {name: float(numbers[name][item, at]) if name in numbers else None for name in names}
             row = {key: None if value is not None and math.isnan(value) else value for key, value in row.items()}
-            if "first_value" in numbers:
-                row["first_value"] = float(numbers["first_value"][item, at])
             found.append({"item": item, "head": head, **row, "label": _WRITTEN.get(label(row, call.keys), "")})
     return found
+
+
+def has_nan(call: Recorded) -> bool:
+    """Whether some statistic is NaN though its query sees keys: a query, a key or a value was."""
+    return any(bool(call.parts[name].isnan().any()) for name in ("lse", "key_mass", "value_mass") if name in call.parts)
 
 
 def first_key(mass: Tensor) -> Tensor:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from regard._display import Printed
 from regard.recording._labels import first_key
 from regard.statistics import RELATIONS
 
@@ -23,7 +23,7 @@ NAMES = (*RELATIONS, "sink")
 _NEED_TOKENS = RELATIONS[2:]
 
 
-class Scores:
+class Scores(Printed):
     """One row for each head, in ``rows`` (dicts, as pandas.DataFrame takes them): print it, loop over it, or ask for
     the ``best`` heads. A score is None where no query had a key to look at: "next" in a causal model, say.
     """
@@ -113,15 +113,6 @@ class Scores:
         yield table
         if absent := [name for name in _NEED_TOKENS if name not in self.names]:
             yield Text(f"{', '.join(absent)}: the tokens were not seen", style="dim italic")
-
-    def __str__(self) -> str:
-        from rich.console import Console
-
-        text = io.StringIO()
-        Console(file=text, width=120, no_color=True, force_jupyter=False).print(self)
-        return "\n".join(line.rstrip() for line in text.getvalue().splitlines()).strip("\n")
-
-    __repr__ = __str__
 
 
 def _sink(calls: list[Recorded], head: int) -> float | None:

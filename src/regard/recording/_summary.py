@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from regard._display import Printed
 from regard.recording._labels import THRESHOLD_NUMBERS
 from regard.recording._summary_words import WORDS
 
@@ -28,7 +28,7 @@ _WIDE = 110  # columns of a terminal in which all of it fits side by side
 _NUMBERS = 40  # columns that the numbers take before it, where it does not
 
 
-class Summary:
+class Summary(Printed):
     """One row per layer. Print it, or read ``rows`` (a list of dicts, as pandas.DataFrame takes them)."""
 
     def __init__(self, recording: Recording, lang: str = "en") -> None:
@@ -58,19 +58,10 @@ class Summary:
             table.add_column(name, overflow="fold")
         for row in self.rows:
             long = _long(row, self._say, _PATH if is_wide else options.max_width - _NUMBERS)
-            table.add_row(*_short(row, with_value), *map(Text, long if is_wide else ["\n".join(filter(None, long))]))
+            table.add_row(*short(row, with_value), *map(Text, long if is_wide else ["\n".join(filter(None, long))]))
         yield table
         value = [self._say("value_note")] * with_value
         yield Text("\n".join([self.thresholds, *value, *self.notes]), style="dim italic")
-
-    def __str__(self) -> str:
-        from rich.console import Console
-
-        text = io.StringIO()
-        Console(file=text, width=120, no_color=True, force_jupyter=False).print(self)
-        return "\n".join(line.rstrip() for line in text.getvalue().splitlines()).strip("\n")
-
-    __repr__ = __str__
 
 
 def show(token: str) -> str:
@@ -88,11 +79,13 @@ def folded(path: str, width: int = _PATH) -> str:
     return "\n".join(lines)
 
 
-def _short(row: dict[str, Any], with_value: bool) -> list[str]:
-    numbers = {"entropy": "{:.2f}", "first": "{:.0%}", "first_value": "{:.0%}", "distance": "{:.1f}"}
+def short(row: dict[str, Any], with_value: bool) -> list[str]:
+    """The layer, how many calls it made, and its numbers."""
+    formats = {"entropy": "{:.2f}", "first": "{:.0%}", "first_value": "{:.0%}", "distance": "{:.1f}"}
     if not with_value:
-        del numbers["first_value"]
-    return [str(row["layer"]), str(row["calls"]), *(_number(row.get(name), how) for name, how in numbers.items())]
+        del formats["first_value"]
+    numbers = ["–" if row.get(name) is None else how.format(row[name]) for name, how in formats.items()]
+    return [str(row["layer"]), str(row["calls"]), *numbers]
 
 
 def _long(row: dict[str, Any], say: Callable[[str], str], width: int) -> list[str]:
@@ -122,30 +115,28 @@ def _row(recording: Recording, layer: int) -> dict[str, Any]:
     }
 
 
-def _most_attended(recording: Recording, calls: list[Recorded], count: int = 3) -> list[tuple[str, float]]:
-    """The tokens with the largest share of the layer's weight; a token that stands in several places is added up."""
+def _most_attended(recording: Recording, calls: list[Recorded]) -> list[tuple[str, float]]:
+    """The three tokens with the largest share of the layer's weight; a token that stands in several places is added up,
+    and heads whose weights are NaN are left out."""
     mass: dict[int, Tensor] = {}  # by item: key positions mean the same in each call of a layer
     text: dict[int, list[str]] = {}
     for call in calls:
         for item in range(call.batch if "key_mass" in call.parts else 0):
-            more = call.key_mass[item].sum(0, dtype=torch.float64)
+            received = call.key_mass[item]
+            more = received[~received.isnan().any(-1)].sum(0, dtype=torch.float64)
             before = mass.get(item, more.new_zeros(0))
             if len(more) >= len(before):
                 more, before, text[item] = before, more.clone(), recording.key_tokens(call, item)
             before[: len(more)] += more
             mass[item] = before
     shares: Counter[str] = Counter()
-    for item, received in mass.items():
-        for token, value in zip(text[item], received.tolist(), strict=True):
+    for item, all_of_it in mass.items():
+        for token, value in zip(text[item], all_of_it.tolist(), strict=True):
             shares[token] += value
     total = sum(shares.values())
-    return [(token, value / (total or 1.0)) for token, value in shares.most_common(count)]
+    return [(token, value / total) for token, value in shares.most_common(3) if total]
 
 
 def _mean(values: list[float | None]) -> float | None:
     there = [value for value in values if value is not None]
     return sum(there) / len(there) if there else None
-
-
-def _number(value: float | None, how: str) -> str:
-    return "–" if value is None else how.format(value)

@@ -31,6 +31,10 @@ WORDS: dict[str, tuple[str, str]] = {
         "{count} calls have no value lengths, as their values were not seen, the first in {path}",
         "{count} 次调用没有值长度，因为没有看到它们的值，第一次在 {path}",
     ),
+    "nan": (
+        "{count} calls have heads with NaN in weights or values, which the numbers leave out, the first in {path}",
+        "{count} 次调用中有些头的权重或值含 NaN，各数字不计这些头，第一次在 {path}",
+    ),
     "value_note": (
         "its value: the first key's share of weight × length of the value (value_mass)",
         "其值占比：权重 × 值的长度之和中，首键所占的份额（value_mass）",

@@ -31,6 +31,11 @@ class Failed(AssertionError):
     """A rule does not hold; the message carries the numbers."""
 
 
+def gap(first: Tensor, second: Tensor) -> str:
+    """The largest difference, in words."""
+    return f"{float((first - second).abs().max()):.1e}"
+
+
 def expect(condition: bool, message: str) -> None:
     if not condition:
         raise Failed(message)

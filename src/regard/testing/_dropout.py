@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from regard.testing._calls import Call, array, expect, largest, rounding
+from regard.testing._calls import Call, array, expect, gap, largest, rounding
 from regard.testing._suite import DOUBLE, WIDE, Trial, rule, within
 
 
@@ -111,10 +111,6 @@ def observing(t: Trial, case: str) -> str:
     plain = _dropped(t, call, p)
     torch.manual_seed(0)
     seen = t.observe(call.but(options={**call.options, "dropout": p}))
-    expect(torch.equal(seen.out, plain), f"the output changed by {_gap(seen.out, plain)}")
+    expect(torch.equal(seen.out, plain), f"the output changed by {gap(seen.out, plain)}")
     bound = 1e-6 + 2.0**-23 * 10
     return within("weights", seen.weights, call.oracle.weights, bound)
-
-
-def _gap(first: Tensor, second: Tensor) -> str:
-    return f"{float((first - second).abs().max()):.1e}"

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import torch
 
-from regard.testing._calls import Call, expect
+from regard.testing._calls import Call, expect, gap
 from regard.testing._layouts import COMPOSITES, composites
 from regard.testing._suite import Trial, rule
 
@@ -16,14 +16,10 @@ def twice(t: Trial, case: str) -> str:
     t.on_cpu()
     call = composites(t)[case]
     first, second = call.differentiate(t.fn), call.differentiate(t.fn)
-    expect(torch.equal(first[0], second[0]), f"output changed by {_gap(first[0], second[0])}")
+    expect(torch.equal(first[0], second[0]), f"output changed by {gap(first[0], second[0])}")
     for name, gradient in first[1].items():
         expect(torch.equal(gradient, second[1][name]), f"gradient of {name} changed")
     return "equal bit by bit"
-
-
-def _gap(first: torch.Tensor, second: torch.Tensor) -> str:
-    return f"{float((first - second).abs().max()):.1e}"
 
 
 @rule(46, "an item alone equals the item in a batch, and 1 thread equals 2", ("plain", "causal", "keep", "padding"))

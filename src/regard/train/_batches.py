@@ -141,16 +141,6 @@ def plan_epoch(corpus: Corpus, tokens: int, *, seed: int, epoch: int, multiple: 
     return [batches[each] for each in shuffled]
 
 
-def padding_share(corpus: Corpus, batches: Sequence[Planned]) -> float:
-    """The part of all positions, source and target, that hold no token."""
-    source, target = (each.tolist() for each in lengths_of(corpus))
-    real = all_places = 0
-    for rows, widths, _ in batches:
-        all_places += len(rows) * (widths[1] + (widths[0] if corpus.source is not None else 0))
-        real += sum(target[row] + (source[row] if corpus.source is not None else 0) for row in rows)
-    return 1.0 - real / max(all_places, 1)
-
-
 def join(corpora: Sequence[Corpus]) -> Corpus:
     """Several corpora as one; all have soft targets or none has."""
     sources = [each.source for each in corpora if each.source is not None]

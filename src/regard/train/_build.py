@@ -35,7 +35,7 @@ def model_of(settings: Settings, vocabulary: int, device: torch.device | str | N
     }
     if settings.task == "lm":
         return Decoder(DecoderConfig(**same, max_tokens=settings.max_tokens), device=device)
-    model = Transformer(TransformerConfig(**same, norm=settings.norm), device=device)
+    model = Transformer(TransformerConfig(**same, norm=settings.norm, ff_dropout=settings.ff_dropout), device=device)
     if settings.norm == "post":
         # branches as large as what they are added to leave the encoder's attention unlearnt for thousands of steps
         with torch.no_grad():

@@ -8,6 +8,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from regard._checks import check_count
+
 TASKS = ("translate", "lm")
 SCHEDULES = ("inverse-sqrt", "cosine", "constant")
 AVERAGES = ("ema", "last", "none")
@@ -28,6 +30,7 @@ class Settings:
         peak_lr, warmup, schedule: the learning rate rises to its peak in `warmup` steps, then falls.
         r_drop: α of R-Drop: each batch passes twice, and the two outputs are pulled together.
         branch_init: with norm "post", what the last matrix of each branch starts at, as a multiple of Xavier's weights.
+        ff_dropout: inside feed-forward layers, after the activation; of translators alone.
         distill: how much of the loss is the teachers' distribution, where the data has one.
         average: "ema" (with `ema_decay`), "last" (the mean of the `last` newest validated weights), or "none".
         validate_every: steps between validations; `patience` of them without a gain end the run (0: never).
@@ -51,6 +54,7 @@ class Settings:
     activation: str = "relu"
     dropout: float = 0.3
     attention_dropout: float = 0.0
+    ff_dropout: float = 0.0
 
     batch_tokens: int = 7_500
     round_lengths: int = 1
@@ -85,12 +89,13 @@ class Settings:
         _choose(self, "precision", PRECISIONS)
         for name in ("vocab_size", "embed_dim", "num_layers", "num_heads", "ff_dim", "batch_tokens", "round_lengths",
                      "steps", "last", "validate_every", "bleu_every", "save_every", "max_tokens"):  # fmt: skip
-            _whole(self, name, 1)
+            check_count(name, getattr(self, name), kind=int)
         if self.embed_dim % self.num_heads:
             raise ValueError(f"embed_dim must be a multiple of num_heads={self.num_heads}, got {self.embed_dim}")
         for name in ("warmup", "patience", "seed"):
-            _whole(self, name, 0)
-        for name in ("dropout", "attention_dropout", "bpe_dropout", "smoothing", "beta1", "beta2", "ema_decay"):
+            check_count(name, getattr(self, name), 0, kind=int)
+        for name in ("dropout", "attention_dropout", "ff_dropout", "bpe_dropout", "smoothing", "beta1", "beta2",
+                     "ema_decay"):  # fmt: skip
             _between(self, name, 0.0, 1.0, open_end=True)
         _between(self, "distill", 0.0, 1.0)
         for name in ("peak_lr", "clip", "branch_init", "r_drop", "weight_decay"):
@@ -124,14 +129,6 @@ def _choose(settings: Settings, name: str, choices: tuple[str, ...]) -> None:
     value = getattr(settings, name)
     if value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
-
-
-def _whole(settings: Settings, name: str, least: int) -> None:
-    value: Any = getattr(settings, name)
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be an int, got {value!r}")
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, got {value}")
 
 
 def _between(settings: Settings, name: str, low: float, high: float, *, open_end: bool = False) -> None:

@@ -21,14 +21,14 @@ from regard.watching._operators import unheard
 from regard.watching._silence import silent
 
 if TYPE_CHECKING:
-    from regard.watching._watcher import Watcher
+    from regard.watching._follower import Follower
 
 _lock = threading.Lock()
-_watchers: list[Watcher] = []
+_watchers: list[Follower] = []
 _undo: list[Callable[[], None]] = []
 
 
-def join(watcher: Watcher) -> None:
+def join(watcher: Follower) -> None:
     with _lock:
         if not _watchers:
             try:
@@ -39,7 +39,7 @@ def join(watcher: Watcher) -> None:
         _watchers.append(watcher)
 
 
-def leave(watcher: Watcher) -> None:
+def leave(watcher: Follower) -> None:
     with _lock:
         _watchers.remove(watcher)
         if not _watchers:
@@ -51,7 +51,7 @@ def _take_back() -> None:
         _undo.pop()()
 
 
-def here() -> list[Watcher]:
+def here() -> list[Follower]:
     thread = threading.get_ident()
     return [watcher for watcher in _watchers if watcher.thread == thread]
 
@@ -153,7 +153,8 @@ class _Stance:
         self.real = real
 
     def __getattr__(self, name: str) -> Any:
-        if name == "stance" and any(watcher.inside() for watcher in here()):
+        # in silence a backend of regard runs, and what that compiles is its kernel
+        if name == "stance" and not silent() and any(watcher.inside() for watcher in here()):
             return "force_eager"
         return getattr(self.real, name)
 

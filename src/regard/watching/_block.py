@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from regard.recording import Recorded, Recording
 from regard.statistics import Want
 from regard.watching import _around, _together
+from regard.watching._follower import Asked, Follower
 from regard.watching._modules import paths
 from regard.watching._operators import Listening
 from regard.watching._watcher import Watcher
@@ -77,19 +78,10 @@ def watch(
     layout = _together.layout_of(model) if gather else None
     by_heads = layout is not None and layout.heads is not None
     recording = Recording(_title(model))
-    watcher = Watcher(
-        model,
-        recording,
-        layers=layers,
-        heads=None if by_heads else heads,  # numbers mean the model's heads, of which this process has some
-        want=Want() if want is None else want,
-        keep_on_cpu=keep_on_cpu,
-        count_padding=count_padding,
-        memory_limit=memory_limit,
-        heads_dim=heads_dim,
-        tokenizer=tokenizer,
-        on_call=on_call,
-    )
+    mine = None if by_heads else heads  # numbers mean the model's heads, of which this process has some
+    wanted = Want() if want is None else want
+    asked = Asked(layers, mine, wanted, keep_on_cpu, count_padding, memory_limit, heads_dim, tokenizer, on_call)
+    watcher = Watcher(model, recording, asked)
     kept: Any = _keeping(model, recording, keep, layers, heads_dim) if keep else contextlib.nullcontext()
     with listening(watcher), kept:
         yield recording
@@ -98,7 +90,7 @@ def watch(
         recording.tokens = tokens
     if layout is not None:
         most = _together.gather(recording, layout, None if heads is None else list(heads))
-        watcher.most_heads = max(watcher.most_heads, most)
+        watcher.recorder.most_heads = max(watcher.recorder.most_heads, most)
     _check_found(watcher, layers, heads)
     _warn_of_gaps(watcher)
 
@@ -113,7 +105,7 @@ def _title(model: nn.Module) -> str:
 
 
 @contextlib.contextmanager
-def listening(watcher: Watcher) -> Iterator[None]:
+def listening(watcher: Follower) -> Iterator[None]:
     """Show a watcher what its model does in the block; whatever way it is left, nothing of this stays behind."""
     with contextlib.ExitStack() as restore:
         restore.callback(watcher.unhook)
@@ -169,7 +161,7 @@ def _check_layers(given: list[int | str], names: Mapping[str, object]) -> None:
             )
 
 
-def check_layers_found(watcher: Watcher, layers: Sequence[int | str] | None) -> None:
+def check_layers_found(watcher: Follower, layers: Sequence[int | str] | None) -> None:
     """Layers that were asked for and that no call had: known only now."""
     count = len(watcher.recording.sites)
     absent = [n for n in layers or () if isinstance(n, int) and not 0 <= n < count]
@@ -177,7 +169,7 @@ def check_layers_found(watcher: Watcher, layers: Sequence[int | str] | None) -> 
         raise ValueError(f"layers={absent} were asked for, and the layers that attend are 0 … {count - 1}")
 
 
-def check_paths_found(watcher: Watcher, layers: Sequence[int | str] | None) -> None:
+def check_paths_found(watcher: Follower, layers: Sequence[int | str] | None) -> None:
     """Likewise paths of modules."""
     attended = {name for site in watcher.recording.sites for name in (site.path, str(site))}
     absent = [path for path in layers or () if isinstance(path, str) and path not in attended]
@@ -190,7 +182,7 @@ def check_paths_found(watcher: Watcher, layers: Sequence[int | str] | None) -> N
 
 def _check_found(watcher: Watcher, layers: Sequence[int | str] | None, heads: Sequence[int] | None) -> None:
     check_layers_found(watcher, layers)
-    most = watcher.most_heads
+    most = watcher.recorder.most_heads
     absent = [n for n in heads or () if not -most <= n < most]
     if absent and most:
         raise ValueError(f"heads={absent} were asked for, and the heads are 0 … {most - 1}")

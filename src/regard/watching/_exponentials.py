@@ -57,6 +57,17 @@ class Shifted(NamedTuple):
             tracker.note(out, self)
 
 
+class LessOne(NamedTuple):
+    """Exponentials less 1, to which the model may add it again."""
+
+    source: Source
+    dims: tuple[Any, ...] = ()
+
+    def follow(self, tracker: Tracker, packet: Any, at: int, args: Any, kwargs: Any, out: Any) -> None:
+        if packet in (aten.add, aten.add_) and _number(args[1 - at]) == 1 and kwargs.get("alpha", 1) == 1:
+            _exponentials(tracker, self.source, out)
+
+
 def _softmax(tracker: Tracker, args: Any, kwargs: Any, out: Any) -> None:
     axis = args[1] if len(args) > 1 else kwargs.get("dim", -1)
     tracker.softmax(args[0], axis, out)
@@ -131,23 +142,50 @@ def _exp2(tracker: Tracker, args: Any, kwargs: Any, out: Any) -> None:
 
 
 def _pow(tracker: Tracker, args: Any, kwargs: Any, out: Any) -> None:
-    if isinstance(args[0], (int, float)) and args[0] > 1:
-        _power(tracker, args[1], math.log(args[0]), out)
+    if isinstance(args[1], Tensor) and args[1].dim() >= 2:
+        base = _number(args[0])
+        if base is not None and base > 0 and base != 1:
+            _power(tracker, args[1], math.log(base), out)
+
+
+def _expm1(tracker: Tracker, args: Any, kwargs: Any, out: Any) -> None:
+    source = _source(tracker, args[0], 1.0, out)
+    if source is not None:
+        tracker.note(out, LessOne(source))
+
+
+def _number(given: Any) -> float | None:
+    """A number, which may stand in a tensor."""
+    if isinstance(given, Tensor):
+        return given.item() if given.numel() == 1 and not given.is_meta else None
+    return given if isinstance(given, (int, float)) else None
 
 
 def _power(tracker: Tracker, given: Tensor, base: float, out: Tensor) -> None:
     """Exponentials, of which ``base`` times the exponents are the logits."""
+    source = _source(tracker, given, base, out)
+    if source is not None:
+        _exponentials(tracker, source, out)
+
+
+def _exponentials(tracker: Tracker, source: Source, out: Tensor) -> None:
+    if source.numbers is None:
+        source.numbers = out.detach()
+    tracker.note(out, Raw(source.dims, source))
+
+
+def _source(tracker: Tracker, given: Tensor, base: float, out: Tensor) -> Source | None:
+    """What is known of the exponentials of some numbers; None where they cannot be logits."""
     known = tracker.of(given)
     if given.dim() < 2 or not (known is None or isinstance(known, (Shifted, Scores))):
-        return
+        return None
     by = known.by if isinstance(known, Shifted) else None
     source = tracker.sources.get(id(given))
     if source is None or out is given or not source.is_of(given, base):
         shift = None if by is None else Shift(by.axis, by.numbers * base)
         of_scores = isinstance(known, Scores) or (isinstance(known, Shifted) and known.of_scores)
-        source = Source(given, out, shift, base, of_scores)
-        tracker.sources[id(given)] = source
-    tracker.note(out, Raw(source.dims, source))
+        source = tracker.sources[id(given)] = Source(given, None, shift, base, of_scores)
+    return source
 
 
 def _sum(tracker: Tracker, args: Any, kwargs: Any, out: Any) -> None:
@@ -202,6 +240,8 @@ EXPONENTIALS: dict[Any, Callable[[Tracker, Any, Any, Any], bool | None]] = {
     aten.exp_: _exp,
     aten.exp2: _exp2,
     aten.exp2_: _exp2,
+    aten.expm1: _expm1,
+    aten.expm1_: _expm1,
     aten.pow: _pow,
     aten.sum: _sum,
     aten.div: _divide,

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from regard._checks import is_int
 from regard.watching import _axes
 from regard.watching._axes import FEATURE, Dims, Piece
 from regard.watching._in_memory import InMemory
@@ -207,7 +208,7 @@ def _count(modules: Sequence[Any]) -> int | None:
     for module in reversed(modules):
         for name in _COUNTS:
             count = getattr(module, name, None)
-            if isinstance(count, int) and not isinstance(count, bool):
+            if is_int(count):
                 return count
     return None
 

@@ -42,7 +42,7 @@ class Frame:
 def attending(stack: Sequence[Frame]) -> Frame:
     """The module that attends: the innermost one with weights of its own, which a softmax, or a function dressed as a
     module, has not."""
-    return next((frame for frame in reversed(stack) if _has_weights(frame.module)), stack[-1])
+    return next((frame for frame in reversed(stack) if has_weights(frame.module)), stack[-1])
 
 
 def is_cross(stack: Sequence[Frame], queries: int, keys: int) -> bool:
@@ -106,16 +106,22 @@ def running(modules: dict[int, tuple[str, nn.Module]]) -> list[tuple[FrameType, 
     """The modules whose code is under way, outermost first, from the interpreter's own stack: for calls of
     ``module.forward`` itself, which runs no hooks."""
     found: list[tuple[FrameType, Frame]] = []
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
+    for frame in frames():
         owner = _owner(frame)
         if owner is not None and id(owner) in modules:
             path, module = modules[id(owner)]
             if not found or found[-1][1].module is not module:
                 given = {name: frame.f_locals[name] for name in names_of(module) if name in frame.f_locals}
                 found.append((frame, Frame(path, module, (), given)))
-        frame = frame.f_back
     return found[::-1]
+
+
+def frames() -> Iterator[FrameType]:
+    """The interpreter's stack, innermost first."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
 
 
 def _owner(frame: FrameType) -> nn.Module | None:
@@ -134,12 +140,12 @@ def inside_transform() -> bool:
     """Whether vmap, grad or another of torch.func's transforms is under way: tensors have hidden dims there."""
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return True
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_filename.endswith(_TRANSFORMS):
-            return True
-        frame = frame.f_back
-    return False
+    return runs_code_of(*_TRANSFORMS)
+
+
+def runs_code_of(*files: str) -> bool:
+    """Whether code of a file with one of these endings is under way."""
+    return any(frame.f_code.co_filename.endswith(files) for frame in frames())
 
 
 _TRANSFORMS = ("_functorch/vmap.py", "_functorch/eager_transforms.py")
@@ -147,15 +153,19 @@ _TRANSFORMS = ("_functorch/vmap.py", "_functorch/eager_transforms.py")
 
 def calls_itself(module: nn.Module) -> bool:
     """Whether a call of the module runs inside another of its own."""
-    calls, frame = 0, inspect.currentframe()
-    while frame is not None:
-        calls += frame.f_code.co_name == "_call_impl" and frame.f_locals.get("self") is module
-        frame = frame.f_back
-    return calls > 1
+    calls = (frame for frame in frames() if frame.f_code.co_name == "_call_impl")
+    return sum(frame.f_locals.get("self") is module for frame in calls) > 1
 
 
-class Hook:
+class LeftBehind:
     """A hook that stays behind when its module is copied or saved: there it becomes one that does nothing."""
+
+    def __reduce__(self) -> Any:
+        return getattr, (contextlib.nullcontext(), "__exit__")
+
+
+class Hook(LeftBehind):
+    """A hook of a watch."""
 
     def __init__(self, run: Callable[..., None]) -> None:
         self.run = run
@@ -165,9 +175,6 @@ class Hook:
 
     # torch's compiler, where it takes a watched model apart inside the block, calls a hook as it is
     __call__._torchdynamo_disable = True  # type: ignore[attr-defined]
-
-    def __reduce__(self) -> Any:
-        return getattr, (contextlib.nullcontext(), "__exit__")
 
 
 def names_of(module: nn.Module) -> tuple[str, ...]:
@@ -189,12 +196,8 @@ def _tensor(given: Any) -> Tensor | None:
     return given if isinstance(given, Tensor) else None
 
 
-def _has_weights(module: nn.Module) -> bool:
-    return next(_parameters(module), None) is not None
-
-
-def _parameters(module: nn.Module) -> Iterator[Any]:
-    return module.parameters()
+def has_weights(module: nn.Module) -> bool:
+    return next(module.parameters(), None) is not None
 
 
 def _same(a: Tensor, b: object) -> bool:

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, overrides
+from torch.overrides import TorchFunctionMode
 from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -22,7 +23,7 @@ from regard.watching._exponentials import EXPONENTIALS, SOFTMAXES
 from regard.watching._silence import silence, silent
 
 if TYPE_CHECKING:
-    from regard.watching._watcher import Watcher
+    from regard.watching._follower import Follower
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -39,12 +40,16 @@ def _never_compiled(function: _Function) -> _Function:
     return function
 
 
+class ListeningToFunctions(TorchFunctionMode):
+    """Is told of functions that run on its thread, above torch's derivatives; not in silence."""
+
+
 class Listening(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Shows a watcher what runs on its thread."""
 
     supports_higher_order_operators = True
 
-    def __init__(self, watcher: Watcher) -> None:
+    def __init__(self, watcher: Follower) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.watcher, self.tracker = watcher, watcher.tracker
 
@@ -123,17 +128,23 @@ class Listening(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @contextlib.contextmanager
 def unheard() -> Iterator[None]:
-    """Silence in which operators are not even shown to those who listen last: passing them on takes time."""
+    """Silence in which operators are not even shown to those who listen last: passing them on takes time, and torch
+    compiles no kernel for a backend while somebody listens to functions."""
     taken: list[Listening] = []
+    functions: list[TorchFunctionMode] = []
     with silence():
         while isinstance(mode := _python_dispatch._get_current_dispatch_mode(), Listening):
             if mode.watcher.hears_in_silence:
                 break
             taken.append(mode)
             _python_dispatch._pop_mode()
+        while isinstance(overrides._get_current_function_mode(), ListeningToFunctions):  # type: ignore[no-untyped-call]
+            functions.append(overrides._pop_mode())  # type: ignore[no-untyped-call]
         try:
             yield
         finally:
+            for each in reversed(functions):
+                overrides._push_mode(each)  # type: ignore[no-untyped-call]
             for mode in reversed(taken):
                 _python_dispatch._push_mode(mode)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.masks import Mask
-from regard.watching._modules import Frame, is_cross
+from regard.watching._modules import Frame, has_weights, is_cross
 
 if TYPE_CHECKING:
     from regard.watching._in_memory import InMemory
@@ -40,7 +40,7 @@ def _declared(seen: Seen | InMemory, stack: Sequence[Frame], kind: str) -> Tenso
     concerned = kind != "cross"
     for depth in range(len(stack) - 1, -1, -1):
         inner = stack[depth + 1] if depth + 1 < len(stack) else None
-        if inner is not None and not _is_function(inner):
+        if inner is not None and has_weights(inner.module):
             if _handed_a_mask(inner):
                 concerned = True
             elif concerned or not is_cross([inner], seen.queries, seen.keys):
@@ -77,11 +77,6 @@ def _of_frame(frame: Frame, stack: Sequence[Frame], seen: Seen | InMemory, kind:
 
 def _reads(ids: object, tokens: int) -> bool:
     return isinstance(ids, Tensor) and ids.dim() == 2 and ids.shape[1] == tokens
-
-
-def _is_function(frame: Frame) -> bool:
-    """Whether a module has no weights, as a softmax: it is handed what a function is."""
-    return next(frame.module.parameters(), None) is None
 
 
 def _handed_a_mask(frame: Frame) -> bool:

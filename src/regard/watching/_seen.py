@@ -10,7 +10,9 @@ from torch import Tensor
 from regard import api, masks
 from regard._arguments import prepare
 from regard.bias import TableBias
+from regard.masks._joins import both
 from regard.observation._lengths import value_lengths
+from regard.observation._observe import observe_call
 from regard.recording._calls import AXES
 from regard.statistics import Want
 
@@ -95,7 +97,7 @@ class Seen(NamedTuple):
         """The call with the rows of queries that are not real [batch, query] empty."""
         rows = masks.keep(real.to(self.device)[:, None, :, None])
         lse = None if self.lse is None else self.lse.masked_fill(~real.to(self.device)[:, None], -torch.inf)
-        return self._replace(mask=rows if self.mask is None else self.mask & rows, lse=lse)
+        return self._replace(mask=both(self.mask, rows), lse=lse)
 
     def statistics(self, want: Want, permitted: Tensor, lengths: Tensor | None = None) -> dict[str, Tensor]:
         """The wanted statistics by name, with ``lse``; ``lengths`` [batch, head, key] are those of the values."""
@@ -105,31 +107,33 @@ class Seen(NamedTuple):
         # the model's kernel was the forward pass: what is left to do is to look
         exact = torch.float64 if self.query.dtype == torch.float64 else torch.float32
         lse = self.lse.to(exact).masked_fill(permitted.to(self.device) == 0, -torch.inf)
-        return {"lse": lse, **(api._observe(self.call(), lse, want, lengths) if want.asks else {})}
+        return {"lse": lse, **(observe_call(self.call(), lse, want, lengths) if want.asks else {})}
 
-    def call(self) -> Call:
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.query, self.key, self.value
+
+    @property
+    def keywords(self) -> dict[str, Any]:
+        """What ``regard.attention`` is told next to the tensors."""
+        told = {"mask": self.mask, "bias": self.bias, "scale": self.scale, "softcap": self.softcap}
+        return {**told, "sinks": self.sinks, "query_offset": self.offset}
+
+    def call(self, dropout: float = 0.0) -> Call:
         """The same as a call of regard's own."""
-        three, sinks = (self.query, self.key, self.value), self.sinks
-        return prepare(*three, self.mask, self.bias, self.scale, self.softcap, sinks, 0.0, self.offset)
+        return prepare(*self.tensors, **self.keywords, dropout=dropout)
+
+    def detached(self) -> Seen:
+        given = self._asdict()
+        found: dict[str, Any] = {name: part.detach() for name, part in given.items() if isinstance(part, Tensor)}
+        return self._replace(**found)
 
     def lengths(self, output: Tensor | None) -> Tensor | None:
         """The length of each value, through the output projection where that is known, [batch, head, key]."""
         return value_lengths(self.call(), None, output)
 
     def observe(self, want: Want, lengths: Tensor | None = None) -> Observation:
-        return api.observe(
-            self.query,
-            self.key,
-            self.value,
-            want=want,
-            mask=self.mask,
-            bias=self.bias,
-            scale=self.scale,
-            softcap=self.softcap,
-            sinks=self.sinks,
-            query_offset=self.offset,
-            value_norms=lengths,
-        )
+        return api.observe(*self.tensors, want=want, value_norms=lengths, **self.keywords)
 
     def permitted(self) -> Tensor:
         """How many keys each query may see, int32 [batch or 1, head or 1, L or 1]."""
@@ -175,16 +179,20 @@ class Seen(NamedTuple):
         return self.bias if self.bias.shape[2] == 1 else self.bias[:, :, rows.start : rows.stop]
 
 
-def from_call(call: Call, lse: Tensor, out: Tensor) -> Seen:
-    """A call of regard's own."""
+def of_call(call: Call) -> Seen:
+    """A call of regard's own, with its gradients."""
     spec = call.spec
-    bias: Tensor | TableBias | None = None if call.bias is None else call.bias.detach()
+    bias: Tensor | TableBias | None = call.bias
     if isinstance(bias, Tensor) and spec.bias is not None and spec.bias.rule is not None:
         bias = TableBias(spec.bias.rule, bias)
-    sinks = None if call.sinks is None else call.sinks.detach()
-    q, k, v = call.query.detach(), call.key.detach(), call.value.detach()
-    own = Seen(q, k, v, call.mask, bias, spec.scale, spec.softcap, sinks, call.offset, True, lse.detach())
-    return own._replace(result=out)
+    three = (call.query, call.key, call.value)
+    return Seen(*three, call.mask, bias, spec.scale, spec.softcap, call.sinks, call.offset, placed=True)
+
+
+def from_call(call: Call, lse: Tensor, out: Tensor) -> Seen:
+    """A call of regard's own that has run."""
+    bare = call if call.bias is None else call.replace(bias=call.bias.detach())
+    return of_call(bare).detached()._replace(lse=lse.detach(), result=out)
 
 
 def from_interface(
@@ -264,7 +272,7 @@ def _implied(mask: Mask | None, module: Any, given: dict[str, Any], queries: int
     window = given.get("sliding_window")
     if causal and (queries > 1 or window):
         rule = masks.causal() if not window else masks.window(left=int(window) - 1, right=0)
-        return rule if mask is None else mask & rule
+        return both(mask, rule)
     return mask
 
 

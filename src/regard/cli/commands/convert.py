@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from regard.cli import complete, terminal
+from regard.cli import complete, options, terminal
 
 if TYPE_CHECKING:
     from regard.cli.folders import Found
@@ -22,13 +22,7 @@ def convert(
         ),
     ],
     out: Annotated[Path, typer.Argument(help="Output folder; it is created if needed.")],
-    dtype: Annotated[
-        str | None,
-        typer.Option(
-            help="Data type: float32, bfloat16, … (default: that of the weights).",
-            autocompletion=complete.one_of(complete.DTYPES),
-        ),
-    ] = None,
+    dtype: options.Dtype = None,
     layer: Annotated[
         int | None, typer.Option(help="For DeepSeek-V3, where only attention is converted: the layer to convert.")
     ] = None,
@@ -46,21 +40,15 @@ def convert(
     from regard import interop
     from regard.cli import folders, parse
 
-    try:
-        kinds = [None] if dtype is None else parse.dtypes(dtype)
-        if len(kinds) > 1:
-            raise ValueError(f"--dtype is {dtype!r}; expected one dtype")
+    with terminal.one_line(ValueError, TypeError, ImportError, file=out):
+        kind = parse.one_dtype(dtype)
         if any((out / name).exists() for name in ("config.json", "model.safetensors")):
             raise ValueError(f"{out} holds a model already; give a folder that does not")
         with terminal.saying(f"reading {source}"):
-            found = folders.load(source, dtype=kinds[0], ignore=ignore or (), layer=layer)
+            found = folders.load(source, dtype=kind, ignore=ignore or (), layer=layer)
         with terminal.saying(f"writing {out}"):
             interop.save(found.model, out, stop=found.stop)
             kept = _keep_tokenizer(found, out)
-    except (ValueError, TypeError, ImportError) as error:
-        terminal.stop(str(error))
-    except OSError as error:
-        terminal.stop(f"{error.filename or out}: {error.strerror or error}")
     count = sum(parameter.numel() for parameter in found.model.parameters())
     if as_json:
         wrote = {"folder": str(out), "model": type(found.model).__name__, "parameters": count, "tokenizer": kept}

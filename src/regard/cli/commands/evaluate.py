@@ -7,25 +7,21 @@ from typing import Annotated, Any
 
 import typer
 
-from regard.cli import complete, terminal
+from regard.cli import options, terminal
 
 
 def evaluate(
     test: Annotated[tuple[Path, Path], typer.Option(help="Two files: source sentences and reference translations.")],
-    model: Annotated[list[Path] | None, typer.Option(help="Folder of a trained model; repeat for an ensemble.")] = None,
+    model: options.Trained = None,
     system: Annotated[Path | None, typer.Option(help="Instead of --model: file with translations.")] = None,
     against: Annotated[
         Path | None, typer.Option(help="File with another system's translations to compare with, by paired bootstrap.")
     ] = None,
     beams: Annotated[int, typer.Option(help="Beam width.")] = 5,
-    length_penalty: Annotated[
-        float, typer.Option(help="Length penalty α: scores are log P / ((5 + length) / 6)^α.")
-    ] = 1.0,
+    length_penalty: options.LengthPenalty = 1.0,
     samples: Annotated[int, typer.Option(help="Number of bootstrap samples.")] = 1000,
     out: Annotated[Path | None, typer.Option(help="Write the translations to this file.")] = None,
-    device: Annotated[
-        str, typer.Option(help="Device that runs the model.", autocompletion=complete.one_of(complete.DEVICES))
-    ] = "cpu",
+    device: options.Device = "cpu",
     as_json: Annotated[bool, typer.Option("--json", help="Print the scores as JSON.")] = False,
 ) -> None:
     """Compute sacreBLEU and chrF, lower-cased and cased, with their signatures, and compare with another system.
@@ -37,7 +33,7 @@ def evaluate(
     """
     from regard import train as engine
 
-    try:
+    with terminal.one_line(ValueError, TypeError, file=out):
         if (system is None) == (not model):
             raise ValueError("give --model FOLDER or --system FILE, one of the two")
         if beams < 1:
@@ -53,10 +49,6 @@ def evaluate(
             from regard._files.write import write_atomically
 
             write_atomically(out, [f"{line}\n".encode() for line in lines])
-    except (ValueError, TypeError) as error:
-        terminal.stop(str(error))
-    except OSError as error:
-        terminal.stop(f"{error.filename or out}: {error.strerror or error}")
     if as_json:
         terminal.data({"scores": [each._asdict() for each in found], "compared": [each._asdict() for each in compared]})
         return

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from regard.cli import complete, terminal
+from regard.cli import complete, options, terminal
 
 if TYPE_CHECKING:
     from regard.cli.folders import Found, Words
@@ -24,21 +24,11 @@ def generate(
     ],
     max_new_tokens: Annotated[int, typer.Option(help="Maximum number of tokens to generate.")] = 64,
     temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 always takes the likeliest token.")] = 0.0,
-    top_k: Annotated[int | None, typer.Option(help="Sample from the k likeliest tokens.")] = None,
-    top_p: Annotated[
-        float | None, typer.Option(help="Sample from the smallest set of tokens with this total probability.")
-    ] = None,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
     seed: Annotated[int | None, typer.Option(help="Seed for sampling; the same seed gives the same text.")] = None,
-    dtype: Annotated[
-        str | None,
-        typer.Option(
-            help="Data type: float32, bfloat16, … (default: that of the weights).",
-            autocompletion=complete.one_of(complete.DTYPES),
-        ),
-    ] = None,
-    device: Annotated[
-        str, typer.Option(help="Device that runs the model.", autocompletion=complete.one_of(complete.DEVICES))
-    ] = "cpu",
+    dtype: options.Dtype = None,
+    device: options.Device = "cpu",
     as_json: Annotated[
         bool, typer.Option("--json", help="Print prompt and text as JSON when generation ends.")
     ] = False,
@@ -51,13 +41,10 @@ def generate(
     """
     from regard.cli import folders, parse
 
-    try:
-        kinds = [None] if dtype is None else parse.dtypes(dtype)
-        if len(kinds) > 1:
-            raise ValueError(f"--dtype is {dtype!r}; expected one dtype")
+    with terminal.one_line(ValueError, TypeError, ImportError):
         where = parse.device(device)
         with terminal.saying(f"loading {model}"):
-            found = folders.load(model, dtype=kinds[0], device=where)
+            found = folders.load(model, dtype=parse.one_dtype(dtype), device=where)
             _refuse_others(found)
             words = found.words()
         ids = _checked(found, words, prompt, max_new_tokens)
@@ -68,10 +55,6 @@ def generate(
             pieces.append(piece)
             if not as_json:
                 typer.echo(piece, nl=False)
-    except (ValueError, TypeError, ImportError) as error:
-        terminal.stop(str(error))
-    except OSError as error:
-        terminal.stop(f"{error.filename or 'standard output'}: {error.strerror or error}")
     if as_json:
         terminal.data({"prompt": prompt, "text": "".join(pieces)})
     else:

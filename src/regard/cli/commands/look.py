@@ -89,7 +89,7 @@ def look(
     from regard._page._image import as_seen
     from regard._page._show import open_in_browser
 
-    try:
+    with terminal.one_line(ValueError, ImportError, IndexError, file=out):
         language(lang)
         edits = acting.typed(cut or [], ablate or [])
         words = _words(text, file, image, audio)
@@ -110,10 +110,6 @@ def look(
             page = recording.to_html(layer=layer, head=head, lang=lang, picture=seen)
             recording.save(f"{out}.regard")
             write_atomically(Path(f"{out}.html"), [page.encode()])
-    except (ValueError, ImportError, IndexError) as error:
-        terminal.stop(str(error))
-    except OSError as error:
-        terminal.stop(f"{error.filename or out}: {error.strerror or error}")
     if note := read.note(lang):
         typer.echo(note, err=True)
     if as_json:

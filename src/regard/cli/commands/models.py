@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from regard._display.units import whole
 from regard.cli import terminal
 
 
@@ -54,7 +55,7 @@ def _print(rows: list[dict[str, Any]]) -> None:
         table.add_row(
             row["name"],
             row["model"],
-            f"{row['parameters']:,}".replace(",", " "),
+            whole(row["parameters"]),
             f"{2 * row['parameters'] / 1e9:.2f} GB",
             _layers(config),
             str(config["embed_dim"]),

@@ -18,6 +18,12 @@ if TYPE_CHECKING:
     from regard.recording import Recording
 
 
+WORDS = {
+    "serving": ("{address}  shows {folder}; Ctrl-C stops it", "{address}  显示 {folder} 中的记录；按 Ctrl-C 停止"),
+    "stopped": ("stopped", "已停止"),
+}
+
+
 def serve(
     folder: Annotated[Path, typer.Argument(help="Folder with recordings; new recordings are saved there too.")] = Path(
         "."
@@ -38,6 +44,7 @@ def serve(
       regard serve recordings --port 8600 --lang zh
     """
     from regard._display.texts import language
+    from regard._display.texts import text as say
 
     try:
         language(lang)
@@ -60,14 +67,14 @@ def serve(
     app = application(folder, Looks(folder, Models()), hosts, lang)
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=2))
     address = f"http://127.0.0.1:{port}/"
-    typer.echo(f"{address}  shows {folder}; Ctrl-C stops it")
+    typer.echo(say(WORDS, lang, "serving", address=address, folder=folder))
     if open_page:
         import webbrowser
 
         webbrowser.open(address)
     with _stopping(server):
         server.run(sockets=[listener])
-    typer.echo("stopped")
+    typer.echo(say(WORDS, lang, "stopped"))
 
 
 def _listen(port: int) -> socket.socket:

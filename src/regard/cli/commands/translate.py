@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from regard.cli import complete, terminal
+from regard.cli import options, terminal
 
 if TYPE_CHECKING:
     from regard.train import Translation, Translator
@@ -18,21 +18,17 @@ def translate(
     sentences: Annotated[
         list[str] | None, typer.Argument(help="Sentences to translate (default: standard input).")
     ] = None,
-    model: Annotated[list[Path] | None, typer.Option(help="Folder of a trained model; repeat for an ensemble.")] = None,
+    model: options.Trained = None,
     file: Annotated[Path | None, typer.Option(help="Read one sentence per line from this file (also .gz).")] = None,
     out: Annotated[Path | None, typer.Option(help="Write to this file (default: standard output).")] = None,
     beams: Annotated[int, typer.Option(help="Beam width; 1 is greedy search.")] = 5,
     best: Annotated[int, typer.Option(help="Number of translations per sentence, best first.")] = 1,
-    length_penalty: Annotated[
-        float, typer.Option(help="Length penalty α: scores are log P / ((5 + length) / 6)^α.")
-    ] = 1.0,
+    length_penalty: options.LengthPenalty = 1.0,
     temperature: Annotated[
         float, typer.Option(help="Sampling temperature; above 0, tokens are sampled without beams.")
     ] = 0.0,
-    top_k: Annotated[int | None, typer.Option(help="Sample from the k likeliest tokens.")] = None,
-    top_p: Annotated[
-        float | None, typer.Option(help="Sample from the smallest set of tokens with this total probability.")
-    ] = None,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
     seed: Annotated[
         int | None, typer.Option(help="Seed for sampling; the same seed gives the same translations.")
     ] = None,
@@ -46,9 +42,7 @@ def translate(
         ),
     ] = None,
     batch_tokens: Annotated[int, typer.Option(help="Batch size: source tokens × beams.")] = 6_000,
-    device: Annotated[
-        str, typer.Option(help="Device that runs the model.", autocompletion=complete.one_of(complete.DEVICES))
-    ] = "cpu",
+    device: options.Device = "cpu",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per sentence.")] = False,
 ) -> None:
     """Translate sentences, a file or standard input, one line per sentence.
@@ -61,7 +55,7 @@ def translate(
     from regard import train as engine
     from regard.cli import parse
 
-    try:
+    with terminal.one_line(ValueError, TypeError):
         if not model:
             raise ValueError("--model FOLDER is missing: a run of regard train")
         if page is not None and not show:
@@ -97,10 +91,6 @@ def translate(
             for number, (line, one) in enumerate(drawn, 1):
                 name = first if number == 1 else first.with_stem(f"{first.stem}-{number}")
                 show_alignment(translator, line, name, one)
-    except (ValueError, TypeError) as error:
-        terminal.stop(str(error))
-    except OSError as error:
-        terminal.stop(f"{error.filename or 'standard output'}: {error.strerror or error}")
 
 
 def _check_counts(beams: int, best: int, batch_tokens: int, drawn: bool) -> None:

@@ -66,7 +66,7 @@ def walk(
     from regard._walk import html as as_page
     from regard._walk._words import STEPS
 
-    try:
+    with terminal.one_line(ValueError, ImportError, file=html):
         language(lang)
         given = {"heads": heads, "d_model": d_model, "seed": seed}
         numbers = {name: value for name, value in given.items() if value is not None}
@@ -79,10 +79,6 @@ def walk(
         story, begin = _story_of(text, settings, model, layer or 0, lang)
         if html is not None:
             _write(html, as_page(begin, story, lang))
-    except (ValueError, ImportError) as error:
-        terminal.stop(str(error))
-    except OSError as error:
-        terminal.stop(f"{error.filename or html}: {error.strerror or error}")
     if as_json:
         terminal.data(story.data(), indent=None)
     elif html is None:

@@ -1,0 +1,111 @@
+"""Some heads of a call cut: on a GPU these and the others are calls of their own, so that masks stay rules."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import regard
+from regard import edits, masks
+from regard.editing import _fused
+
+HEADS = 6
+CHOSEN = {"every second": (0, 2, 4), "whole groups": (2, 3), "parts of groups": (0, 3, 4), "one": (5,)}
+CUTS = {
+    "keys": edits.cut(keys=[0, 5]),
+    "edges": edits.cut(queries=slice(4, None), keys=[1, 2]),
+    "rule": edits.cut(masks.columns(2)),
+    "two": edits.cut(keys=[0]) | edits.cut(~masks.window(left=3)),
+}
+
+
+class Model(nn.Module):
+    """Causal attention of grouped heads."""
+
+    def __init__(self, kv_heads: int = 3, dim: int = 8, **factory: object) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.kv_heads, self.dim = kv_heads, dim
+        self.given = nn.Linear(10, (HEADS + 2 * kv_heads) * dim, **factory)
+
+    def forward(self, x: Tensor) -> Tensor:
+        sizes = HEADS, self.kv_heads, self.kv_heads
+        three = self.given(x).unflatten(-1, (-1, self.dim)).transpose(1, 2).split(sizes, 1)
+        return F.scaled_dot_product_attention(*three, is_causal=True, enable_gqa=self.kv_heads != HEADS)
+
+
+def edited(model: Model, x: Tensor, cut: edits.Edit, heads: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """The output, and the gradient of the input."""
+    x = x.detach().requires_grad_()
+    with regard.edit(model, cut, heads=heads) as report:
+        out = model(x)
+    assert [call.heads for call in report.calls] == [heads]
+    (grad,) = torch.autograd.grad(out.square().sum(), x)
+    return out.detach(), grad
+
+
+@pytest.fixture
+def apart(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Calls are taken apart on a CPU too; how often they were."""
+    real, counted = _fused.by_heads, []
+
+    def by_heads(seen: _fused.Seen, changes: object, place: object) -> object:
+        query = seen.query.clone()  # says that it is elsewhere
+
+        class Elsewhere(Tensor):
+            device = torch.device("cuda")
+
+        parts = real(seen._replace(query=query.as_subclass(Elsewhere)), changes, place)
+        counted.append(parts is not None)
+        if parts is None:
+            return None
+        return [(heads, part._replace(query=seen.query[:, heads])) for heads, part in parts]
+
+    monkeypatch.setattr(_fused, "by_heads", by_heads)
+    return counted
+
+
+@pytest.mark.parametrize("kv_heads", [1, 3, 6])
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("heads", CHOSEN)
+def test_calls_of_their_own_give_the_same(
+    heads: str, cut: str, kv_heads: int, monkeypatch: pytest.MonkeyPatch, apart: list[int]
+) -> None:
+    model, x = Model(kv_heads), torch.randn(2, 11, 10, generator=torch.Generator().manual_seed(1))
+    found = edited(model, x, CUTS[cut], CHOSEN[heads])
+    assert apart == [True]
+    monkeypatch.undo()
+    for ours, whole in zip(found, edited(model, x, CUTS[cut], CHOSEN[heads]), strict=True):
+        torch.testing.assert_close(ours, whole, rtol=1e-4, atol=1e-5)
+
+
+def test_a_watch_is_shown_the_call_whole(apart: list[int]) -> None:
+    model, x = Model(), torch.randn(1, 9, 10)
+    with regard.edit(model, CUTS["keys"], heads=(1, 2)), regard.watch(model) as recording:
+        model(x)
+    assert apart == []
+    [call] = recording.at(0)
+    assert call.key_mass.shape[1] == HEADS
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("cut", [*CUTS, "many"])
+@pytest.mark.parametrize("heads", [(0, 2, 4), (0, 3, 4), tuple(range(HEADS))])
+def test_long_calls_on_a_gpu(cut: str, heads: tuple[int, ...]) -> None:
+    """From a million pairs on, masks that are many intervals are compiled: also while functions are listened to."""
+    length = 1100
+    x = torch.randn(1, length, 10, generator=torch.Generator().manual_seed(1)).cuda()
+    model = Model(dim=64, device="cuda")
+    many = edits.cut(queries=list(range(0, length, 7)), keys=list(range(3, length, 29)))
+    edit = many if cut == "many" else CUTS[cut]
+    ours = edited(model.to(torch.bfloat16), x.bfloat16(), edit, heads)
+    small = Model(dim=64)
+    small.load_state_dict({name: each.float().cpu() for name, each in model.state_dict().items()})
+    whole = edited(small, x.bfloat16().float().cpu(), edit, heads)
+    for one, other in zip(ours, whole, strict=True):
+        assert (one.float().cpu() - other).norm() < 0.02 * other.norm()
+    torch.cuda.reset_peak_memory_stats()
+    edited(model, x.bfloat16(), edit, heads)
+    assert torch.cuda.max_memory_allocated() < 2**30
