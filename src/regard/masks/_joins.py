@@ -39,7 +39,7 @@ class Joint(Mask):
 
     @classmethod
     def intervals_of(cls, parts: list[float]) -> float:
-        """The most intervals of keys that a row sees, where its parts see so many."""
+        """The maximum number of intervals of keys that a row sees, from those that its parts see."""
         raise NotImplementedError
 
     @property
