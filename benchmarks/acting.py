@@ -13,6 +13,7 @@ edited one.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -142,6 +143,7 @@ def peak(length: int, name: str | None) -> float:
         folder = os.path.dirname(os.path.abspath(__file__))
         return float(child(MEMORY.format(folder=folder, name=name, length=length), **AT_ONCE)["MiB"])
     model, x = model_and_input(length)
+    gc.collect()  # what earlier work left must not be freed in between
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     run(model, x, name)()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -109,3 +112,25 @@ def test_long_calls_on_a_gpu(cut: str, heads: tuple[int, ...]) -> None:
     torch.cuda.reset_peak_memory_stats()
     edited(model, x.bfloat16(), edit, heads)
     assert torch.cuda.max_memory_allocated() < 2**30
+
+
+@pytest.mark.parametrize("edit", [*CUTS.values(), edits.ablate("zero"), edits.steer([0, 2], 1.5)], ids=str)
+def test_no_query_outlives_its_pass(edit: edits.Edit) -> None:
+    """Else the queries and keys of all layers stay on a GPU until Python next collects garbage."""
+    model, alive = Model(), []
+    fused = F.scaled_dot_product_attention
+
+    def forward(x: Tensor) -> Tensor:
+        three = model.given(x).unflatten(-1, (-1, model.dim)).transpose(1, 2).split((HEADS, 3, 3), 1)
+        alive.extend(weakref.ref(each) for each in three)
+        return fused(*three, is_causal=True, enable_gqa=True)
+
+    model.forward = forward  # type: ignore[method-assign]
+    gc.collect()
+    gc.disable()
+    try:
+        with torch.no_grad(), regard.edit(model, edit, heads=(0, 2)):
+            model(torch.randn(1, 9, 10))
+        assert len(alive) == 3 and not any(each() is not None for each in alive)
+    finally:
+        gc.enable()

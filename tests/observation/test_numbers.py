@@ -16,7 +16,7 @@ from core_calls import differ, every_mask, oracle, tensors
 from memory import peak_bytes
 from regard import bias, masks, statistics
 from regard._arguments import prepare
-from regard.observation import _observe, _pairs, _rows
+from regard.observation import _as_attention, _observe, _pairs, _rows
 from regard.observation._effects import edge_effects, weighted_key_mass
 
 B, H, G, L, S = 2, 4, 2, 13, 37
@@ -286,6 +286,25 @@ def test_gradients_through_statistics_are_those_of_the_dense_computation(
         assert differ(mine, torch.nan_to_num(exact)) < 1e-11
 
 
+@pytest.mark.parametrize("names", [("entropy",), ("key_mass",), ("first_mass",), ("entropy", "key_mass", "first_mass")])
+@pytest.mark.parametrize("given", TRAINED, ids=lambda given: "+".join(given) or "plain")
+def test_gradients_through_statistics_as_those_of_an_attention_call(
+    given: dict[str, Any], names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The way of a GPU, for calls that can go it."""
+    plain, used = not given.keys() & {"bias", "softcap", "sinks"}, []
+    real = _as_attention.gradients
+    monkeypatch.setattr(_as_attention, "gradients", lambda *given: used.append(1) or real(*given))
+    takes = _as_attention.takes
+
+    def anywhere(call: Any) -> bool:
+        return takes(call.replace(spec=call.spec._replace(device="cuda")))
+
+    monkeypatch.setattr(_as_attention, "takes", anywhere)
+    test_gradients_through_statistics_are_those_of_the_dense_computation(given, names)
+    assert bool(used) == plain
+
+
 def test_a_rule_as_bias_is_trained_on_through_its_table() -> None:
     query, key, value = tensors(B, H, G, L, S)
     rule = bias.T5Bias(H).double()
@@ -406,8 +425,13 @@ def test_where_kernels_observe_the_rest_is_computed_next_to_them(monkeypatch: py
     assert seen.plan.cost.peak_bytes > 1000
 
 
+@pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_gradients_and_lengths_in_every_precision_are_as_near_as_plain_arithmetic(dtype: torch.dtype) -> None:
+def test_gradients_and_lengths_in_every_precision_are_as_near_as_plain_arithmetic(
+    dtype: torch.dtype, fused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if fused:
+        monkeypatch.setattr(_as_attention, "takes", lambda call: True)
     query, key, value = (t.to(dtype) for t in tensors(B, H, G, L, S))
     exact = tuple(t.double().requires_grad_() for t in (query, key, value))
     plain = tuple(t.clone().requires_grad_() for t in (query, key, value))

@@ -50,15 +50,18 @@ def changed(seen: Seen, change: Change, place: Place) -> Seen:
 def edges_of(seen: Seen, place: Place) -> Callable[[range, range], Tensor]:
     """The edges that a call has, as ``Place.has_edges`` gives them."""
     offset = place.offset if seen.offset is None else seen.offset
+    # the place holds this function: if that held the place, or query and key, these would live until garbage is collected
+    mask, bias = seen.mask, seen.bias.detach() if isinstance(seen.bias, Tensor) else None
+    queries, keys, device = place.queries, place.keys, place.device
 
     def has_edges(rows: range, columns: range) -> Tensor:
         with silence(), torch.no_grad():
-            there = torch.ones(1, 1, len(rows), len(columns), dtype=torch.bool, device=place.device)
-            if seen.mask is not None:
-                there = seen.mask.tile(rows, columns, place.queries, place.keys, offset=offset, device=place.device)
-            if isinstance(seen.bias, Tensor):
-                bias = seen.bias.detach().expand(-1, -1, place.queries, place.keys)
-                there = there & (bias[:, :, rows.start : rows.stop, columns.start : columns.stop] > -torch.inf)
+            there = torch.ones(1, 1, len(rows), len(columns), dtype=torch.bool, device=device)
+            if mask is not None:
+                there = mask.tile(rows, columns, queries, keys, offset=offset, device=device)
+            if bias is not None:
+                whole = bias.expand(-1, -1, queries, keys)
+                there = there & (whole[:, :, rows.start : rows.stop, columns.start : columns.stop] > -torch.inf)
             return there
 
     return has_edges

@@ -5,6 +5,7 @@ With p the weights and z = log p, a loss that reaches p only through H_i = −Σ
     G_ij = ∂loss/∂p_ij = −dH_i·(z_ij + 1) + dM_j + dF_i·[j < n]        ds_ij = p_ij·(G_ij − Σ_k p_ik·G_ik)
 
 and ds is what a backward pass of attention has too: the gradients of query and key are its products with the other.
+On a GPU, calls without bias, softcap and sinks are handed to such a backward pass (`_as_attention`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from regard.backends._base import accumulation, no_autocast
 from regard.backends._bias import add_bias_gradient, bias_over
+from regard.observation import _as_attention
 from regard.observation._rows import tiles
 from regard.spec import Refused
 
@@ -61,6 +63,10 @@ class _Statistics(torch.autograd.Function):
         call = ctx.call.replace(query=query, key=key, bias=bias, sinks=sinks)
         given = dict(zip(ctx.names, grads, strict=True))
         with torch.no_grad(), no_autocast(call.spec.device):
+            if _as_attention.takes(call):
+                two = _as_attention.gradients(call, lse, ctx.want, given)
+                found: tuple[Tensor | None, ...] = (*two, None, None)
+                return (None, None, None, None, *found, *(None for _ in grads))
             found = _Backward(call, lse, ctx.want, given, ctx.needs_input_grad[4:8]).run()
         return (None, None, None, None, *found, *(None for _ in grads))
 
