@@ -50,7 +50,7 @@ def changed(seen: Seen, change: Change, place: Place) -> Seen:
 def edges_of(seen: Seen, place: Place) -> Callable[[range, range], Tensor]:
     """The edges that a call has, as ``Place.has_edges`` gives them."""
     offset = place.offset if seen.offset is None else seen.offset
-    # the place holds this function: if that held the place, or query and key, these would live until garbage is collected
+    # the place holds this function: if that held the place, query and key would live until garbage is collected
     mask, bias = seen.mask, seen.bias.detach() if isinstance(seen.bias, Tensor) else None
     queries, keys, device = place.queries, place.keys, place.device
 
