@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -132,5 +134,19 @@ def test_no_query_outlives_its_pass(edit: edits.Edit) -> None:
         with torch.no_grad(), regard.edit(model, edit, heads=(0, 2)):
             model(torch.randn(1, 9, 10))
         assert len(alive) == 3 and not any(each() is not None for each in alive)
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("block", [regard.watch, lambda model: regard.edit(model, edits.ablate("zero"), heads=(1,))])
+def test_no_output_outlives_its_pass(block: Callable[[nn.Module], Any]) -> None:
+    """Nor the graph that a loss was computed by."""
+    model = Model()
+    gc.collect()
+    gc.disable()
+    try:
+        with block(model):
+            out = weakref.ref(model(torch.randn(1, 9, 10)))
+            assert out() is None
     finally:
         gc.enable()

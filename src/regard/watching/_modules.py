@@ -117,8 +117,9 @@ def running(modules: dict[int, tuple[str, nn.Module]]) -> list[tuple[FrameType, 
 
 
 def frames() -> Iterator[FrameType]:
-    """The interpreter's stack, innermost first."""
-    frame: FrameType | None = sys._getframe(1)
+    """The interpreter's stack around who asks, innermost first. Who asks is not part of it: a function that holds its
+    own frame, and reads what that holds, lives until garbage is collected, and all that is around it too."""
+    frame: FrameType | None = sys._getframe(1).f_back
     while frame is not None:
         yield frame
         frame = frame.f_back
