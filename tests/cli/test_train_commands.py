@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -91,6 +92,10 @@ def test_a_folder_with_a_run_is_not_overwritten_but_resumed(folder: Path) -> Non
         ("train --toy --set lowercase=yes", "expected true or false"),
         ("train --toy --set num_heads=5", "embed_dim must be a multiple of num_heads=5, got 64"),
         ("train --toy --steps 3 --set steps=5", "--steps and --set steps were both given; give one"),
+        (
+            "train --toy --distill a --set vocab_size=99",
+            "--distill: a student splits text as its teachers do; leave out --set vocab_size",
+        ),
         ("train --toy --task lm", "--toy trains a translator; leave out --task lm"),
         ("train --toy --data .", "--data and --toy were both given; give one"),
         ("train --task lm --text a.txt --data .", "--data and --task lm were both given; give one"),
@@ -329,3 +334,13 @@ def test_event_files_are_written_on_request(tmp_path: Path) -> None:
     done = run(f"train --toy --out {out} --steps 3 {SIZES} --set validate_every=3 --tensorboard --device cpu")
     assert done.exit_code == 0, done.output
     assert list((out / "tensorboard").glob("events.*"))
+
+
+def test_a_line_longer_than_any_in_training_is_told_before_it_begins(folder: Path, tmp_path: Path) -> None:
+    run_of = tmp_path / "run"
+    shutil.copytree(folder / "run", run_of)
+    settings = json.loads((run_of / "settings.json").read_text())
+    (run_of / "settings.json").write_text(json.dumps({**settings, "max_tokens": 3}))
+    said = run(f"translate --model {run_of}", input=f"\n{LINES[0]}\n")
+    assert said.exit_code == 0 and "line 2 has" in said.stderr and "sentences of fewer than 3" in said.stderr
+    assert "has" not in run(f"translate --model {folder / 'run'} {shlex.quote(LINES[0])}").stderr

@@ -100,6 +100,8 @@ def train(
         changes = _changes(base, change or [])
         if twice := sorted(given.keys() & changes.keys()):
             raise ValueError(f"--{twice[0]} and --set {twice[0]} were both given; give one")
+        for name in sorted(changes.keys() & {"vocab_size", "lowercase", "bpe_dropout"}) if distill else ():
+            raise ValueError(f"--distill: a student splits text as its teachers do; leave out --set {name}")
         chosen = dataclasses.replace(base, **given, **changes)
         chosen = _resumed(out, chosen, given, change or []) if resume else _fresh(out, chosen)
         _check_words(chosen, task, data, text, toy, distill or [])

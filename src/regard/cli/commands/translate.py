@@ -75,6 +75,7 @@ def translate(
         lines = _lines(sentences, file)
         with terminal.saying(f"loading {', '.join(map(str, model))}"):
             translator = engine.Translator.load(*model, device=parse.device(device))
+        _tell_of_long(translator, lines, model[0])
         with terminal.progress() as bars:
             bar = bars.add_task("translating", total=len(lines))
             found = translator(lines, progress=lambda done: bars.update(bar, completed=done), **how)
@@ -91,6 +92,24 @@ def translate(
             for number, (line, one) in enumerate(drawn, 1):
                 name = first if number == 1 else first.with_stem(f"{first.stem}-{number}")
                 show_alignment(translator, line, name, one)
+
+
+def _tell_of_long(translator: Translator, lines: list[str], folder: Path) -> None:
+    """A line far longer than any the model has seen takes long, and is translated badly: said before it begins."""
+    from regard import train as engine
+
+    held = folder / "settings.json"
+    if not held.is_file():
+        return
+    most = engine.read_settings(held.read_text(encoding="utf-8"), str(held)).max_tokens
+    lengths = [len(ids) for ids in translator.words.encode(lines)]
+    if lengths and max(lengths) >= most:
+        at = lengths.index(max(lengths))
+        print(
+            f"line {at + 1} has {lengths[at]} tokens; the model learnt from sentences of fewer than {most}, so this "
+            "may take long and read badly: give a sentence per line",
+            file=sys.stderr,
+        )
 
 
 def _check_counts(beams: int, best: int, batch_tokens: int, drawn: bool) -> None:
