@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from regard.spec import Call
     from regard.statistics import Want
 
-# fused kernels take values up to so many numbers wide, and a multiple of
+# the widest values that fused kernels take, and what their width is a multiple of
 WIDEST, STEP = 256, 8
 
 
