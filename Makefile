@@ -4,6 +4,7 @@
 PYTHON ?= python3
 VENV := .venv
 N ?= 2000
+JOBS ?= 1
 ARGS ?=
 
 ifeq ($(origin PY),command line)
@@ -20,10 +21,10 @@ export ONEDNN_MAX_CPU_ISA := AVX512_CORE_BF16
 # Many small tests: two processes of one thread each are faster than one process of two threads.
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n 2
 
-.PHONY: test lint page demo docs fuzz test-gpu test-kernels test-models test-zoo bench-cpu translator dist clean help
+.PHONY: test lint page demo docs fuzz test-gpu bench-gpu test-kernels test-models test-zoo bench-cpu translator dist clean help
 
 help:
-	@echo "make test | demo | lint | page | docs | fuzz N=20000 | test-gpu | test-kernels | test-models | | test-zoo | bench-cpu ARGS=--quick | translator DATA=folder | dist | clean"
+	@echo "make test | demo | lint | page | docs | fuzz N=20000 | test-gpu JOBS=8 | bench-gpu | test-kernels | test-models | test-zoo | bench-cpu ARGS=--quick | translator DATA=folder | dist | clean"
 
 test: lint
 	@$(PYTEST)
@@ -52,8 +53,13 @@ docs: $(READY)
 fuzz: $(READY)
 	@OMP_NUM_THREADS=1 $(PY) -m regard.testing.fuzz --calls $(N) --jobs 2
 
+# Mostly the compiling of kernels, on a CPU: JOBS=8 shares it among as many processes.
 test-gpu: $(READY)
-	@$(PY) -m pytest -m gpu
+	@$(PY) tools/test_gpu.py --jobs $(JOBS)
+
+# Every benchmark of a GPU, each for a limited time; ARGS="--seconds 600" for all of them, and the same again to go on.
+bench-gpu: $(READY)
+	@$(PY) benchmarks/run_gpu.py $(ARGS)
 
 # Compiles every GPU kernel for every kind of device, and holds its shared memory against theirs; needs no GPU.
 test-kernels: $(READY)
