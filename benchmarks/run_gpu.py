@@ -3,8 +3,8 @@
     python benchmarks/run_gpu.py [--seconds 600] [--only NAME,NAME] [--out build/bench-gpu]
 
 `make bench-gpu` does the same. The order is that of importance: when the time ends, what is left is listed, and the
-next run of the same command begins there. Raw figures and logs are in the folder; a stage that was cut off keeps its rows.
-Without a GPU the stages run dry, as far as they can.
+next run of the same command begins there. Raw figures and logs are in the folder; a stage that was cut off keeps
+its rows. Without a GPU the stages run dry, as far as they can.
 """
 
 from __future__ import annotations
