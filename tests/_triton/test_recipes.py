@@ -154,6 +154,28 @@ def test_sinks_of_either_precision_are_read_as_they_are() -> None:
             assert wrong(inputs, tolerance=3e-3, mask=masks.window(left=3), sinks=each) == []
 
 
+def test_masks_of_one_structure_may_have_more_intervals_or_fewer() -> None:
+    """Of documents by a list, contents are known: with a column for all, one interval for each row or two."""
+    inputs = tensors()
+    for ids in ([0] * S, [0] * 6 + [1] * 5, [0] * S):
+        assert wrong(inputs, mask=masks.documents(ids=ids) | masks.columns(1)) == []
+
+
+def test_paddings_joined_with_themselves_and_with_others() -> None:
+    first, second = padding(4, 9), padding(7, 3)
+    for mask in (first & first, first & second, second & first):
+        assert wrong(tensors(), mask=mask) == []
+
+
+def test_decoding_reads_sinks_of_either_precision() -> None:
+    query, key, value = (torch.randn(1, 2, n, 64, device=DEVICE).half() for n in (1, 1024, 1024))
+    sinks = torch.tensor([8.0, 6.0], device=DEVICE)
+    for each in (sinks.half(), sinks, sinks.half()):
+        found = regard.attention(query, key, value, sinks=each, backend="triton")
+        exact = regard.attention(query, key, value, sinks=each, backend="eager")
+        assert (found - exact).abs().max() < 1e-3
+
+
 def test_each_call_draws_its_own_dropout(shared: list[bool]) -> None:
     inputs = tensors()
     if DEVICE == "cpu":  # the reference repeats a draw of the CPU's generator

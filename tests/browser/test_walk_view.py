@@ -95,6 +95,7 @@ def test_the_answers_of_the_exercises_are_computed(open_page) -> None:
     opened.page.fill("#walk-text", "the cat and the dog")
     for summary in opened.page.query_selector_all(".exercise summary"):
         summary.click()
+    opened.wait_until("[...document.querySelectorAll('.exercise details p')].every(one => one.textContent)")
     answers = opened.page.eval_on_selector_all(".exercise details p", "all => all.map(one => one.textContent)")
     assert "its weight is 1.00" in answers[0]
     assert "largest difference 0.0000" in answers[2]

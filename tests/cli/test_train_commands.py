@@ -343,4 +343,12 @@ def test_a_line_longer_than_any_in_training_is_told_before_it_begins(folder: Pat
     (run_of / "settings.json").write_text(json.dumps({**settings, "max_tokens": 3}))
     said = run(f"translate --model {run_of}", input=f"\n{LINES[0]}\n")
     assert said.exit_code == 0 and "line 2 has" in said.stderr and "sentences of fewer than 3" in said.stderr
+    (run_of / "settings.json").write_text(json.dumps({**settings, "unknown": 3}))
+    assert run(f"translate --model {run_of}", input=f"{LINES[0]}\n").exit_code == 0  # what it does needs none of it
     assert "has" not in run(f"translate --model {folder / 'run'} {shlex.quote(LINES[0])}").stderr
+
+
+def test_a_folder_in_the_environment_is_no_word_of_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REGARD_DATA", f"{tmp_path}/")
+    done = run(f"train --toy --out {tmp_path / 'run'} --steps 2 {SIZES} --set validate_every=2 --device cpu")
+    assert done.exit_code == 0, done.output

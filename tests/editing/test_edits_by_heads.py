@@ -95,6 +95,19 @@ def test_a_watch_is_shown_the_call_whole(apart: list[int]) -> None:
     assert call.key_mass.shape[1] == HEADS
 
 
+def test_under_autocast_the_output_has_its_precision(apart: list[int]) -> None:
+    class InFloat32(nn.Module):  # what it computes is rounded where attention begins
+        def forward(self, x: Tensor) -> Tensor:
+            return F.scaled_dot_product_attention(x, x, x, is_causal=True)
+
+    model, x = InFloat32(), torch.randn(1, 3, 9, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        plain = model(x)
+        with regard.edit(model, CUTS["keys"], heads=(0, 2)):
+            out = model(x)
+    assert apart == [True] and plain.dtype == out.dtype == torch.bfloat16
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("cut", [*CUTS, "many"])
 @pytest.mark.parametrize("heads", [(0, 2, 4), (0, 3, 4), tuple(range(HEADS))])

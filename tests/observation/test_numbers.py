@@ -351,10 +351,55 @@ def test_an_entropy_penalty_changes_what_a_layer_learns() -> None:
 def test_a_second_derivative_of_statistics_is_refused(name: str) -> None:
     inputs = tensors(B, H, G, L, S)
     seen = regard.observe(inputs[0].requires_grad_(), *inputs[1:], want=regard.Want(first=2), differentiable=True)
-    loss = getattr(seen, name).nansum()  # linear in it: torch would take the gradient for a constant
+    statistic = getattr(seen, name).nansum()  # linear in it: torch would take the gradient for a constant
+    other = inputs[0].sin().sum()
+    (found,) = torch.autograd.grad(statistic + other, inputs[0], create_graph=True)
     with pytest.raises(regard.Refused, match=r"differentiable=True\) has no second derivative"):
-        torch.autograd.grad(loss, inputs[0], create_graph=True)
-    torch.autograd.grad(getattr(seen, name).nansum(), inputs[0])
+        torch.autograd.grad(found.sum(), inputs[0])
+    (plain,) = torch.autograd.grad(
+        getattr(regard.observe(*inputs, want=regard.Want(first=2), differentiable=True), name).nansum(), inputs[0]
+    )
+    assert differ(found.detach(), plain + inputs[0].detach().cos()) < 1e-12
+
+
+def test_gradients_of_other_terms_may_be_differentiated_again() -> None:
+    query, key, value = (each.requires_grad_() for each in tensors(B, H, G, L, S))
+    free = torch.randn(3, dtype=query.dtype, requires_grad=True)
+    loss = regard.observe(query, key, value, differentiable=True).key_mass.sum() * 0.5 + (free**3).sum()
+    _, of_free = torch.autograd.grad(loss, (query, free), create_graph=True)
+    (twice,) = torch.autograd.grad(of_free.sum(), free)
+    assert torch.equal(twice, 6 * free)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("of_mass", ["common to all keys", "larger than half precision holds"])
+def test_half_precision_gradients_by_fused_kernels(
+    dtype: torch.dtype, of_mass: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As they are on a GPU: as exact as by tiles, whatever the size of what comes in."""
+    torch.manual_seed(3)
+    shape = (1, 2, 64, 64)
+    inputs = [torch.randn(shape).to(dtype) for _ in range(3)]
+    grad = torch.randn(1, 2, 64) + 50 if of_mass == "common to all keys" else 131_072 * torch.rand(1, 2, 64)
+
+    def found(tensors: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        leaves = [tensor.requires_grad_() for tensor in tensors]
+        mass = regard.observe(*leaves, mask=masks.causal(), differentiable=True).key_mass
+        return torch.autograd.grad(mass, leaves[:2], grad.to(mass.dtype))
+
+    exact = found([tensor.double() for tensor in inputs])
+    monkeypatch.setattr(_as_attention, "takes", lambda call: True)
+    for one, other in zip(found(inputs), exact, strict=True):
+        assert (one.double() - other).norm() < 4 * torch.finfo(dtype).eps * other.norm()
+
+
+def test_a_mask_that_changes_before_the_gradients_are_asked_for_is_noticed() -> None:
+    query, key, value = tensors(B, H, G, L, S)
+    lengths = torch.full((B,), 3)
+    seen = regard.observe(query.requires_grad_(), key, value, mask=masks.padding(lengths), differentiable=True)
+    lengths += 1
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        seen.entropy.sum().backward()
 
 
 def test_only_what_was_asked_for_can_be_trained_on() -> None:

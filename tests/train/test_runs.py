@@ -87,6 +87,9 @@ def test_being_asked_to_stop_saves_and_says_so(tmp_path: Path) -> None:
 def test_forty_kills_at_random_moments_lose_no_checkpoint(tmp_path: Path) -> None:
     run = trainer(tmp_path)
     run.save()
+    began = time.monotonic()
+    run.save()
+    moments = max(0.06, 6 * (time.monotonic() - began))  # a few times what a save takes, on a busy machine too
     draw, seen = random.Random(1), set()
     for _ in range(40):
         child = os.fork()
@@ -96,7 +99,7 @@ def test_forty_kills_at_random_moments_lose_no_checkpoint(tmp_path: Path) -> Non
                     run.step += 1
                     run.save()
             os._exit(1)
-        time.sleep(draw.uniform(0.0, 0.06))
+        time.sleep(draw.uniform(0.0, moments))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         tensors, about = read(tmp_path / LAST)
@@ -193,3 +196,20 @@ def test_a_student_learns_from_its_teachers(tmp_path: Path) -> None:
     assert (weights.sum(-1) <= 1 + 1e-5).all() and (weights.sum(-1) > 0).all()
     student.run()
     assert (tmp_path / "c" / "model.safetensors").is_file()
+    again = trainer(tmp_path / "c", steps=5, distill=0.5)
+    learn_from(again, Translator.load(tmp_path / "a"), DATA.train, beams=2)
+    with pytest.raises(ValueError, match="the same teachers"):
+        again.resume()
+    again = trainer(tmp_path / "c", steps=5, distill=0.5)
+    learn_from(again, Translator.load(tmp_path / "a", tmp_path / "b"), DATA.train, beams=2)
+    assert again.resume()
+
+
+def test_a_run_in_the_background_goes_on_ignoring_ctrl_c(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        run = trainer(tmp_path / "a", steps=4, validate_every=1)
+        run.run(lambda event: signal.raise_signal(signal.SIGINT))
+        assert run.step == 4 and signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -206,7 +206,7 @@ class _Forward(Recipe):
         for test in self.tests(call, self.tiles["BM"]):
             lists = None if self.banded else lists_of(call, self.tiles, test.constants["PREDICATE"])
             owners = _NO_LISTS if lists is None else owners_of(lists)
-            kind = (copied, bias.strides, test.numbers, test.rows.start, owners, of_sinks)
+            kind = (copied, bias.strides, test.numbers, *test.constants.values(), test.rows.start, owners, of_sinks)
             launch = self.launches.get(kind)
             if launch is None:
                 launch = self.launches[kind] = self._launch(call, copied, bias, test, owners)

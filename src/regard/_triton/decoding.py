@@ -119,5 +119,5 @@ def decode(call: Call, band: Band) -> tuple[Tensor, Tensor]:
         kept_launch(call, ("decode", *key), first)(
             [given.query, given.key, value, lengths, offsets, highest, total, acc]
         )
-        kept_launch(call, ("join", *key), second)([highest, total, acc, sinks, out, lse])
+        kept_launch(call, ("join", sinks.dtype, *key), second)([highest, total, acc, sinks, out, lse])
     return out, lse

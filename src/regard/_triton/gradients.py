@@ -102,7 +102,7 @@ class _Backward(Recipe):
         if not self.banded:
             lists = lists_of(call, self.tiles[0 if of_keys else 1], test.constants["PREDICATE"], of_keys)
         owners = owners_of(lists)
-        kind = (of_keys, bias.strides, test.numbers, owners)
+        kind = (of_keys, bias.strides, test.numbers, *test.constants.values(), owners)
         launch = self.launches.get(kind)
         if launch is None:
             launch = self.launches[kind] = self._launch(call.spec, bias, test, of_keys, owners)
@@ -143,7 +143,7 @@ class _Backward(Recipe):
             own, programs = (spec.batch if isinstance(call.offset, Tensor) else 1, spec.heads), down + across - 1
             sums = memory[4].new_empty(*own, programs, size, size)
             ones, strides = (False, False), (0, 0, 0, 0)
-        kind = ("bias", bias.strides, test.numbers, own, programs, strides, ones)
+        kind = ("bias", bias.strides, test.numbers, *test.constants.values(), own, programs, strides, ones)
         launch = self.launches.get(kind)
         if launch is None:
             launch = self.launches[kind] = self._bias_launch(spec, bias, test, own, programs, strides, ones)

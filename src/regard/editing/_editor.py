@@ -287,7 +287,8 @@ class Editor(Follower):
         if out is not None:
             result = result._replace(out=out)
         if ran is not None:
-            result = OfOtherCall(*result)
+            # by name: what a kernel leaves may be put into shape when it is read
+            result = OfOtherCall(result.out, result.lse, result.rows, result.finite)
             result.ran = ran
         return result
 
@@ -313,9 +314,10 @@ class Editor(Follower):
             parts = _fused.by_heads(plain, changes, place) if alone and not dropout else None
         with self.running():
             if parts:
-                out = plain.query.new_empty(*plain.query.shape[:3], width)
-                for heads, part in parts:
-                    out[:, heads] = self._run(part, place, dropout)
+                made = [(heads, self._run(part, place, dropout)) for heads, part in parts]
+                out = made[0][1].new_empty(*plain.query.shape[:3], width)
+                for heads, part_out in made:
+                    out[:, heads] = part_out
             elif changes:
                 out = self._run(seen, place, dropout)
                 out = out if out.shape[3] == width else out[..., :width].contiguous()

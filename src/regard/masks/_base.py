@@ -114,7 +114,12 @@ class Mask(Facts, Displayed):
     # Values.
 
     def __and__(self, other: Mask) -> Mask:
-        joined: Mask = KINDS["and"](self, _operand(self, other, "&"))
+        other = _operand(self, other, "&")
+        # with a part of its own, a mask is what it was; so a structure never says less than what kernels are given
+        for one, part in ((self, other), (other, self)):
+            if any(part is each for each in one.conjuncts):
+                return one
+        joined: Mask = KINDS["and"](self, other)
         return joined
 
     def __or__(self, other: Mask) -> Mask:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from regard.backends._autograd import held_tensors
 from regard.backends._base import accumulation, no_autocast
 from regard.backends._bias import add_bias_gradient, bias_over
 from regard.observation import _as_attention
@@ -49,26 +50,38 @@ class _Statistics(torch.autograd.Function):
     def forward(ctx: Any, call: Call, lse: Tensor, want: Want, names: list[str], *given: Any) -> tuple[Tensor, ...]:
         query, key, bias, sinks = given[:4]
         ctx.call, ctx.want, ctx.names = call, want, names
-        ctx.save_for_backward(query, key, bias, sinks, lse)
+        ctx.save_for_backward(query, key, bias, sinks, lse, *held_tensors(call))
         return tuple(part.clone() for part in given[4:])
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        if torch.is_grad_enabled():  # a gradient that is a constant to whoever differentiates it again
-            raise Refused(
-                "observe(differentiable=True) has no second derivative (the backward pass ran with create_graph=True); "
-                "compute entropy, key_mass and first_mass from plain weights for it"
-            )
-        query, key, bias, sinks, lse = ctx.saved_tensors
+        query, key, bias, sinks, lse, *_ = ctx.saved_tensors
         call = ctx.call.replace(query=query, key=key, bias=bias, sinks=sinks)
         given = dict(zip(ctx.names, grads, strict=True))
         with torch.no_grad(), no_autocast(call.spec.device):
             if _as_attention.takes(call):
                 two = _as_attention.gradients(call, lse, ctx.want, given)
                 found: tuple[Tensor | None, ...] = (*two, None, None)
-                return (None, None, None, None, *found, *(None for _ in grads))
-            found = _Backward(call, lse, ctx.want, given, ctx.needs_input_grad[4:8]).run()
+            else:
+                found = _Backward(call, lse, ctx.want, given, ctx.needs_input_grad[4:8]).run()
+        if torch.is_grad_enabled():  # somebody may want to differentiate other gradients again, but not these
+            found = tuple(None if made is None else _Last.apply(made, query, key, *grads) for made in found)  # type: ignore[no-untyped-call]
         return (None, None, None, None, *found, *(None for _ in grads))
+
+
+class _Last(torch.autograd.Function):
+    """A gradient that depends on inputs, and has no derivative of its own: asking for one is refused."""
+
+    @staticmethod
+    def forward(ctx: Any, made: Tensor, *inputs: Tensor | None) -> Tensor:
+        return made.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        raise Refused(
+            "observe(differentiable=True) has no second derivative (a gradient of its statistics was differentiated "
+            "again, after create_graph=True); compute entropy, key_mass and first_mass from plain weights for it"
+        )
 
 
 class _Backward:

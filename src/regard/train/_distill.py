@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -95,4 +96,14 @@ def learn_from(
         corpora.append(corpus._replace(soft=soft_targets(teachers.models, corpus)))
     together = join(corpora)
     trainer.encode = lambda epoch: together
-    trainer.text += ", with teachers"
+    trainer.text += f", with teachers {_digest(teachers.models)}"
+
+
+def _digest(models: Sequence[torch.nn.Module]) -> str:
+    """Which teachers they are: a resumed run goes on with the same."""
+    found = hashlib.sha256()
+    for model in models:
+        for name, weight in model.state_dict().items():
+            found.update(name.encode())
+            found.update(weight.detach().float().cpu().contiguous().numpy().data)
+    return found.hexdigest()[:16]

@@ -296,7 +296,9 @@ class _on_signals:
     def __enter__(self) -> None:
         if threading.current_thread() is threading.main_thread():
             for each in (signal.SIGTERM, signal.SIGINT):
-                self.before[each] = signal.signal(each, self._told)
+                # a job that a shell runs in the background ignores Ctrl-C, and goes on doing so
+                if signal.getsignal(each) is not signal.SIG_IGN:
+                    self.before[each] = signal.signal(each, self._told)
 
     def _told(self, number: int, _: object) -> None:
         self.stop(number)

@@ -157,7 +157,9 @@ def _expm1(tracker: Tracker, args: Any, kwargs: Any, out: Any) -> None:
 def _number(given: Any) -> float | None:
     """A number, which may stand in a tensor."""
     if isinstance(given, Tensor):
-        return given.item() if given.numel() == 1 and not given.is_meta else None
+        # one on a device is not waited for
+        readable = given.numel() == 1 and given.device.type == "cpu" and not given.is_complex()
+        return given.item() if readable else None
     return given if isinstance(given, (int, float)) else None
 
 

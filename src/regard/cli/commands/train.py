@@ -220,7 +220,8 @@ def _check_words(
 ) -> None:
     if toy and task != "translate":
         raise ValueError(f"--toy trains a translator; leave out --task {task}")
-    if data is not None and str(data) != os.environ.get("REGARD_DATA") and (toy or chosen.task == "lm"):
+    given = data is not None and data != Path(os.environ.get("REGARD_DATA", ""))
+    if given and (toy or chosen.task == "lm"):
         raise ValueError(f"--data and {'--toy' if toy else '--task lm'} were both given; give one")
     if chosen.task == "lm":
         if text is None:

@@ -101,7 +101,10 @@ def _tell_of_long(translator: Translator, lines: list[str], folder: Path) -> Non
     held = folder / "settings.json"
     if not held.is_file():
         return
-    most = engine.read_settings(held.read_text(encoding="utf-8"), str(held)).max_tokens
+    try:
+        most = engine.read_settings(held.read_text(encoding="utf-8"), str(held)).max_tokens
+    except (OSError, ValueError):
+        return  # nothing that is translated depends on it
     lengths = [len(ids) for ids in translator.words.encode(lines)]
     if lengths and max(lengths) >= most:
         at = lengths.index(max(lengths))
