@@ -131,6 +131,10 @@ def prepare(
     )
     if not unit_stride:
         unit_stride = query.stride(3) == 1 and key.stride(3) == 1 and value.stride(3) == 1
+    flags = None if mask is None or kind == "cpu" else _flags(mask, queries, keys, offset)
+    areas = None
+    if mask is not None and kind != "cpu" and flags is None and added is None and softcap is None and mode == "plain":
+        areas = mask.areas(queries, keys, offset) if not dropout and not isinstance(offset, Tensor) else None
     spec = CallSpec(
         batch,
         heads,
@@ -142,7 +146,8 @@ def prepare(
         dtype,
         kind,
         None if mask is None else mask.structure,
-        None if mask is None or kind == "cpu" else _flags(mask, queries, keys, offset),
+        flags,
+        areas,
         bias_spec,
         scale,
         softcap,

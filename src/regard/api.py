@@ -315,7 +315,7 @@ def make_plan(call: Call, choice: Choice, program: Program | None, want: Want | 
         if table is None:
             peak = choice.backend.peak_bytes(call)
         else:
-            unmasked = call.replace(spec=spec._replace(mask=None, flags=None), mask=None)
+            unmasked = call.replace(spec=spec._replace(mask=None, flags=None, areas=None), mask=None)
             peak = choice.backend.peak_bytes(unmasked) + table
         if want is not None and want.asks:
             flops += 2 * kept * spec.head_dim

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from regard.bias import Rule
     from regard.masks import Mask
+    from regard.masks._areas import Area
 
 
 class Refused(ValueError):
@@ -43,6 +44,7 @@ class CallSpec(NamedTuple):
     device: str
     mask: tuple[Any, ...] | None  # the mask's structure: kinds, numbers, shapes; never contents
     flags: tuple[Any, ...] | None  # what of the mask a fused kernel can take as flags; only where that decides
+    areas: tuple[Area, ...] | None  # the mask as a few plain calls; only on devices where that decides
     bias: BiasSpec | None
     scale: float
     softcap: float | None

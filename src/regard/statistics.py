@@ -343,5 +343,8 @@ def merge(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
     total = torch.logaddexp(lse, part_lse)
     safe = total.masked_fill(total == -torch.inf, 0.0)
     mine, theirs = torch.exp(lse - safe).unsqueeze(-1), torch.exp(part_lse - safe).unsqueeze(-1)
-    out.mul_(mine).add_(part.mul_(theirs))
+    if out.dtype.itemsize == 2:  # rounded once, where products by themselves would be rounded too
+        out.lerp_(part, theirs.to(out.dtype))
+    else:
+        out.mul_(mine).add_(part.mul_(theirs))
     lse.copy_(total)

@@ -1,4 +1,5 @@
-"""Some heads of a call cut: on a GPU these and the others are calls of their own, so that masks stay rules."""
+"""Some heads of a call cut or steered: on a GPU these and the others are calls of their own. Masks stay rules then, and
+steered edges need no wider heads."""
 
 from __future__ import annotations
 
@@ -14,7 +15,9 @@ from torch import Tensor, nn
 
 import regard
 from regard import edits, masks
+from regard.backends import _cuda
 from regard.editing import _fused
+from regard.masks import _base
 
 HEADS = 6
 CHOSEN = {"every second": (0, 2, 4), "whole groups": (2, 3), "parts of groups": (0, 3, 4), "one": (5,)}
@@ -41,7 +44,7 @@ class Model(nn.Module):
         return F.scaled_dot_product_attention(*three, is_causal=True, enable_gqa=self.kv_heads != HEADS)
 
 
-def edited(model: Model, x: Tensor, cut: edits.Edit, heads: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+def edited(model: Model, x: Tensor, cut: Any, heads: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """The output, and the gradient of the input."""
     x = x.detach().requires_grad_()
     with regard.edit(model, cut, heads=heads) as report:
@@ -51,25 +54,39 @@ def edited(model: Model, x: Tensor, cut: edits.Edit, heads: tuple[int, ...]) -> 
     return out.detach(), grad
 
 
+class Elsewhere(Tensor):
+    """Says that it is on a GPU."""
+
+    device = torch.device("cuda")
+
+
 @pytest.fixture
 def apart(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Calls are taken apart on a CPU too; how often they were."""
     real, counted = _fused.by_heads, []
 
     def by_heads(seen: _fused.Seen, changes: object, place: object) -> object:
-        query = seen.query.clone()  # says that it is elsewhere
-
-        class Elsewhere(Tensor):
-            device = torch.device("cuda")
-
-        parts = real(seen._replace(query=query.as_subclass(Elsewhere)), changes, place)
+        query, key, value = (each.as_subclass(Elsewhere) for each in seen.tensors)
+        parts = real(seen._replace(query=query, key=key, value=value), changes, place)
         counted.append(parts is not None)
-        if parts is None:
-            return None
-        return [(heads, part._replace(query=seen.query[:, heads])) for heads, part in parts]
+        return None if parts is None else [(heads, here(part)) for heads, part in parts]
 
     monkeypatch.setattr(_fused, "by_heads", by_heads)
     return counted
+
+
+def here(part: Any) -> Any:
+    """The call with its tensors on the CPU again; its description stays that of a GPU."""
+    return part._replace(**{name: getattr(part, name).as_subclass(Tensor) for name in ("query", "key", "value")})
+
+
+@pytest.fixture
+def long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few tokens are long enough for areas, and float32 is a dtype of cuDNN's."""
+    monkeypatch.setattr(_cuda, "AREA_PAIRS", 1)
+    monkeypatch.setattr(_cuda, "AREA_ROWS", 1)
+    monkeypatch.setattr(_cuda, "_HALF", (torch.float32,))
+    monkeypatch.setattr(_base, "LEAST_ROWS", 1)
 
 
 @pytest.mark.parametrize("kv_heads", [1, 3, 6])
@@ -84,6 +101,44 @@ def test_calls_of_their_own_give_the_same(
     monkeypatch.undo()
     for ours, whole in zip(found, edited(model, x, CUTS[cut], CHOSEN[heads]), strict=True):
         torch.testing.assert_close(ours, whole, rtol=1e-4, atol=1e-5)
+
+
+STEERS: dict[str, Any] = {
+    "keys": edits.steer([0, 5], 1.5),
+    "late queries": edits.steer(slice(2, 6), -2.0, queries=slice(4, None)),
+    "with a cut": [edits.steer([0, 5], 1.5), edits.cut(keys=[1, 5])],
+}
+
+
+@pytest.mark.parametrize("kv_heads", [1, 3, 6])
+@pytest.mark.parametrize("steer", STEERS)
+@pytest.mark.parametrize("heads", [*CHOSEN.values(), tuple(range(HEADS))], ids=str)
+def test_steered_edges_are_areas_of_their_own(
+    heads: tuple[int, ...], steer: str, kv_heads: int, monkeypatch: pytest.MonkeyPatch, apart: list[int], long: None
+) -> None:
+    model, x = Model(kv_heads), torch.randn(2, 11, 10, generator=torch.Generator().manual_seed(1))
+    found = edited(model, x, STEERS[steer], heads)
+    assert apart == [True]
+    monkeypatch.undo()
+    for ours, whole in zip(found, edited(model, x, STEERS[steer], heads), strict=True):
+        torch.testing.assert_close(ours, whole, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("steer", [edits.steer(list(range(0, 11, 2)), 1.0), edits.steer("a", 1.0)], ids=str)
+def test_steers_of_many_runs_and_of_texts_by_item_stay_in_wider_heads(
+    steer: edits.Edit, apart: list[int], long: None
+) -> None:
+    model, x = Model(), torch.randn(2, 11, 10)
+    tokens = [["a" if n in (item, 5) else "b" for n in range(11)] for item in range(2)]
+    with regard.edit(model, steer, heads=(1, 2), tokens=tokens):
+        model(x)
+    assert apart == [False]
+
+
+def test_short_steers_stay_in_wider_heads(apart: list[int]) -> None:
+    model, x = Model(), torch.randn(2, 11, 10)
+    edited(model, x, STEERS["keys"], (1, 2))
+    assert apart == [False]
 
 
 def test_a_watch_is_shown_the_call_whole(apart: list[int]) -> None:
@@ -109,7 +164,7 @@ def test_under_autocast_the_output_has_its_precision(apart: list[int]) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("cut", [*CUTS, "many"])
+@pytest.mark.parametrize("cut", [*CUTS, "late queries", "with a cut", "many"])
 @pytest.mark.parametrize("heads", [(0, 2, 4), (0, 3, 4), tuple(range(HEADS))])
 def test_long_calls_on_a_gpu(cut: str, heads: tuple[int, ...]) -> None:
     """From a million pairs on, masks that are many intervals are compiled: also while functions are listened to."""
@@ -117,7 +172,7 @@ def test_long_calls_on_a_gpu(cut: str, heads: tuple[int, ...]) -> None:
     x = torch.randn(1, length, 10, generator=torch.Generator().manual_seed(1)).cuda()
     model = Model(dim=64, device="cuda")
     many = edits.cut(queries=list(range(0, length, 7)), keys=list(range(3, length, 29)))
-    edit = many if cut == "many" else CUTS[cut]
+    edit = many if cut == "many" else {**CUTS, **STEERS}[cut]
     ours = edited(model.to(torch.bfloat16), x.bfloat16(), edit, heads)
     small = Model(dim=64)
     small.load_state_dict({name: each.float().cpu() for name, each in model.state_dict().items()})

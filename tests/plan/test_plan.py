@@ -238,6 +238,7 @@ def calls_on_cuda() -> Iterator[CallSpec]:
         "documents": lambda L, S: masks.documents(lengths=[S]),
         "strided": lambda L, S: masks.strided(3),
         "keep": lambda L, S: masks.keep(torch.zeros(1, 1, 1, S, dtype=torch.bool)),
+        "gaps": lambda L, S: masks.causal() & ~masks.columns(3),
     }
     lengths = [(1, 7), (7, 7), (127, 127), (128, 128), (128, 300), (128, 1 << 14), (1024, 1023), (1024, 1024), (3, 0)]
     for (L, S), mask, dtype, heads in itertools.product(

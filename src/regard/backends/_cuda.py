@@ -1,6 +1,7 @@
 """Torch's fused kernels on CUDA, chosen from the spec alone, each with its log-sum-exp.
 
   cudnn      half precision; everything or square causal, a bias tensor, dropout: the fastest on Hopper
+  areas      half precision; masks that are a few rectangles and triangles of pairs: calls of cuDNN (see ``_areas``)
   flash      half precision; causal, windows and packed documents as flags, aligned to the last key
   efficient  float32; everything or square causal
 
@@ -14,9 +15,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from regard.backends import _areas
 from regard.backends._autograd import held_tensors, second_derivative
 from regard.backends._base import Program, no_autocast
 from regard.backends._kernel_call import OwnDerivative
+from regard.backends._kernels import aligned
 from regard.spec import Refused, Result
 
 if TYPE_CHECKING:
@@ -52,11 +55,12 @@ def refuse(spec: CallSpec) -> list[str]:
         reasons.append("the CUDA kernels cannot drop every weight")
     if spec.dropout and spec.mode == "compile":
         reasons.append("their random draw cannot be repeated for the gradients of a compiled call")
-    if spec.mask is not None and flags_of(spec) is None:
-        reasons.append("no fused CUDA kernel takes this mask as flags")
-        return reasons + _refuse_bias(spec)
+    if spec.areas is not None:
+        return reasons + _refuse_areas(spec)
     flags = flags_of(spec)
-    assert flags is not None
+    if flags is None:
+        reasons.append("no fused CUDA kernel takes this mask as flags, nor is it a few rectangles and triangles")
+        return reasons + _refuse_bias(spec)
     if spec.dtype == torch.float32:
         if not _plain(spec, flags):
             reasons.append("in float32 only unmasked and square causal calls have a fused CUDA kernel")
@@ -65,6 +69,17 @@ def refuse(spec: CallSpec) -> list[str]:
     if spec.value_dim != spec.head_dim and not _takes_cudnn(spec, flags):
         reasons.append(f"with value dim {spec.value_dim} and head dim {spec.head_dim} only plain calls have a kernel")
     return reasons + _refuse_bias(spec)
+
+
+def _refuse_areas(spec: CallSpec) -> list[str]:
+    reasons = []
+    if not _fits_cudnn(spec):
+        reasons.append(
+            f"this mask is several calls of cuDNN, which does not take heads of {spec.head_dim} in {spec.dtype}"
+        )
+    if spec.bias is not None or spec.dropout:
+        reasons.append("this mask is several calls of cuDNN, which take no bias and no dropout")
+    return reasons
 
 
 def _refuse_bias(spec: CallSpec) -> list[str]:
@@ -126,10 +141,21 @@ def _takes_cudnn(spec: CallSpec, flags: Flags) -> bool:
 def recipe(spec: CallSpec) -> tuple[str, Flags]:
     """The kernel of a call that is not refused, and its flags."""
     flags = flags_of(spec)
+    if spec.areas is not None:
+        return "areas", flags or Flags(False, -1, -1, False, spec.keys)
     assert flags is not None
     if spec.dtype == torch.float32:
         return "efficient", flags
     return "cudnn" if _takes_cudnn(spec, flags) else "flash", flags
+
+
+# Pairs of a call and rows from which areas are faster than our kernel, which is one launch and copies nothing: 16 heads
+# of 8192 tokens (benchmarks/gpu.py --only gaps)
+AREA_PAIRS, AREA_ROWS = 1 << 30, 1024
+
+
+def is_worth_areas(spec: CallSpec) -> bool:
+    return spec.pairs >= AREA_PAIRS and spec.queries >= AREA_ROWS
 
 
 def is_banded(spec: CallSpec) -> bool:
@@ -164,7 +190,7 @@ class CudnnCall(Program):
             and key.is_contiguous()
             and value.is_contiguous()
         ):
-            query, key, value = _aligned(query), _aligned(key), _aligned(value)
+            query, key, value = aligned(query), aligned(key), aligned(value)
         # of the same names in torch.ops and torch, the second has less overhead
         out, lse, *_ = torch._scaled_dot_product_cudnn_attention(
             query, key, value, None, True, self._dropout, self._causal, False, scale=self._scale
@@ -206,7 +232,7 @@ def _differentiable(named: bool, call: Call, grad_out: Tensor, needs: tuple[bool
             "the fused CUDA kernels draw dropout themselves, and their second derivative (create_graph=True) would "
             'need the same draw: use backend="eager" or "blockwise"'
         )
-    return second_derivative("sdpa" if named else None, call, grad_out, needs)
+    return second_derivative("sdpa" if named else None, _areas.with_shifts_as_bias(call), grad_out, needs)
 
 
 class _Kernel(torch.autograd.Function):
@@ -253,6 +279,8 @@ def forward(call: Call) -> tuple[Tensor, Tensor]:
 def forward_with_draw(call: Call) -> tuple[Tensor, Tensor, Draw | None]:
     spec = call.spec
     kernel, flags = recipe(spec)
+    if kernel == "areas":
+        return (*_areas.forward(call), None)
     query, key, value = _inputs(call, flags)
     if kernel == "cudnn":
         bias = None if call.bias is None else _whole_bias(call)
@@ -284,8 +312,10 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     spec = call.spec
     kernel, flags = recipe(spec)
+    if kernel == "areas":
+        return _areas.backward(call, grad_out, out, lse)
     query, key, value = _inputs(call, flags)
-    grad_out, out, used = _aligned(grad_out), _aligned(out), flags.used_keys
+    grad_out, out, used = aligned(grad_out), aligned(out), flags.used_keys
     lse = lse.masked_fill(lse == -torch.inf, torch.inf)
     if draw is None:
         none = torch.zeros((), dtype=torch.uint64 if kernel == "flash" else torch.int64, device=query.device)
@@ -346,17 +376,7 @@ def _inputs(call: Call, flags: Flags) -> tuple[Tensor, Tensor, Tensor]:
     key, value = call.key, call.value
     if flags.used_keys != call.spec.keys:
         key, value = key[:, :, : flags.used_keys], value[:, :, : flags.used_keys]
-    return _aligned(call.query), _aligned(key), _aligned(value)
-
-
-def _aligned(tensor: Tensor) -> Tensor:
-    """The tensor, copied if its rows do not start at 16-byte addresses: the kernels read wrong numbers from others."""
-    if tensor.data_ptr() % 16 == 0 and tensor.is_contiguous():
-        return tensor  # head dims are multiples of 8, so all rows are aligned
-    unit = 16 // tensor.element_size()
-    if tensor.data_ptr() % 16 == 0 and tensor.stride(3) == 1 and not any(tensor.stride(n) % unit for n in range(3)):
-        return tensor
-    return tensor.clone(memory_format=torch.contiguous_format)
+    return aligned(call.query), aligned(key), aligned(value)
 
 
 def _right(flags: Flags) -> int:

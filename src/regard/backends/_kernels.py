@@ -55,3 +55,36 @@ def backward(
     return cpu_backward(  # type: ignore[no-any-return]
         grad_out, query, key, value, out, lse, 0.0, causal, attn_mask=added, scale=scale
     )
+
+
+def plain_forward(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+    """Without a mask, or square causal: cuDNN in half precision on CUDA, and the CPU's kernel."""
+    if not query.is_cuda:
+        return forward(query, key, value, causal, None, scale)
+    out, lse, *_ = torch._scaled_dot_product_cudnn_attention(
+        aligned(query), aligned(key), aligned(value), None, True, 0.0, causal, False, scale=scale
+    )
+    return out, lse.reshape(lse.shape[:3])
+
+
+def plain_backward(
+    grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, causal: bool, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients for rows of this output and log-sum-exp, which may be those of more keys than are given."""
+    if not query.is_cuda:
+        return backward(grad_out, query, key, value, out, lse, causal, None, scale)
+    none = torch.zeros((), dtype=torch.int64, device=query.device)
+    return torch.ops.aten._scaled_dot_product_cudnn_attention_backward(  # type: ignore[no-any-return]
+        aligned(grad_out), aligned(query), aligned(key), aligned(value), aligned(out), lse.unsqueeze(-1).contiguous(),
+        none, none, None, None, None, query.shape[2], key.shape[2], 0.0, causal, scale=scale,
+    )  # fmt: skip
+
+
+def aligned(tensor: Tensor) -> Tensor:
+    """The tensor, copied if its rows do not start at 16-byte addresses: CUDA kernels read wrong numbers from others."""
+    if tensor.data_ptr() % 16 == 0 and tensor.is_contiguous():
+        return tensor  # head dims are multiples of 8, so all rows are aligned
+    unit = 16 // tensor.element_size()
+    if tensor.data_ptr() % 16 == 0 and tensor.stride(3) == 1 and not any(tensor.stride(n) % unit for n in range(3)):
+        return tensor
+    return tensor.clone(memory_format=torch.contiguous_format)

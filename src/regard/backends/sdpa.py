@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from regard.backends import _cuda, _kernels, _products
+from regard.backends import _areas, _cuda, _kernels, _products
 from regard.backends._base import reads_values, refuse_transforms
 from regard.backends._bias import bias_over, is_rule, items_of, may_hide, short_steps
 from regard.backends._grouped import Steps, grouped_steps
@@ -65,7 +65,12 @@ class Sdpa(TiledBackend):
         return spec.device == "cpu"
 
     def peak_bytes(self, call: Call) -> int:
-        return super().peak_bytes(call) if call.spec.device == "cpu" else self.result_bytes(call.spec)
+        if call.spec.device == "cpu":
+            return super().peak_bytes(call)
+        return self.result_bytes(call.spec) + (0 if call.spec.areas is None else _areas.extra_bytes(call.spec))
+
+    def leaves_out_padding(self, spec: CallSpec) -> bool:
+        return spec.areas is not None  # keys that no row may see are in no area
 
     def run(self, call: Call, *, named: bool) -> Result:
         if call.spec.device == "cuda" and call.spec.grad and not call.spec.empty:

@@ -282,7 +282,8 @@ class Editor(Follower):
             if result.out.shape[3] > seen.value.shape[3]:  # values were made wider for a steer
                 result = result._replace(out=result.out[..., : seen.value.shape[3]].contiguous())
             out = self.outputs(result.out, place)
-            self._tell(of_call(call).detached(), place)
+            if self._listens():
+                self._tell(of_call(call).detached(), place)
         self.wrote(place, bool(changes) or out is not None)
         if out is not None:
             result = result._replace(out=out)
@@ -309,13 +310,17 @@ class Editor(Follower):
             place = self.place(met, seen.detached(), seen.key.shape[1])
             place.has_edges = self._edges_of(seen, place)
             changes, width = self.changes(place), seen.value.shape[3]
-            plain, seen = seen, self.applied(seen, changes, place)
-            alone = len(_around.here()) == 1  # others are shown calls as the model made them
-            parts = _fused.by_heads(plain, changes, place) if alone and not dropout else None
+            # others are shown calls as the model made them
+            alone = len(_around.here()) == 1 and not self._listens()
+            parts = _fused.by_heads(seen, changes, place) if alone and not dropout else None
+            if parts is None:
+                seen = self.applied(seen, changes, place)
         with self.running():
-            if parts:
+            if parts and len(parts) == 1:
+                out = self._run(parts[0][1], place, dropout)
+            elif parts:
                 made = [(heads, self._run(part, place, dropout)) for heads, part in parts]
-                out = made[0][1].new_empty(*plain.query.shape[:3], width)
+                out = made[0][1].new_empty(*seen.query.shape[:3], width)
                 for heads, part_out in made:
                     out[:, heads] = part_out
             elif changes:
@@ -324,13 +329,20 @@ class Editor(Follower):
             else:
                 out = run()
             new = self.outputs(out, place)
-            self._tell(seen.detached(), place)
+            if self._listens():
+                self._tell(seen.detached(), place)
         self.wrote(place, bool(changes) or new is not None)
         return out if new is None else new
 
-    def _run(self, seen: Seen, place: Place, dropout: float) -> Tensor:
+    def _run(self, seen: Seen | Call, place: Place, dropout: float) -> Tensor:
+        if not isinstance(seen, Seen):
+            return _fused.run_in_areas(seen)
         offset = place.offset if seen.offset is None else seen.offset
         return api.attention(*seen.tensors, **{**seen.keywords, "query_offset": offset}, dropout=dropout)
+
+    def _listens(self) -> bool:
+        """Whether an edit wants to know more of a call than its place and its output."""
+        return any(edit.wants_mass or type(edit).saw is not Edit.saw for edit in self.edits)
 
     def _tell(self, seen: Seen, place: Place) -> None:
         """What each key received, to the edits that go by it."""

@@ -1,5 +1,5 @@
-"""A call given by query, key and value, changed: cuts become its mask, a steer a bias of one row or one more dim, a
-pattern its query and key.
+"""A call given by query, key and value, changed: cuts become its mask, a steer a bias of one row, one more dim or a
+call of its own, a pattern its query and key.
 
 Tensors keep their gradients.
 """
@@ -14,18 +14,24 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from regard import masks
+from regard import backends, masks
+from regard.backends import _cuda, _guard
+from regard.backends._areas import steered
 from regard.backends._base import accumulation
 from regard.bias import TableBias
-from regard.edits._edit import Change, Place
+from regard.edits._edit import Added, Change, Place
 from regard.masks._joins import both
+from regard.masks._rectangle import rectangle
 from regard.watching._seen import Seen
 from regard.watching._silence import silence
 
 if TYPE_CHECKING:
     from regard.masks import Mask
+    from regard.spec import Call
 
+SDPA = backends.ALL["sdpa"]
 _STEP = 8
+_MOST_RUNS = 3  # of queries, and of keys, that are steered apart
 Heads = slice | list[int]
 
 
@@ -43,7 +49,7 @@ def changed(seen: Seen, change: Change, place: Place) -> Seen:
     if change.hide is not None:
         seen = seen._replace(mask=both(seen.mask, _only_for(~change.hide, place)))
     if change.add is not None:
-        seen = _steered(seen, *change.add, place)
+        seen = _steered(seen, *change.add.factors(place.device), place)
     return seen
 
 
@@ -82,22 +88,49 @@ def _only_for(mask: Mask, place: Place) -> Mask:
     return mask if all_heads(place) else mask | masks.drop(head_rows(place))
 
 
-def by_heads(seen: Seen, changes: list[Change], place: Place) -> list[tuple[Heads, Seen]] | None:
-    """The heads that edges are taken from, and the others, as a call each: masks stay rules, where a mask that differs
-    from head to head would be tested pair by pair on a GPU. None where a call is not only cut, has one query, or is
-    better off whole."""
-    if seen.query.device.type == "cpu" or all_heads(place) or seen.query.shape[2] == 1 or seen.bias is not None:
-        return None
-    if any(change.add is not None or change.pattern is not None for change in changes):
-        return None
-    if seen.mask is not None and (seen.mask.heads != 1 or seen.mask.is_open):
+def by_heads(seen: Seen, changes: list[Change], place: Place) -> list[tuple[Heads, Seen | Call]] | None:
+    """The heads that are cut or steered, and the others, as a call each: masks stay rules, where a mask that differs
+    from head to head would be tested pair by pair on a GPU, and a steer stays out of the tensors. None where a call is
+    changed in another way, has one query, or is better off whole."""
+    if seen.query.device.type == "cpu" or seen.query.shape[2] == 1 or seen.bias is not None:
         return None
     hidden = [~change.hide for change in changes if change.hide is not None]
-    if not hidden or any(mask.heads != 1 or mask.is_open for mask in hidden):
+    added = [change.add for change in changes if change.add is not None]
+    if any(change.pattern is not None for change in changes) or len(added) > 1:
         return None
-    edited = functools.reduce(both, hidden, seen.mask)
+    if not added and (not hidden or all_heads(place)):
+        return None
+    if any(mask.heads != 1 or mask.is_open for mask in (*hidden, *(() if seen.mask is None else (seen.mask,)))):
+        return None
+    heads, edited = _of_heads(seen, list(place.heads), functools.reduce(both, hidden, seen.mask))
+    ready = in_areas(edited, added[0], place) if added else edited
+    if ready is None:
+        return None
     others = [head for head in range(place.count) if head not in place.heads]
-    return [_of_heads(seen, list(place.heads), edited), _of_heads(seen, others, seen.mask)]
+    return [(heads, ready), *([_of_heads(seen, others, seen.mask)] if others else [])]
+
+
+def in_areas(seen: Seen, added: Added, place: Place) -> Call | None:
+    """The steered call as a few plain ones: of the edges that are steered, and of the others. None where those are not
+    few, or where wider heads take less time."""
+    offset = place.offset if seen.offset is None else seen.offset
+    alike = len(added.queries) == 1 and len(added.keys) == 1
+    where = rectangle(added.queries[0], added.keys[0], _MOST_RUNS) if alike else None
+    if where is None or isinstance(offset, Tensor):
+        return None
+    rest, more = (
+        (masks.everything() & edges if seen.mask is None else seen.mask & edges).areas(*seen.shape[2:], offset)
+        for edges in (~where, where)
+    )
+    if rest is None or more is None:
+        return None
+    call = seen._replace(offset=offset).call()
+    call = call.replace(spec=call.spec._replace(areas=steered(rest, more, added.amount)))
+    return call if _cuda.is_worth_areas(call.spec) and not SDPA.refuse(call.spec) else None
+
+
+def run_in_areas(call: Call) -> Tensor:
+    return _guard.run(SDPA.program(call, named=False), call).out
 
 
 def _of_heads(seen: Seen, heads: list[int], mask: Mask | None) -> tuple[Heads, Seen]:

@@ -298,7 +298,7 @@ def _changed(x: Tensor, change: Change, place: Place) -> tuple[Tensor, Tensor | 
     if change.pattern is not None:
         return torch.where(mine, _pattern(change.pattern, x, place), x), None
     if change.add is not None:
-        u, b = change.add
+        u, b = change.add.factors(place.device)
         more = u[:, None, :, None] * b[:, None, None].to(u.device)
         x = torch.where(mine, x + torch.nn.functional.pad(more, (0, extra)).to(x), x)
     if change.hide is None:

@@ -6,8 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
     from regard.masks import Mask
@@ -51,13 +54,24 @@ class Place:
         return CannotEdit(f"{self.site} (layer {self.layer}): {why}")
 
 
+class Added(NamedTuple):
+    """``amount`` joins the logits of these queries, [batch or 1, query], with these keys, [batch or 1, key]."""
+
+    queries: NDArray[np.bool_]
+    keys: NDArray[np.bool_]
+    amount: float
+
+    def factors(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """u [batch or 1, query], and b [batch or 1, key] on the CPU: u·b joins the logits."""
+        u = torch.from_numpy(self.queries.astype(np.float32))
+        return u.to(device), torch.from_numpy(self.keys * self.amount)
+
+
 class Change(NamedTuple):
     """What an edit does to the weights of a call. All parts leave heads that are not edited as they are."""
 
     hide: Mask | None = None  # edges that are taken away
-    add: tuple[Tensor, Tensor] | None = (
-        None  # u [batch or 1, query] and b [batch or 1, key] (on the CPU): u·b joins the logits
-    )
+    add: Added | None = None
     pattern: Any = None  # a Pattern of another run, in place of the call's own
 
 

@@ -6,11 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import torch
-
 from regard.edits import _places
-from regard.edits._edit import Change, Edit, Place
+from regard.edits._edit import Added, Change, Edit, Place
 from regard.edits._places import Where
 
 
@@ -26,8 +23,7 @@ class Steer(Edit):
         rows, columns = _places.queries(self.queries, place), _places.keys(self.keys, place)
         if not rows.any() or not columns.any():
             return None
-        u, b = torch.from_numpy(rows.astype(np.float32)), torch.from_numpy(columns * self.amount)
-        return Change(add=(u.to(place.device), b))
+        return Change(add=Added(rows, columns, self.amount))
 
     def __repr__(self) -> str:
         more = "" if self.queries is None else f", queries={_places.shown(self.queries)}"
@@ -42,7 +38,8 @@ def steer(keys: Where, amount: float, *, queries: Where | None = None) -> Steer:
         steer(keys=0, amount=-4.0, queries=slice(8, None))
 
     Exact in a fused kernel: what is added is u_i · b_j, which is one more dim of query and key (on a CPU, where all
-    queries are steered, one number for each key). No matrix is made.
+    queries are steered, one number for each key; in long calls on a GPU, the steered edges are a call of their own, and
+    join the others by their log-sum-exp). No matrix is made.
 
     Args:
         keys: positions, a slice, token texts, as in ``cut``.

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from regard._display import Displayed
+from regard.masks._areas import LEAST_ROWS, Area, areas_of
 from regard.masks._arguments import describe, plain
 from regard.masks._blocks import BlockTable, block_table, most_blocks
 from regard.masks._count import kept_pairs
@@ -248,6 +249,12 @@ class Mask(Facts, Displayed):
     def rows(self, L: int, S: int, offset: Offset, B: int = 1) -> RowIntervals | None:
         """For each row its permitted keys as at most 4 intervals, or None (no such form, or contents not readable)."""
         return self.remember(("rows", L, S, offset, B), offset, lambda: row_intervals(self, L, S, offset, B))
+
+    def areas(self, L: int, S: int, offset: int) -> tuple[Area, ...] | None:
+        """The mask as a few rectangles and triangles of pairs; None where it is not, or its tensors would decide."""
+        if self.tensors or L < LEAST_ROWS:
+            return None
+        return self.remember(("areas", L, S, offset), offset, lambda: areas_of(self.rows(L, S, offset)))
 
     def blocks(self, L: int, S: int, offset: Offset, B: int, block_q: int, block_k: int) -> BlockTable:
         """Which blocks of block_q × block_k pairs are empty (left out), partial, or full; see ``BlockTable``."""

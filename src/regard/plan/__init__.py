@@ -49,6 +49,12 @@ RULES: tuple[Rule, ...] = (
         "benchmarks/gpu.py --only sparse",
     ),
     Rule(
+        "triton",
+        lambda spec: spec.areas is not None and not _cuda.is_worth_areas(spec),
+        "masks with gaps, in calls that are too short for several launches",
+        "benchmarks/gpu.py --only gaps",
+    ),
+    Rule(
         "sdpa",
         lambda spec: True,
         "torch's fused kernels are the fastest wherever they can run the call",
@@ -198,10 +204,19 @@ def kind_of(spec: CallSpec) -> tuple[Any, ...]:
 
 
 def _sizes_on_cuda(spec: CallSpec) -> tuple[Any, ...]:
-    flags = _cuda.flags_of(spec)
-    meant = flags and (flags.causal, flags.left >= 0, flags.right > 0, flags.documents, flags.used_keys == spec.queries)
     heads, apart = spec.batch * spec.heads, max(spec.queries, spec.keys) + abs(spec.offset or 0)
-    return (*_predicates(heads, spec.queries, spec.keys), spec.value_dim > 0, heads > MOST_HEADS, apart >= FAR, meant)
+    sizes = _predicates(heads, spec.queries, spec.keys)
+    return (*sizes, spec.value_dim > 0, heads > MOST_HEADS, apart >= FAR, *_meant_on_cuda(spec))
+
+
+def _meant_on_cuda(spec: CallSpec) -> tuple[Any, ...]:
+    """How the fused kernels would take the mask."""
+    if spec.areas is not None:
+        return "areas", _cuda.is_worth_areas(spec)
+    flags = _cuda.flags_of(spec)
+    if flags is None:
+        return ()
+    return flags.causal, flags.left >= 0, flags.right > 0, flags.documents, flags.used_keys == spec.queries
 
 
 def _predicates(heads: int, queries: int, keys: int) -> tuple[bool, ...]:
