@@ -126,6 +126,29 @@ def sparse() -> Iterator[Case]:
             yield Case(f"{name} {tokens}", tensors, {"mask": mask}, flex(mod), (1.0, 1.0))
 
 
+def gaps() -> Iterator[Case]:
+    """A causal call without a few keys, as a cut leaves it, against the plain one; and several calls of cuDNN against
+    one launch of ours, around the length where the plan changes from this to those (AREA_PAIRS in _cuda.py)."""
+    triangle = lambda q, k, v: plain_sdpa(q, k, v, is_causal=True)  # noqa: E731
+    for tokens in (2048, 4096, 8192, 16384, 32768):
+        L = length(tokens)
+        tensors = qkv(1, 16, L, 128)
+        hole = masks.columns(L // 3 + 1) & ~masks.columns(L // 3)
+        kinds = {
+            "without the first four": masks.causal() & ~masks.columns(4),
+            "with a hole": masks.causal() & ~(masks.columns(1) | hole),
+            "with a prefix": masks.causal() | masks.prefix(L // 2),
+        }
+        for name, mask in kinds.items():
+            if tokens < 32768:
+                launch: dict[str, Any] = {"mask": mask} if DRY else {"mask": mask, "backend": "triton"}
+                peer = lambda q, k, v, given=launch: regard.attention(q, k, v, **given)  # noqa: E731
+                areas = {"mask": mask, "backend": "sdpa"}
+                yield Case(f"causal {name} {tokens}, cuDNN against ours", tensors, areas, peer, (1.0, 1.0))
+            elif name != "with a prefix":
+                yield Case(f"causal {name} {tokens}, against plain", tensors, {"mask": mask}, triangle, (1.1, 1.1))
+
+
 def dropout() -> Iterator[Case]:
     for name, causal in {"causal": True, "full": False}.items():
         tensors = qkv(8, 16, length(1024), 64)
@@ -195,6 +218,7 @@ def decode() -> Iterator[Case]:
 GROUPS: dict[str, Callable[[], Iterator[Case]]] = {
     "biases": biases,
     "sparse": sparse,
+    "gaps": gaps,
     "dropout": dropout,
     "padding": padding,
     "sentences": sentences,
@@ -206,7 +230,7 @@ GROUPS: dict[str, Callable[[], Iterator[Case]]] = {
 def exact(case: Case) -> tuple[Tensor, list[Tensor], Tensor]:
     """Output and gradients of the first item in float32, and the output's gradient that was used."""
     leaves = [t[:1].detach().float().requires_grad_() for t in case.tensors]
-    ours = dict(case.ours)
+    ours = {name: given for name, given in case.ours.items() if name != "backend"}
     if isinstance(ours.get("bias"), Tensor):
         ours["bias"] = ours["bias"].detach().float()
     if "sinks" in ours:

@@ -3,6 +3,7 @@ the same form, so that all else is tested here."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -153,6 +154,28 @@ def test_values_may_be_narrower_than_keys(name: str, monkeypatch: pytest.MonkeyP
     check(tensors(2, 3, 3, L, L, 24, V=16), 1e-11, mask=MASKS[name])
 
 
+def test_the_kernel_is_given_two_keys_at_least(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As cuDNN wants them."""
+    given: list[int] = []
+    forward, backward = _areas.plain_forward, _areas.plain_backward
+
+    def counted(kernel: Callable[..., Any], key: int) -> Callable[..., Any]:
+        def run(*inputs: Any) -> Any:
+            given.append(inputs[key].shape[2])
+            return kernel(*inputs)
+
+        return run
+
+    monkeypatch.setattr(_areas, "plain_forward", counted(forward, 1))
+    monkeypatch.setattr(_areas, "plain_backward", counted(backward, 2))
+    check(tensors(1, 4, 2, L, L, 11), 1e-11, mask=masks.causal() & ~Rectangle(None, ((1, 9), (100, 101))))
+    check(tensors(1, 4, 2, L, L, 11), 1e-11, mask=masks.columns(1) & ~Rectangle(((40, 60),), ((0, 1),)))
+    bias = 3.0 * Rectangle(None, ((7, 8),)).dense(L, L).double()[None, None]
+    areas = steered_areas(masks.everything(), Rectangle(None, ((7, 8),)), 3.0)
+    check(tensors(1, 4, 2, L, L, 11), 1e-11, mask=masks.everything(), bias=bias, areas=areas)
+    assert min(given) == 2
+
+
 def test_rows_without_keys_are_zero_and_pass_no_gradient() -> None:
     inputs = tensors(1, 2, 2, L, L, 8, grad=True)
     mask = masks.causal() & ~Rectangle(None, ((0, 4), (9, 11)))
@@ -236,6 +259,26 @@ def test_strided_tensors_and_a_strided_gradient_give_the_same() -> None:
         torch.testing.assert_close(one, other, rtol=0, atol=1e-11)
 
 
+@pytest.mark.parametrize("name", ["causal without single", "late rows"])
+def test_half_precision_is_copied_right_however_it_lies(name: str) -> None:
+    clean = tensors(1, 4, 2, L, L, 16, dtype=torch.bfloat16)
+    grad_out, results = torch.randn(1, 4, L, 16, dtype=torch.bfloat16), []
+    layouts: list[Callable[[Tensor], Tensor]] = [
+        lambda t: t.clone(),
+        lambda t: t.transpose(1, 2).contiguous().transpose(1, 2),
+        lambda t: torch.cat((t, t[..., :3]), 3)[..., :16],
+        lambda t: torch.cat((t.flatten()[:1], t.flatten()))[1:].view(t.shape),
+    ]
+    for layout in layouts:
+        inputs = [layout(t).requires_grad_() for t in clean]
+        assert all(torch.equal(one, other) for one, other in zip(inputs, clean, strict=True))
+        out = run(on_cuda(*inputs, mask=MASKS[name])).out
+        results.append((out, *torch.autograd.grad(out, inputs, layout(grad_out))))
+    for found in results[1:]:
+        for one, other in zip(found, results[0], strict=True):
+            assert torch.equal(one, other)
+
+
 def described(tokens: int, heads: int = 16, dtype: torch.dtype = torch.bfloat16, **given: Any) -> Any:
     """As it would be on CUDA."""
     inputs = [torch.empty(1, heads, tokens, given.pop("dim", 128), dtype=dtype, device="meta")] * 3
@@ -275,3 +318,44 @@ def test_the_peak_counts_copies_of_tokens_that_are_apart() -> None:
     numbers = 16 * 8190 * 128
     assert _areas.extra_bytes(apart) == 2 * 4 * numbers + 4 * 16 * 8190
     assert _areas.extra_bytes(together) == 2 * 16 * 8188 * 128 + 4 * 16 * 8188
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("name", MASKS)
+def test_calls_of_cudnn_on_a_gpu(name: str, dim: int) -> None:
+    """Values, log-sum-exp and gradients against float32, and no wait for the device."""
+    inputs = [t.cuda().requires_grad_() for t in tensors(2, 4, 2, 1100, 1100, dim, dtype=torch.bfloat16)]
+    exact = [t.detach().float().requires_grad_() for t in inputs]
+    grad_out, results = torch.randn(2, 4, 1100, dim, device="cuda"), []
+    for given, backend in ((inputs, "sdpa"), (exact, "eager")):
+        assert regard.explain(*given, mask=MASKS[name], backend=backend).backend == backend
+        seen = regard.observe(*given, mask=MASKS[name], backend=backend, want=regard.Want.none())
+        grads = torch.autograd.grad(seen.out, given, grad_out.to(seen.out.dtype))
+        results.append((seen.out, *grads, seen.lse.nan_to_num(neginf=0.0)))
+        assert (seen.lse == -torch.inf).equal(~MASKS[name].dense(1100, 1100, device="cuda").any(-1).expand(2, 4, 1100))
+    for ours, meant in zip(*results, strict=True):
+        assert (ours.float() - meant).norm() <= 0.02 * meant.norm()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        out = regard.attention(*inputs, mask=MASKS[name], backend="sdpa")
+        torch.autograd.grad(out, inputs, grad_out.to(out.dtype))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("where", STEERED[1:], ids=str)
+def test_steered_areas_on_a_gpu(where: masks.Mask) -> None:
+    inputs = [t.cuda().requires_grad_() for t in tensors(1, 4, 2, L, L, 64, dtype=torch.bfloat16)]
+    exact = [t.detach().float().requires_grad_() for t in inputs]
+    bias = 1.7 * where.dense(L, L, device="cuda").float()[None, None]
+    call = on_cuda(*inputs, mask=masks.causal(), areas=steered_areas(masks.causal(), where, 1.7))
+    outs = run(call).out, regard.attention(*exact, mask=masks.causal(), bias=bias, backend="eager")
+    grad_out = torch.randn_like(outs[1])
+    for ours, meant in zip(
+        (outs[0], *torch.autograd.grad(outs[0], inputs, grad_out.bfloat16())),
+        (outs[1], *torch.autograd.grad(outs[1], exact, grad_out)),
+        strict=True,
+    ):
+        assert (ours.float() - meant).norm() <= 0.02 * meant.norm()

@@ -8,6 +8,8 @@ exp(logit − lse), whatever other keys its row sees.
 
 from __future__ import annotations
 
+import itertools
+import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,6 +22,8 @@ from regard.spec import BiasSpec
 from regard.statistics import merge
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from regard.masks._areas import Area, Ranges
     from regard.spec import Call, CallSpec
 
@@ -28,29 +32,25 @@ def forward(call: Call) -> tuple[Tensor, Tensor]:
     """(out, lse) of a call whose description has areas; without sinks."""
     spec, areas = call.spec, call.spec.areas
     assert areas is not None
-    everything = ((0, spec.queries),)
-    if len(areas) == 1 and areas[0].rows == everything and not areas[0].shift:
-        return plain_forward(call.query, *_keys_of(call, areas[0]), areas[0].causal, spec.scale)
+    if len(areas) == 1 and areas[0].rows == ((0, spec.queries),) and not areas[0].shift:
+        return _forward(call.query, *_keys_of(call, areas[0]), areas[0].causal, spec.scale)
     out = call.query.new_empty(spec.batch, spec.heads, spec.queries, spec.value_dim)
     lse = call.query.new_empty(out.shape[:3], dtype=accumulation(spec.dtype))
-    for start, stop in _unwritten(areas, spec.queries):
+    written = joined(tuple(each for area in areas if not area.merges for each in area.rows))
+    for start, stop in outside(written, spec.queries):
         out[:, :, start:stop] = 0
         lse[:, :, start:stop] = -torch.inf
     for area in areas:
         query = _take(call.query, area.rows)
-        found, found_lse = plain_forward(query, *_keys_of(call, area), area.causal, spec.scale)
+        found, found_lse = _forward(query, *_keys_of(call, area), area.causal, spec.scale)
         if area.shift:
             found_lse = found_lse + area.shift
-        at = 0
-        for start, stop in area.rows:
-            piece = slice(at, at + stop - start)
-            at = piece.stop
-            rows, own, own_lse = slice(start, stop), found[:, :, piece], found_lse[:, :, piece]
+        for rows, own in _places(area.rows):
             if area.merges:
-                merge(out[:, :, rows], lse[:, :, rows], own, own_lse)
+                merge(out[:, :, rows], lse[:, :, rows], found[:, :, own], found_lse[:, :, own])
             else:
-                out[:, :, rows] = own
-                lse[:, :, rows] = own_lse
+                _copy(out[:, :, rows], found[:, :, own])
+                lse[:, :, rows] = found_lse[:, :, own]
     return out, lse
 
 
@@ -58,24 +58,59 @@ def backward(call: Call, grad_out: Tensor, out: Tensor, lse: Tensor) -> tuple[Te
     """Gradients of query, key and value; ``out`` and ``lse`` are those of the whole call."""
     spec, areas = call.spec, call.spec.areas
     assert areas is not None
-    work = accumulation(spec.dtype)
-    of_query = work if any(area.merges for area in areas) else spec.dtype  # else every row is in one area only
-    query, key, value = (
-        torch.zeros_like(tensor, dtype=dtype, memory_format=torch.contiguous_format)
-        for tensor, dtype in ((call.query, of_query), (call.key, work), (call.value, work))
-    )
+    found = []
     for area in areas:
-        d_out, own, own_out, own_lse = (
-            _take(tensor, area.rows).contiguous() for tensor in (grad_out, call.query, out, lse - area.shift)
-        )
-        keys, values = (tensor.contiguous() for tensor in _keys_of(call, area))
-        found = plain_backward(d_out, own, keys, values, own_out, own_lse, area.causal, spec.scale)
-        for total, ranges, part in zip((query, key, value), (area.rows, area.keys, area.keys), found, strict=True):
-            at = 0
-            for start, stop in ranges:
-                total[:, :, start:stop] += part[:, :, at : at + stop - start]
-                at += stop - start
-    return query.to(spec.dtype), key.to(spec.dtype), value.to(spec.dtype)
+        d_out, query, own_out = (_take(tensor, area.rows, copy=True) for tensor in (grad_out, call.query, out))
+        key, value = _keys_of(call, area, copy=True)
+        own_lse = torch.cat([lse[:, :, start:stop] for start, stop in area.rows], 2) - area.shift
+        found.append(_backward(d_out, query, key, value, own_out, own_lse, area.causal, spec.scale))
+    rows, keys = [area.rows for area in areas], [area.keys for area in areas]
+    return (
+        _summed(call.query, rows, [grads[0] for grads in found]),
+        _summed(call.key, keys, [grads[1] for grads in found]),
+        _summed(call.value, keys, [grads[2] for grads in found]),
+    )
+
+
+def _forward(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+    if key.shape[2] > 1:
+        return plain_forward(query, key, value, causal, scale)
+    # cuDNN takes two keys at least: the same one twice, each with half of its weight
+    out, lse = plain_forward(query, _twice(key), _twice(value), causal, scale)
+    return out, lse - math.log(2)
+
+
+def _backward(
+    grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, causal: bool, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    if key.shape[2] > 1:
+        return plain_backward(grad_out, query, key, value, out, lse, causal, scale)
+    halves = plain_backward(grad_out, query, _twice(key), _twice(value), out, lse + math.log(2), causal, scale)
+    return halves[0], halves[1].sum(2, keepdim=True), halves[2].sum(2, keepdim=True)
+
+
+def _twice(tensor: Tensor) -> Tensor:
+    return torch.cat((tensor, tensor), 2)
+
+
+def _summed(tensor: Tensor, tokens: list[Ranges], grads: list[Tensor]) -> Tensor:
+    """The gradient of a tensor from those of some of its tokens each; zeros where there are none."""
+    every = sorted(each for ranges in tokens for each in ranges)
+    apart = all(one[1] <= other[0] for one, other in itertools.pairwise(every))
+    dtype = tensor.dtype if apart else accumulation(tensor.dtype)
+    total = torch.empty(tensor.shape, dtype=dtype, device=tensor.device)
+    if apart:
+        for start, stop in outside(tuple(every), tensor.shape[2]):
+            total[:, :, start:stop] = 0
+    else:
+        total.zero_()
+    for ranges, grad in zip(tokens, grads, strict=True):
+        for place, own in _places(ranges):
+            if apart:
+                _copy(total[:, :, place], grad[:, :, own])
+            else:
+                total[:, :, place] += grad[:, :, own]
+    return total.to(tensor.dtype)
 
 
 def extra_bytes(spec: CallSpec) -> int:
@@ -114,16 +149,38 @@ def steered(areas: tuple[Area, ...], more: tuple[Area, ...], amount: float) -> t
     return (*areas, *(area._replace(merges=True, shift=amount) for area in more))
 
 
-def _unwritten(areas: tuple[Area, ...], rows: int) -> Ranges:
-    """Rows that no area writes, but for those that merge with what is there."""
-    return outside(joined(tuple(each for area in areas if not area.merges for each in area.rows)), rows)
+def _keys_of(call: Call, area: Area, copy: bool = False) -> tuple[Tensor, Tensor]:
+    return _take(call.key, area.keys, copy), _take(call.value, area.keys, copy)
 
 
-def _keys_of(call: Call, area: Area) -> tuple[Tensor, Tensor]:
-    return _take(call.key, area.keys), _take(call.value, area.keys)
+def _take(tensor: Tensor, ranges: Ranges, copy: bool = False) -> Tensor:
+    """Tokens of [batch, head, token, dim], a view where they are one range and no copy is asked for."""
+    if len(ranges) == 1 and not copy:
+        return tensor[:, :, ranges[0][0] : ranges[0][1]]
+    words = _words(tensor)
+    return torch.cat([words[:, :, start:stop] for start, stop in ranges], 2).view(tensor.dtype)
 
 
-def _take(tensor: Tensor, ranges: Ranges) -> Tensor:
-    """Tokens of [batch, head, token, ...], a view where they are one range."""
-    found = [tensor[:, :, start:stop] for start, stop in ranges]
-    return found[0] if len(found) == 1 else torch.cat(found, 2)
+def _places(ranges: Ranges) -> Iterator[tuple[slice, slice]]:
+    """Each range, and where it is when all are put side by side."""
+    at = 0
+    for start, stop in ranges:
+        yield slice(start, stop), slice(at, at + stop - start)
+        at += stop - start
+
+
+def _copy(into: Tensor, found: Tensor) -> None:
+    large, other = _words(into), _words(found)
+    if large.dtype == other.dtype:
+        large.copy_(other)
+    else:
+        into.copy_(found)
+
+
+def _words(tensor: Tensor) -> Tensor:
+    """The same memory as numbers of 8 bytes, to be copied: torch copies strided tensors of a GPU number by number, few
+    large ones in less time than many small ones."""
+    if tensor.dtype.itemsize != 2 or tensor.stride(3) != 1:
+        return tensor
+    sizes = (tensor.shape[3], tensor.storage_offset(), *tensor.stride()[:3])
+    return tensor if any(each % 4 for each in sizes) else tensor.view(torch.int64)
