@@ -335,7 +335,8 @@ def test_calls_of_cudnn_on_a_gpu(name: str, dim: int) -> None:
         results.append((seen.out, *grads, seen.lse.nan_to_num(neginf=0.0)))
         assert (seen.lse == -torch.inf).equal(~MASKS[name].dense(1100, 1100, device="cuda").any(-1).expand(2, 4, 1100))
     for ours, meant in zip(*results, strict=True):
-        assert (ours.float() - meant).norm() <= 0.02 * meant.norm()
+        # of a row with one key, the query's gradient is 0, and in half precision nearly so
+        assert (ours.float() - meant).norm() <= 0.02 * meant.norm() + 1e-2
     torch.cuda.set_sync_debug_mode("error")
     try:
         out = regard.attention(*inputs, mask=MASKS[name], backend="sdpa")
