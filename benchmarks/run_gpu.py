@@ -38,6 +38,7 @@ STAGES = (
     Stage("sparse", 150, groups("sparse")),
     Stage("biases", 120, groups("biases", "heads")),
     Stage("first", 120, groups("first")),
+    Stage("gaps", 120, groups("gaps")),
     Stage("acting", 120, ("acting.py", "--save")),
     Stage("linear", 150, ("linear_gpu.py", "--json", "FILE")),
     Stage("host", 40, groups("host")),

@@ -47,7 +47,7 @@ def changed(seen: Seen, change: Change, place: Place) -> Seen:
     if change.pattern is not None:
         seen = _patched(seen, change.pattern, place)
     if change.hide is not None:
-        seen = seen._replace(mask=both(seen.mask, _only_for(~change.hide, place)))
+        seen = seen._replace(mask=_cut(seen, change.hide, place))
     if change.add is not None:
         seen = _steered(seen, *change.add.factors(place.device), place)
     return seen
@@ -75,13 +75,32 @@ def edges_of(seen: Seen, place: Place) -> Callable[[range, range], Tensor]:
 
 def head_rows(place: Place) -> Tensor:
     """bool [1, head, 1, 1]: the heads that are edited."""
-    rows = torch.zeros(1, place.count, 1, 1, dtype=torch.bool)
-    rows[:, list(place.heads)] = True
-    return rows.to(place.device)
+    return _rows_of(place.heads, place.count, place.device)
+
+
+def _rows_of(heads: tuple[int, ...], count: int, device: torch.device) -> Tensor:
+    rows = torch.zeros(1, count, 1, 1, dtype=torch.bool)
+    rows[:, list(heads)] = True
+    return rows.to(device)
 
 
 def all_heads(place: Place) -> bool:
     return len(place.heads) == place.count
+
+
+def _cut(seen: Seen, hide: Mask, place: Place) -> Mask | None:
+    """The call's mask without some edges."""
+    if hide.tensors or (seen.mask is not None and seen.mask.tensors) or type(seen.query) is not Tensor:
+        return both(seen.mask, _only_for(~hide, place))
+    return _cut_by_rule(seen.mask, hide, place.count, place.heads, place.device)
+
+
+@functools.lru_cache(64)
+def _cut_by_rule(mask: Mask | None, hide: Mask, count: int, heads: tuple[int, ...], device: torch.device) -> Mask:
+    """The same mask for all calls that are cut alike: it remembers how they run."""
+    with torch.inference_mode(False):  # it outlives the block, and may be saved for a backward pass
+        left = ~hide if len(heads) == count else ~hide | masks.drop(_rows_of(heads, count, device))
+    return left if mask is None else mask & left
 
 
 def _only_for(mask: Mask, place: Place) -> Mask:
