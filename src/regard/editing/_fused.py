@@ -133,19 +133,19 @@ def in_areas(seen: Seen, added: Added, place: Place) -> Call | None:
     """The steered call as a few plain ones: of the edges that are steered, and of the others. None where those are not
     few, or where wider heads take less time."""
     offset = place.offset if seen.offset is None else seen.offset
+    call = seen._replace(offset=offset).call()
     alike = len(added.queries) == 1 and len(added.keys) == 1
-    where = rectangle(added.queries[0], added.keys[0], _MOST_RUNS) if alike else None
-    if where is None or isinstance(offset, Tensor):
+    if isinstance(offset, Tensor) or not alike or not _cuda.is_worth_areas(call.spec):
         return None
-    rest, more = (
-        (masks.everything() & edges if seen.mask is None else seen.mask & edges).areas(*seen.shape[2:], offset)
-        for edges in (~where, where)
-    )
+    where = rectangle(added.queries[0], added.keys[0], _MOST_RUNS)
+    if where is None:
+        return None
+    mask = masks.everything() if seen.mask is None else seen.mask
+    rest, more = ((mask & edges).areas(*seen.shape[2:], offset) for edges in (~where, where))
     if rest is None or more is None:
         return None
-    call = seen._replace(offset=offset).call()
     call = call.replace(spec=call.spec._replace(areas=steered(rest, more, added.amount)))
-    return call if _cuda.is_worth_areas(call.spec) and not SDPA.refuse(call.spec) else None
+    return None if SDPA.refuse(call.spec) else call
 
 
 def run_in_areas(call: Call) -> Tensor:
