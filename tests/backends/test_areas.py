@@ -279,6 +279,13 @@ def test_half_precision_is_copied_right_however_it_lies(name: str) -> None:
             assert torch.equal(one, other)
 
 
+def test_the_result_lies_as_the_query_does() -> None:
+    packed = torch.randn(1, L, 3, 4, 8)
+    out = run(on_cuda(*(part.transpose(1, 2) for part in packed.unbind(2)), mask=MASKS["causal without single"])).out
+    assert out.transpose(1, 2).is_contiguous() and out._base is None
+    assert run(on_cuda(*tensors(1, 4, 4, L, L, 8), mask=MASKS["causal without single"])).out.is_contiguous()
+
+
 def described(tokens: int, heads: int = 16, dtype: torch.dtype = torch.bfloat16, **given: Any) -> Any:
     """As it would be on CUDA."""
     inputs = [torch.empty(1, heads, tokens, given.pop("dim", 128), dtype=dtype, device="meta")] * 3

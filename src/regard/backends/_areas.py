@@ -34,7 +34,7 @@ def forward(call: Call) -> tuple[Tensor, Tensor]:
     assert areas is not None
     if len(areas) == 1 and areas[0].rows == ((0, spec.queries),) and not areas[0].shift:
         return _forward(call.query, *_keys_of(call, areas[0]), areas[0].causal, spec.scale)
-    out = call.query.new_empty(spec.batch, spec.heads, spec.queries, spec.value_dim)
+    out = result_like(call.query, spec.value_dim, spec.dtype)
     lse = call.query.new_empty(out.shape[:3], dtype=accumulation(spec.dtype))
     written = joined(tuple(each for area in areas if not area.merges for each in area.rows))
     for start, stop in outside(written, spec.queries):
@@ -70,6 +70,15 @@ def backward(call: Call, grad_out: Tensor, out: Tensor, lse: Tensor) -> tuple[Te
         _summed(call.key, keys, [grads[1] for grads in found]),
         _summed(call.value, keys, [grads[2] for grads in found]),
     )
+
+
+def result_like(query: Tensor, width: int, dtype: torch.dtype) -> Tensor:
+    """Memory for [batch, head, query, width], where heads and queries lie as those of ``query`` do. So torch's kernels
+    have it: a model that puts the heads of a token side by side again then needs no copy."""
+    batch, heads, rows, _ = query.shape
+    by_token = query.stride(1) < query.stride(2)
+    strides = (heads * rows * width, *((width, heads * width) if by_token else (rows * width, width)), 1)
+    return query.new_empty_strided((batch, heads, rows, width), strides, dtype=dtype)
 
 
 def _forward(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from regard import api
+from regard.backends._areas import result_like
 from regard.editing import _fused
 from regard.editing._positions import of_cross, of_self
 from regard.editing._report import Changed, Report
@@ -320,7 +321,7 @@ class Editor(Follower):
                 out = self._run(parts[0][1], place, dropout)
             elif parts:
                 made = [(heads, self._run(part, place, dropout)) for heads, part in parts]
-                out = made[0][1].new_empty(*seen.query.shape[:3], width)
+                out = result_like(seen.query, width, made[0][1].dtype)  # under autocast, not that of the query
                 for heads, part_out in made:
                     out[:, heads] = part_out
             elif changes:
