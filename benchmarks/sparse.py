@@ -99,6 +99,7 @@ def families(sizes: Sizes) -> dict[str, dict[str, Mask | None]]:
         "causal bigbird": {
             f"{n} random": sparse.bigbird(length, size=128, random=n, causal=True) for n in (0, 3, 6, 12)
         },
+        "strided": {f"stride {n}": sparse.strided(n) for n in (128, 64, 32, 16)},
         "selected": {f"keep {n}": sparse.select_blocks(*tensors[:2], size=128, keep=n) for n in (2, 4, 8, 16)},
     }
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import os
 import sys
 import warnings
+from collections.abc import Callable
 
 # Read by oneDNN when torch is loaded: one instruction set for bfloat16, whatever the CPU offers.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
@@ -48,3 +50,18 @@ def _every_test_starts_alike() -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch 2.11 warns of what it loads here itself
             sys.modules["torch._dynamo"].reset()
+
+
+@pytest.fixture
+def fonts(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+    """Tells matplotlib that this machine has a font for Chinese, or none: which fonts there are is not ours."""
+    from matplotlib import font_manager
+
+    others = [font for font in font_manager.fontManager.ttflist if font.name.startswith("DejaVu")]
+    stand_in = dataclasses.replace(next(font for font in others if font.name == "DejaVu Sans"), name="SimHei")
+
+    def have(chinese: bool) -> None:
+        monkeypatch.setattr(font_manager.fontManager, "ttflist", [*others, stand_in] if chinese else others)
+        monkeypatch.setattr(font_manager, "findSystemFonts", list)
+
+    return have

@@ -36,7 +36,7 @@ ARROWS: dict[str, set[str]] = {
     # a cache attends piece by piece and merges what it gets as the backends do
     "cache": LEAVES | {"api", "backends"},
     "latent": LEAVES | {"api"},
-    "nn": LEAVES | {"api", "latent", "linear", "cache"},
+    "nn": LEAVES | {"api", "_sharded", "latent", "linear", "cache"},
     "models": LEAVES | {"api", "cache", "nn"},
     # a bill is made from configurations; its roofline measures calls next to what it predicts
     "cost": LEAVES | {"api", "models"},
@@ -44,7 +44,7 @@ ARROWS: dict[str, set[str]] = {
     # a graph for another runtime needs the one op of compiled calls written out
     "interop": LEAVES | {"api", "nn", "models", "_compiled"},
     # a training run writes folders that the others read, and watches its own model where it shows an alignment
-    "train": LEAVES | {"api", "nn", "models", "interop", "recording", "__init__"},
+    "train": LEAVES | {"api", "_sharded", "nn", "models", "interop", "recording", "__init__"},
     # recordings are read, saved and shown without any of the code that makes them
     "recording": LEAVES | {"_page"},
     "_page": LEAVES | {"recording"},

@@ -12,10 +12,7 @@ import pytest
 import torch
 from tests.core_calls import prepare
 
-from regard import masks, plan
-from regard.cache import KVCache
-from regard.nn import MultiHeadAttention
-from regard.positions import Rotary
+from regard import masks
 
 # In a process of its own: here, annotations are checked by functions around each function.
 COUNT = """
@@ -47,6 +44,21 @@ def names_of(work):
     sys.setprofile(None)
     return found
 
+def stack_of(work, file, function):
+    # functions of ours that are waiting when `function` begins
+    found = []
+    def note(frame, event, _):
+        code = frame.f_code
+        if event == "call" and not found and code.co_name == function and code.co_filename.endswith(file):
+            while frame is not None:
+                if "/regard/" in frame.f_code.co_filename:
+                    found.insert(0, frame.f_code.co_qualname)
+                frame = frame.f_back
+    sys.setprofile(note)
+    work()
+    sys.setprofile(None)
+    return found
+
 counted = {}
 for name, mask in {
     "causal": masks.causal(),
@@ -59,10 +71,14 @@ for name, mask in {
         found = files_of(lambda: regard.attention(*inputs, mask=mask))
         counted[f"{name} {grad}"] = len(found), len(set(found))
     counted[f"way of {name}"] = names_of(lambda: regard.attention(*[x.detach() for x in inputs], mask=mask))
+long, band = [torch.randn(1, 4, 600, 64) for _ in range(3)], masks.causal() & masks.window(left=30)
+counted["stack of several steps"] = stack_of(lambda: regard.attention(*long, mask=band), "_kernels.py", "forward")
 with torch.no_grad():
     module, cache = MultiHeadAttention(64, 8, num_kv_heads=2, positions=Rotary(8)).eval(), KVCache(100)
-    module(torch.randn(1, 10, 64), mask=masks.causal(), cache=cache)
+    module(torch.randn(1, 64, 64), mask=masks.causal(), cache=cache)
     token, causal = torch.randn(1, 1, 64), masks.causal()
+    ways = [names_of(lambda: module(token, mask=causal, cache=cache)) for _ in range(20)]
+    counted["backends asked by each token"] = [sum(name.endswith(".refuse") for name in way) for way in ways]
     found = files_of(lambda: module(token, mask=causal, cache=cache))
     counted["token"] = len(found), len([file for file in found if "/regard/" in file])
 print(json.dumps(counted))
@@ -91,24 +107,23 @@ def test_the_way_of_a_repeated_call_is_the_one_that_contributing_follows(counted
     assert [name for name in way if f"`{name}`" not in page] == []
 
 
+def test_the_way_of_a_call_of_several_steps_is_the_one_that_contributing_follows(counted: dict[str, Any]) -> None:
+    page = (Path(__file__).parent.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    stack = counted["stack of several steps"]
+    assert stack[0] == "attention" and stack[-2:] == ["Sdpa.step_forward", "forward"]
+    assert len(stack) <= 14
+    assert [name for name in stack if f"`{name}`" not in page] == []
+
+
 def test_a_decoded_token_of_a_layer_is_short(counted: dict[str, Any]) -> None:
     calls, ours = counted["token"]
     assert ours <= 70
     assert calls <= 100  # torch's own modules and their attributes are a third
 
 
-@torch.no_grad()
-def test_twenty_decoded_tokens_are_one_choice(monkeypatch: pytest.MonkeyPatch) -> None:
-    module, cache = MultiHeadAttention(64, 8, num_kv_heads=2, positions=Rotary(8)).eval(), KVCache(100)
-    module(torch.randn(1, 64, 64), mask=masks.causal(), cache=cache)
-    monkeypatch.setattr(plan, "_chosen", {})
-    monkeypatch.setattr("regard.api.programs", {})
-    chosen: list[Any] = []
-    choose = plan._choose
-    monkeypatch.setattr(plan, "_choose", lambda *given: (chosen.append(given), choose(*given))[1])
-    for _ in range(20):
-        module(torch.randn(1, 1, 64), mask=masks.causal(), cache=cache)
-    assert len(chosen) == 1
+def test_twenty_decoded_tokens_are_one_choice(counted: dict[str, Any]) -> None:
+    first, *others = counted["backends asked by each token"]
+    assert first and len(others) == 19 and not any(others)
 
 
 def test_a_call_cannot_be_written_to() -> None:

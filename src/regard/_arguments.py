@@ -44,43 +44,11 @@ def prepare(
     mode: str | None = None,
 ) -> Call:
     """Check everything that can be checked without reading values, and describe the call."""
-    if not (isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor)):
-        _not_tensors(query=query, key=key, value=value)
-    if query.is_nested or key.is_nested or value.is_nested:
-        raise TypeError(
-            "regard.attention got a nested tensor; it takes padded [batch, head, token, dim] tensors. "
-            "regard.nn.MultiHeadAttention takes nested ones, or pack the items into one row and use masks.documents."
-        )
-    for name, given in (("query", query), ("key", key), ("value", value)):
-        if given.layout is not torch.strided:
-            raise TypeError(f"{name} has layout {given.layout}; expected a dense tensor: call .to_dense()")
-    device = query.device
-    if key.device != device or value.device != device:
-        _bad_devices(query=query, key=key, value=value)
+    query, key, value = _checked_tensors(query, key, value)
+    batch, heads, queries, head_dim = query.shape
+    kv_heads, keys, value_dim = key.shape[1], key.shape[2], value.shape[3]
+    dtype, device = query.dtype, query.device
     kind = device.type  # each reading makes a new string
-    if (kind in _USUAL or torch.amp.is_autocast_available(kind)) and torch.is_autocast_enabled(kind):
-        query, key, value = _autocast((query, key, value), kind)
-    q_shape, k_shape, v_shape = query.shape, key.shape, value.shape
-    if len(q_shape) != 4 or len(k_shape) != 4 or len(v_shape) != 4:
-        _bad_rank(q_shape, k_shape, v_shape)
-    batch, heads, queries, head_dim = q_shape
-    k_batch, kv_heads, keys, k_dim = k_shape
-    v_batch, v_heads, v_keys, value_dim = v_shape
-    if (
-        batch != k_batch
-        or batch != v_batch
-        or kv_heads != v_heads
-        or keys != v_keys
-        or head_dim != k_dim
-        or head_dim == 0
-        or kv_heads == 0
-        or heads == 0
-        or heads % kv_heads
-    ):
-        _bad_shapes(q_shape, k_shape, v_shape)
-    dtype = query.dtype
-    if dtype not in _DTYPES or key.dtype != dtype or value.dtype != dtype:
-        _bad_dtypes(query=query, key=key, value=value)
 
     if scale is None:
         scale = 1.0 / math.sqrt(head_dim)
@@ -160,6 +128,48 @@ def prepare(
         None,
     )
     return Call(spec, query, key, value, mask, added, sinks, offset)
+
+
+def _checked_tensors(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Query, key and value, which fit each other; under autocast, in its dtype."""
+    if not (isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor)):
+        _not_tensors(query=query, key=key, value=value)
+    if query.is_nested or key.is_nested or value.is_nested:
+        raise TypeError(
+            "regard.attention got a nested tensor; it takes padded [batch, head, token, dim] tensors. "
+            "regard.nn.MultiHeadAttention takes nested ones, or pack the items into one row and use masks.documents."
+        )
+    for name, given in (("query", query), ("key", key), ("value", value)):
+        if given.layout is not torch.strided:
+            raise TypeError(f"{name} has layout {given.layout}; expected a dense tensor: call .to_dense()")
+    device = query.device
+    if key.device != device or value.device != device:
+        _bad_devices(query=query, key=key, value=value)
+    kind = device.type  # each reading makes a new string
+    if (kind in _USUAL or torch.amp.is_autocast_available(kind)) and torch.is_autocast_enabled(kind):
+        query, key, value = _autocast((query, key, value), kind)
+    q_shape, k_shape, v_shape = query.shape, key.shape, value.shape
+    if len(q_shape) != 4 or len(k_shape) != 4 or len(v_shape) != 4:
+        _bad_rank(q_shape, k_shape, v_shape)
+    batch, heads, _, head_dim = q_shape
+    k_batch, kv_heads, keys, k_dim = k_shape
+    v_batch, v_heads, v_keys, _ = v_shape
+    if (
+        batch != k_batch
+        or batch != v_batch
+        or kv_heads != v_heads
+        or keys != v_keys
+        or head_dim != k_dim
+        or head_dim == 0
+        or kv_heads == 0
+        or heads == 0
+        or heads % kv_heads
+    ):
+        _bad_shapes(q_shape, k_shape, v_shape)
+    dtype = query.dtype
+    if dtype not in _DTYPES or key.dtype != dtype or value.dtype != dtype:
+        _bad_dtypes(query=query, key=key, value=value)
+    return query, key, value
 
 
 def _flags(mask: Mask, queries: int, keys: int, offset: int | Tensor) -> tuple[Any, ...] | None:

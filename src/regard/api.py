@@ -9,6 +9,7 @@ import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 from torch.nn import functional
 
+from regard import _sharded
 from regard._arguments import prepare
 from regard.backends import _guard
 from regard.backends._base import accumulation, reads_values
@@ -24,11 +25,10 @@ from regard.spec import Call, CallSpec, OfOtherCall, Refused
 from regard.statistics import Want
 
 if TYPE_CHECKING:
-    from regard._sharded._block import Block
     from regard.backends._base import Program
     from regard.bias import Bias
 
-_SDPA = functional.scaled_dot_product_attention  # as it is outside of torch's context_parallel
+_SDPA = _sharded.SDPA
 _make: Any = tuple.__new__  # a named tuple without the Python function that makes one
 _KEYS, _OFFSET = CallSpec._fields.index("keys"), CallSpec._fields.index("offset")
 _NO_LIMITS = Fused()
@@ -80,64 +80,18 @@ def attention(
     if torch.compiler.is_compiling():
         from regard._compiled import attention as compiled
 
-        if functional.scaled_dot_product_attention is not _SDPA and _is_torchs_block():
-            _refuse_compiled_block()
+        if functional.scaled_dot_product_attention is not _SDPA and _sharded.is_torchs_block():
+            _sharded.refuse_compiled()
         return compiled(query, key, value, mask, bias, scale, softcap, sinks, dropout, query_offset, backend)
     if _tracing_state() is not None:
         _refuse_tracing()
     usual = type(query) is type(key) is type(value) is Tensor and functional.scaled_dot_product_attention is _SDPA
-    if not usual and (spread := _spread(query, key, value)) is not None:
+    if not usual and (spread := _sharded.of(query, key, value)) is not None:
         how = _keywords(mask, bias, scale, softcap, sinks, dropout, query_offset, backend)
         out: Tensor = spread.attention(attention, (query, key, value), how)
         return out
     given = (query, key, value, mask, bias, scale, softcap, sinks, dropout, query_offset)
     return _guard.run(*_prepared(given, backend)).out
-
-
-def _refuse_compiled_block() -> None:
-    if _torchs_block() is not None:
-        raise Refused("inside context_parallel, regard.attention cannot be compiled: call it outside torch.compile")
-
-
-# as torch.compiler.disable marks what it makes; that function itself would load the compiler here
-_refuse_compiled_block._torchdynamo_disable = True  # type: ignore[attr-defined]
-
-
-def refuse_padding_in_block() -> None:
-    """Modules ask which of their tokens are padding; inside torch's `context_parallel` they have a part of them."""
-    if functional.scaled_dot_product_attention is not _SDPA and _torchs_block() is not None:
-        raise Refused("inside context_parallel a module cannot tell which of its tokens are padding: leave it out")
-
-
-def outside_block() -> Any:
-    """While inside, calls are what they are outside of torch's `context_parallel`."""
-    from regard import _sharded
-
-    return _sharded.alone()
-
-
-def _is_torchs_block() -> bool:
-    """By the name that torch gives its function; others may have put theirs in the place of torch's too."""
-    return getattr(functional.scaled_dot_product_attention, "__name__", None) == "inner_fn"
-
-
-def _torchs_block() -> Block | None:
-    """The `context_parallel` block that a call is made in."""
-    if not _is_torchs_block():
-        return None
-    from regard import _sharded
-
-    return _sharded.current_block()
-
-
-def _spread(*tensors: object) -> Any:
-    """What makes the call where its tokens lie on several processes: DTensors say so themselves, and tensors inside
-    torch's `context_parallel` are parts. None for a call of this process alone."""
-    if any(hasattr(each, "device_mesh") for each in tensors):
-        from regard import _sharded
-
-        return _sharded
-    return None if functional.scaled_dot_product_attention is _SDPA else _torchs_block()
 
 
 def _keywords(
@@ -275,7 +229,7 @@ def explain(
     if linear:
         raise TypeError(f"attention has no argument {', '.join(linear)}; explain linear attention with kind='linear'")
     check_want(want)
-    if (spread := _spread(query, key, value)) is not None:
+    if (spread := _sharded.of(query, key, value)) is not None:
         how = _keywords(mask, bias, scale, softcap, sinks, dropout, query_offset, backend)
         plan: Plan = spread.explain(explain, (query, key, value), {**how, "want": want})
         return plan
@@ -374,7 +328,7 @@ def observe(
     check_want(want)
     if torch.compiler.is_compiling():
         raise Refused("regard.observe cannot be compiled: call it outside torch.compile, or compile regard.attention")
-    if (spread := _spread(query, key, value)) is not None:
+    if (spread := _sharded.of(query, key, value)) is not None:
         more = {"value_norms": value_norms, "output": output, "differentiable": differentiable or None}
         if extra := [name for name, value in more.items() if value is not None]:
             raise Refused(f"{', '.join(extra)} cannot be used where tokens lie on several processes: leave out")

@@ -140,44 +140,47 @@ def test_gradient_times_attention_is_that_of_the_dense_weights() -> None:
     torch.testing.assert_close(fused.gradient_map, expected.detach(), rtol=0, atol=1e-11)
 
 
+class Call(nn.Module):
+    """One call of `regard.attention` on learned tensors, and nothing else."""
+
+    def __init__(self, *tensors: Tensor, **how: Any) -> None:
+        super().__init__()
+        self.learned = nn.ParameterList(tensors)
+        self.how = how
+
+    def forward(self) -> Tensor:
+        return regard.attention(*self.learned, **self.how)
+
+
 def test_sinks_grouped_heads_and_a_rule_are_cut_as_by_hand() -> None:
-    from regard.masks import causal
-    from regard.observation._effects import edge_effects
-
     torch.manual_seed(0)
-    query, key, value = (torch.randn(2, h, 9, 3, dtype=torch.float64) for h in (4, 2, 2))
-    sinks = torch.randn(4, dtype=torch.float64)
+    tensors = [torch.randn(2, h, 9, 3, dtype=torch.float64) for h in (4, 2, 2)]
     grad = torch.randn(2, 4, 9, 3, dtype=torch.float64)
-    given: dict[str, Any] = {"sinks": sinks, "softcap": 2.0}
-    seen = regard.observe(query, key, value, mask=causal(), **given)
-    from regard._arguments import prepare
-
-    call = prepare(query, key, value, causal(), None, None, 2.0, sinks, 0.0, None)
-    found = edge_effects(call, seen.lse, grad, (9, 9), 4)
+    causal = regard.masks.causal()
+    given: dict[str, Any] = {"sinks": torch.randn(4, dtype=torch.float64), "softcap": 2.0}
+    model = Call(*tensors, mask=causal, **given)
+    (found,) = regard.attribute(model, {}, loss=lambda out: (out * grad).sum(), map=(9, 9)).layers
+    before = regard.attention(*tensors, mask=causal, **given)
     for i in range(9):
         for j in range(i + 1):
             hidden = torch.zeros(9, 9, dtype=torch.bool)
             hidden[i, j] = True
-            out = regard.attention(query, key, value, mask=causal() & regard.masks.drop(hidden), **given)
-            exact = ((out - seen.out) * grad)[:, :, i].sum(-1)
-            torch.testing.assert_close(found["map"][:, :, i, j], exact, rtol=0, atol=1e-11)
+            out = regard.attention(*tensors, mask=causal & regard.masks.drop(hidden), **given)
+            exact = ((out - before) * grad)[:, :, i].sum(-1)
+            torch.testing.assert_close(found.map[:, :, i, j], exact, rtol=0, atol=1e-11)
 
 
 def test_an_edge_that_has_all_the_weight_keeps_its_digits() -> None:
-    from regard._arguments import prepare
-    from regard.observation._effects import edge_effects
-
     torch.manual_seed(0)
     key = torch.randn(1, 1, 5, 2)
     key[..., 0, :] = torch.tensor([9.0, 9.0])
     query, value, grad = torch.ones(1, 1, 5, 2), torch.randn(1, 1, 5, 3), torch.randn(1, 1, 5, 3)
     found = []
     for dtype in (torch.float32, torch.float64):
-        q, k, v, g = (t.to(dtype) for t in (query, key, value, grad))
-        seen = regard.observe(q, k, v)
-        assert float(seen.max_weight.min()) > 0.999
-        call = prepare(q, k, v, None, None, None, None, None, 0.0, None)
-        found.append(edge_effects(call, seen.lse, g, (5, 5), 3)["map"].double())
+        tensors = [t.to(dtype) for t in (query, key, value)]
+        assert float(regard.observe(*tensors).max_weight.min()) > 0.999
+        of = regard.attribute(Call(*tensors), {}, loss=lambda out: (out * grad.to(out.dtype)).sum(), map=(5, 5))
+        found.append(of.layers[0].map.double())
     torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,6 @@ from typer.testing import CliRunner
 
 import regard
 import regard.cost
-from regard._display import figures
 from regard._display.texts import problems, width
 from regard.cli import app, chinese, roofline
 from regard.cost._words import WORDS
@@ -76,9 +76,9 @@ def test_the_words_are_in_both_languages() -> None:
     assert problems(WORDS) == [] and problems(roofline.WORDS) == [] and problems(_plots.WORDS) == []
 
 
-def test_a_figure_in_chinese_needs_a_font_and_has_chinese_labels(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_figure_in_chinese_needs_a_font_and_has_chinese_labels(fonts: Any) -> None:
     bill = regard.cost.of("gpt2", length=111)
-    monkeypatch.setattr(figures, "_CHINESE", ("DejaVu Sans",))  # stands for one: which fonts there are is not ours
+    fonts(chinese=True)
     axes = bill.plot("zh").axes
     assert [one.get_title() for one in axes] == ["每个词元的前向 FLOP", "为反向传播保留的字节", "缓存的字节"]
     labels = [text.get_text() for one in axes for text in one.get_legend().get_texts()]
@@ -90,6 +90,6 @@ def test_a_figure_in_chinese_needs_a_font_and_has_chinese_labels(monkeypatch: py
     assert recording.plot(layer=0, head=1, lang="zh").axes[0].get_title() == "头 1：广泛"
     assert recording.plot("keys", layer=0, lang="zh").axes[0].get_ylabel() == "得到的权重占比"
     assert recording.plot("entropy", lang="zh").axes[0].get_ylabel() == "熵（nat）"
-    monkeypatch.setattr(figures, "_CHINESE", ())
+    fonts(chinese=False)
     with pytest.raises(ValueError, match="figures in Chinese need a font"):
         bill.plot("zh")

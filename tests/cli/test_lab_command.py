@@ -16,7 +16,7 @@ from tests.lab.quick import quick
 from typer.testing import CliRunner
 
 from regard import lab
-from regard._display import figures, texts
+from regard._display import texts
 from regard.cli import app, terminal
 from regard.cli.commands import lab as command
 from regard.lab import _folder
@@ -96,11 +96,11 @@ def test_out_writes_the_figure_and_the_numbers(tmp_path):
     assert "E3.json, E3.svg" in result.stderr
 
 
-def test_all_writes_everything_and_an_index(tmp_path, monkeypatch):
+def test_all_writes_everything_and_an_index(tmp_path, monkeypatch, fonts):
     monkeypatch.setattr(lab, "run", quick)
     # the figures themselves are drawn in another test
     monkeypatch.setattr(_folder, "draw", lambda found, file, lang: file.write_text(f"a figure in {lang}"))
-    monkeypatch.setattr(figures, "_CHINESE", ("DejaVu Sans",))  # stands for a font: which there are is not ours
+    fonts(chinese=True)
     result = run("all", "--out", str(tmp_path), "--lang", "zh")
     assert result.exit_code == 0, result.stderr
     names = {f"{name}.{end}" for name in lab.names() for end in ("png", "json")}
@@ -149,8 +149,8 @@ def test_without_matplotlib_numbers_are_printed_and_figures_are_refused_before_t
     assert not (tmp_path / "folder").exists()
 
 
-def test_without_a_chinese_font_figures_in_chinese_are_refused_before_the_work(tmp_path, monkeypatch):
-    monkeypatch.setattr(figures, "_CHINESE", ())
+def test_without_a_chinese_font_figures_in_chinese_are_refused_before_the_work(tmp_path, monkeypatch, fonts):
+    fonts(chinese=False)
     monkeypatch.setattr(lab, "run", lambda name: pytest.fail("it ran"))
     result = run("E7", "--out", str(tmp_path / "folder"), "--lang", "zh")
     assert result.exit_code == 2 and "figures in Chinese need a font" in result.stderr

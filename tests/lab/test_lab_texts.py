@@ -13,7 +13,7 @@ from matplotlib.text import Text
 from tests.lab.quick import quick
 
 from regard import lab
-from regard._display import figures, texts
+from regard._display import texts
 from regard.lab._folder import draw
 from regard.lab._labels import LABELS, pattern
 
@@ -101,8 +101,8 @@ def labels(figure: Figure) -> list[str]:
 
 
 @pytest.mark.parametrize("name", lab.names())
-def test_a_figure_in_chinese_has_no_english_words(name, monkeypatch):
-    monkeypatch.setattr(figures, "_CHINESE", ("DejaVu Sans",))  # stands for one: which fonts there are is not ours
+def test_a_figure_in_chinese_has_no_english_words(name, fonts):
+    fonts(chinese=True)
     said = "\n".join(labels(quick(name).figure("zh")))
     words = re.findall(r"[A-Za-z][A-Za-z_.]+", said)
     assert [word for word in words if word not in KEPT] == []
@@ -116,15 +116,15 @@ def test_every_label_is_in_a_figure_and_has_its_numbers_in_both_languages():
 
 
 @pytest.mark.filterwarnings("ignore:Glyph")
-def test_a_drawing_and_its_ticks_are_in_the_language_asked_for(monkeypatch, tmp_path):
-    monkeypatch.setattr(figures, "_CHINESE", ("DejaVu Sans",))
+def test_a_drawing_and_its_ticks_are_in_the_language_asked_for(fonts, tmp_path):
+    fonts(chinese=True)
     with rc_context({"svg.fonttype": "none"}):
         draw(quick("E14"), tmp_path / "E14.svg", "zh")
     page = (tmp_path / "E14.svg").read_text(encoding="utf-8")
     assert "2020，窗口" in page and "每一步省下多少" in page and "window" not in page
     with pytest.raises(ValueError, match=r"'fr'; expected en \(English\) or zh"):
         quick("E14").figure("fr")
-    monkeypatch.setattr(figures, "_CHINESE", ())
+    fonts(chinese=False)
     with pytest.raises(ValueError, match="figures in Chinese need a font"):
         quick("E14").figure("zh")
 

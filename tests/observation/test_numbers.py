@@ -16,7 +16,7 @@ from core_calls import differ, every_mask, oracle, tensors
 from memory import peak_bytes
 from regard import bias, masks, statistics
 from regard._arguments import prepare
-from regard.observation import _as_attention, _observe, _pairs, _rows
+from regard.observation import _as_attention, _observe, _rows
 from regard.observation._effects import edge_effects, weighted_key_mass
 
 B, H, G, L, S = 2, 4, 2, 13, 37
@@ -68,7 +68,11 @@ def lengths_by_hand(value: Tensor, output: Tensor) -> np.ndarray:
 
 @each_call
 def test_value_mass_is_the_same_sums_of_weights_times_lengths(given: dict[str, Any]) -> None:
-    inputs = tensors(B, H, G, L, S)
+    check_value_mass(tensors(B, H, G, L, S), given)
+
+
+def check_value_mass(inputs: tuple[Tensor, Tensor, Tensor], given: dict[str, Any]) -> None:
+    keys = inputs[1].shape[2]
     output = torch.randn(11, H * inputs[2].shape[-1], dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     seen = regard.observe(*inputs, want=WANT, output=output, **given)
     weights, allowed = exact_weights(inputs, given)
@@ -78,7 +82,7 @@ def test_value_mass_is_the_same_sums_of_weights_times_lengths(given: dict[str, A
     assert differ(seen.value_length, lengths) < 1e-12
     assert differ(seen.value_mass, some.sum(2)) < 1e-11
     assert differ(seen.value_sum, carried.sum(-1)) < 1e-11
-    down, across = ([c * size // cells for c in range(cells + 1)] for size, cells in ((some.shape[2], 5), (S, 7)))
+    down, across = ([c * size // cells for c in range(cells + 1)] for size, cells in ((some.shape[2], 5), (keys, 7)))
     for r in range(5):
         for c in range(7):
             cell = some[:, :, down[r] : down[r + 1], across[c] : across[c + 1]].mean((-2, -1))
@@ -135,12 +139,12 @@ def test_pairs_are_single_weights(given: dict[str, Any]) -> None:
     assert differ(seen.pairs, weights[:, :, pairs[:, 0].numpy(), pairs[:, 1].numpy()]) < 1e-12
 
 
-def test_pairs_in_small_pieces_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    inputs, pairs = tensors(B, H, G, L, S), [(i, j) for i in range(L) for j in range(S)]
+@pytest.mark.parametrize("sizes", [(L, S), (331, 511)], ids=["at once", "in pieces"])
+def test_all_pairs_are_all_weights(sizes: tuple[int, int]) -> None:
+    inputs, pairs = tensors(B, H, G, *sizes), torch.cartesian_prod(*map(torch.arange, sizes))
     whole = regard.observe(*inputs, want=regard.Want(pairs=pairs, weights="all"))
     assert differ(whole.pairs, whole.weights.flatten(2)) < 1e-14
-    monkeypatch.setattr(_pairs, "_NUMBERS", 1)
-    assert torch.equal(regard.observe(*inputs, want=regard.Want(pairs=pairs)).pairs, whole.pairs)
+    assert torch.equal(regard.observe(*inputs, want=regard.Want(pairs=pairs[7:11])).pairs, whole.pairs[..., 7:11])
     assert regard.observe(*inputs, want=regard.Want(pairs=[])).pairs.shape == (B, H, 0)
 
 
@@ -165,12 +169,10 @@ def relations_by_hand(weights: np.ndarray, allowed: np.ndarray, tokens: np.ndarr
         t, i = tokens[b % len(tokens)], row + offsets[b]
 
         def at(place: int, t: np.ndarray = t) -> int | None:
-            return int(t[place]) if 0 <= place < S else None
+            return int(t[place]) if 0 <= place < len(t) else None
 
         keys: dict[str, list[int]] = {name: [] for name in statistics.RELATIONS[:5]}
-        for j in range(S):
-            if not allowed[b, h, row, j]:
-                continue
+        for j in np.flatnonzero(allowed[b, h, row]).tolist():
             keys["previous"] += [j] * (j == i - 1)
             keys["next"] += [j] * (j == i + 1)
             keys["duplicate"] += [j] * (at(i) == at(j) and j != i)
@@ -186,12 +188,16 @@ def relations_by_hand(weights: np.ndarray, allowed: np.ndarray, tokens: np.ndarr
 
 @each_call
 def test_relations_are_the_weight_on_keys_in_that_relation(given: dict[str, Any]) -> None:
-    inputs = tensors(B, H, G, L, S)
-    tokens = torch.randint(0, 5, (B, S), generator=torch.Generator().manual_seed(6))
+    check_relations(tensors(B, H, G, L, S), given)
+
+
+def check_relations(inputs: tuple[Tensor, Tensor, Tensor], given: dict[str, Any]) -> None:
+    items, rows, keys = inputs[0].shape[0], inputs[0].shape[2], inputs[1].shape[2]
+    tokens = torch.randint(0, 5, (items, keys), generator=torch.Generator().manual_seed(6))
     seen = regard.observe(*inputs, want=regard.Want(scores=tokens), **given)
     weights, allowed = exact_weights(inputs, given)
-    offset = given.get("query_offset", S - L)
-    offsets = offset.tolist() if isinstance(offset, Tensor) else [offset] * B
+    offset = given.get("query_offset", keys - rows)
+    offsets = offset.tolist() if isinstance(offset, Tensor) else [offset] * items
     expected = relations_by_hand(weights, allowed, tokens.numpy(), offsets)
     assert differ(seen.relations, expected) < 1e-12
     alone = regard.observe(*inputs, want=regard.Want(scores=True), **given).relations
@@ -205,15 +211,11 @@ def test_tokens_that_do_not_fit_the_keys_are_refused() -> None:
         regard.Want(scores="the cat")
 
 
-def test_in_many_tiles_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    inputs = tensors(B, H, G, 63, 111)
-    want = WANT.but(scores=torch.arange(111) % 7)
-    whole = regard.observe(*inputs, mask=masks.causal(), want=want)
-    monkeypatch.setattr(_rows, "_NUMBERS", 1 << 8)
-    monkeypatch.setattr(_rows, "_ROWS", 5)
-    parts = regard.observe(*inputs, mask=masks.causal(), want=want)
-    for name in ("value_mass", "value_sum", "value_map", "value_top_lengths", "relations"):
-        assert torch.allclose(getattr(parts, name), getattr(whole, name), rtol=0, atol=1e-12, equal_nan=True), name
+@pytest.mark.parametrize("given", [{}, {"mask": masks.causal()}], ids=["plain", "causal"])
+def test_so_many_keys_that_rows_are_taken_in_several_tiles(given: dict[str, Any]) -> None:
+    inputs = tensors(1, H, G, 67, 2111)
+    check_value_mass(inputs, given)
+    check_relations(inputs, given)
 
 
 def test_wishes_are_values() -> None:

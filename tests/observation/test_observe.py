@@ -13,7 +13,6 @@ from torch import Tensor
 import regard
 from core_calls import array, differ, every_mask, oracle, tensors
 from regard import masks
-from regard.observation import _rows
 
 B, H, G, L, S = 2, 4, 2, 13, 37
 EVERYTHING = regard.Want(map=(5, 7), top_k=6, first=3, queries=slice(2, -1), weights=(slice(1, 9), slice(-11, None)))
@@ -113,10 +112,9 @@ def test_every_statistic_is_a_reduction_of_the_weights_under_every_modifier(give
     check(tensors(B, H, G, L, S), backend=backend, **given)
 
 
-def test_rows_in_many_chunks_give_what_one_chunk_gives(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_rows, "_NUMBERS", 3 * B * H * S)
-    monkeypatch.setattr(_rows, "_ROWS", 3)
-    check(tensors(B, H, G, L, S), mask=masks.causal(), query_offset=torch.tensor([20, -3]))
+@pytest.mark.parametrize("mask", [None, masks.causal()], ids=str)
+def test_so_many_keys_that_rows_are_taken_in_several_chunks(mask: masks.Mask | None) -> None:
+    check(tensors(B, H, G, 211, 2111), mask=mask, query_offset=torch.tensor([1900, -3]))
 
 
 def test_ties_go_to_the_lower_key() -> None:

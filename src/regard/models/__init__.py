@@ -14,10 +14,11 @@ from __future__ import annotations
 from regard.models._decoder import Decoder, DecoderConfig
 from regard.models._deepseek import DeepSeek, DeepSeekConfig
 from regard.models._encoder import Encoder, EncoderConfig
+from regard.models._loss import label_smoothed_loss
 from regard.models._named import Config, LatentConfig, build, config, names
 from regard.models._search import Hypothesis
 from regard.models._t5 import T5, T5Config
-from regard.models._transformer import Transformer, TransformerConfig, label_smoothed_loss
+from regard.models._transformer import Transformer, TransformerConfig
 from regard.models._whisper import Whisper, WhisperConfig
 
 __all__ = [

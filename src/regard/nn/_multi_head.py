@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard import api
+from regard import _sharded, api
 from regard.masks import Mask
 from regard.nn import _checks, _inputs
 from regard.nn._cached import (
@@ -227,7 +227,7 @@ class MultiHeadAttention(ProjectedHeads):
         keys = inputs.key
         pads = _inputs.padding(mask, keys.shape[1], keys.device) if cache is None else pads_of(cache, query)
         if pads is not None:
-            api.refuse_padding_in_block()
+            _sharded.refuse_padding()
             inputs = _inputs.without_padding(inputs, pads, itself)
         try:
             q, k, v = self._project(inputs)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import regard
 from regard import Observation, Plan, Want
-from regard.api import outside_block
+from regard._sharded import outside_block
 from regard.masks import Mask
 
 LAYOUTS = ("balanced", "contiguous")

@@ -298,9 +298,9 @@ class _on_signals:
             for each in (signal.SIGTERM, signal.SIGINT):
                 # a job that a shell runs in the background ignores Ctrl-C, and goes on doing so
                 if signal.getsignal(each) is not signal.SIG_IGN:
-                    self.before[each] = signal.signal(each, self._told)
+                    self.before[each] = signal.signal(each, self._on_signal)
 
-    def _told(self, number: int, _: object) -> None:
+    def _on_signal(self, number: int, _: object) -> None:
         self.stop(number)
         if number == signal.SIGINT:  # the second one does not wait
             signal.signal(signal.SIGINT, self.before[signal.SIGINT] or signal.default_int_handler)
