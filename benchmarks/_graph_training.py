@@ -16,21 +16,29 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import math
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
+from safetensors.torch import save
 
+from regard._files.write import write_atomically
 from regard.train import Settings, Words, _loss
 from regard.train._average import Average
 from regard.train._batches import Batch, Corpus, Soft, plan_epoch
 from regard.train._build import model_of
+from regard.train._checkpoint import random_state
 from regard.train._schedule import learning_rate
 from regard.train._step import Stepper
 
 EPOCHS = 10  # plans that are made beforehand; a run draws from them
+LOOK = 250  # steps between looks at the loss and the clock
+SAVE = 20.0  # seconds between writings of an unfinished run: what a kill costs
 
 
 def wait(device: torch.device) -> None:
@@ -40,6 +48,14 @@ def wait(device: torch.device) -> None:
 
 class Diverged(Exception):
     """A run that learnt nothing: its learning rate was too high."""
+
+
+class Unfinished(Exception):
+    """The time was used up before the run was done: what there is of it is written, and `step` says how far it came."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__(f"stopped after step {step}")
+        self.step = step
 
 
 class Runs:
@@ -112,47 +128,103 @@ class Runs:
         *,
         peak: float,
         seconds: float = math.inf,
+        held: Path | None = None,
         progress: Callable[[int, float], None] = lambda step, loss: None,
     ) -> dict[str, Any]:
         """A run of so many steps, whose learning rate rises to `peak` and falls as the settings say; `average.model` is
         its result.
 
-        Past `seconds` it ends early, and says so: a device may be slower than it was when it was timed.
+        An unfinished run stands in the file `held`, and this goes on with it where it is the same one. The caller
+        removes the file when it has kept the result.
 
         Raises:
+            Unfinished: the run has had its `seconds`.
             Diverged: the loss is no number, or hardly lower than it was after 250 steps.
         """
         self.reset(seed)
         self.model.train()
         draw = torch.Generator().manual_seed(seed)
-        settings = dataclasses.replace(self.settings, steps=steps, peak_lr=peak)
-        step, tokens, began = 0, 0, time.monotonic()
-        losses: list[float] = []  # means over 250 steps: batches hold sentences of one length, and differ
+        # losses: means over 250 steps, as batches hold sentences of one length, and differ
+        run: dict[str, Any] = {"seed": seed, "planned": steps, "text": self._text(), "peak_lr": peak, "steps": 0}
+        run |= {"at": 0, "tokens": 0, "seconds": 0.0, "losses": []}
+        run = self._held(held, run, draw)
+        settings = dataclasses.replace(self.settings, steps=steps, peak_lr=run["peak_lr"])
+        before, began = run["seconds"], time.monotonic()
+        saved = began
         sums = torch.zeros(2, device=self.device)
-        cut = False
-        while step < steps and not cut:
+        while run["steps"] < steps:
+            drawn = draw.get_state()
             epoch = int(torch.randint(len(self.epochs), (), generator=draw))
-            for at in torch.randperm(len(self.epochs[epoch]), generator=draw).tolist():
-                step += 1
+            order = torch.randperm(len(self.epochs[epoch]), generator=draw).tolist()
+            for at in order[run["at"] :]:
+                step = run["steps"] = run["steps"] + 1
+                run["at"] += 1
                 loss = self._step((epoch, at), step, learning_rate(settings, step))
-                tokens += self.epochs[epoch][at].tokens
+                run["tokens"] += self.epochs[epoch][at].tokens
                 sums += torch.stack([loss.nll.detach().float(), loss.tokens.float()])
-                if step % 250 == 0 or step == steps:
-                    nll, counted = sums.tolist()  # waits for the device
-                    losses.append(nll / max(counted, 1.0))
-                    sums.zero_()
-                    progress(step, losses[-1])
-                    cut = time.monotonic() - began > seconds
-                if step == steps or cut:
+                # a GPU is behind the clock until it is waited for; a CPU is not, and may be slow
+                late = self.device.type == "cpu" and time.monotonic() - began > seconds
+                if step % LOOK and step < steps and not late:
+                    continue
+                nll, counted = sums.tolist()  # waits for the device
+                run["losses"].append(nll / max(counted, 1.0))
+                sums.zero_()
+                progress(step, run["losses"][-1])
+                now = time.monotonic()
+                run["seconds"] = before + now - began
+                if step == steps:
                     break
+                late = late or now - began > seconds
+                if held is not None and (late or now - saved > SAVE):
+                    self._hold(held, run, drawn)
+                    saved = now
+                if late:
+                    raise Unfinished(step)
+            run["at"] = 0
         wait(self.device)
-        took = time.monotonic() - began
+        losses = run["losses"]
         if not math.isfinite(losses[-1]) or (len(losses) > 8 and losses[-1] > 0.8 * losses[0]):
-            raise Diverged(f"the loss of seed {seed} is {losses[-1]:.3f} after {step} steps with a rate of {peak:g}")
-        return {
-            "seed": seed, "peak_lr": peak, "steps": step, "planned": steps, "cut short": cut, "seconds": took,
-            "tokens_per_second": tokens / took, "losses": losses,
-        }  # fmt: skip
+            raise Diverged(
+                f"the loss of seed {seed} is {losses[-1]:.3f} after {steps} steps with a rate of {run['peak_lr']:g}"
+            )
+        kept = {name: run[name] for name in ("seed", "peak_lr", "steps", "planned", "seconds", "losses")}
+        return {**kept, "tokens_per_second": run["tokens"] / run["seconds"]}
+
+    def _text(self) -> list[int]:
+        """By which a run on other sentences is told from this one."""
+        return [self.corpus.target.flat.numel(), *map(len, self.epochs)]
+
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        """All that a run changes, by name."""
+        found = {}
+        for number, (own, mean) in enumerate(
+            zip(self.model.parameters(), self.average.model.parameters(), strict=True)
+        ):
+            found |= {f"model.{number}": own, f"average.{number}": mean}
+            found |= {f"optimizer.{number}.{name}": each for name, each in self.stepper.optimizer.state[own].items()}
+        return found
+
+    def _hold(self, held: Path, run: dict[str, Any], drawn: torch.Tensor) -> None:
+        tensors = {**self._tensors(), **random_state(self.device), "draw": drawn}
+        content = {name: each.detach().cpu().contiguous() for name, each in tensors.items()}
+        write_atomically(held, [save(content, metadata={"run": json.dumps(run)})])
+
+    @torch.no_grad()
+    def _held(self, held: Path | None, run: dict[str, Any], draw: torch.Generator) -> dict[str, Any]:
+        """The run in the file, put in place, if it is one of this seed, length and text; else `run` as it is given."""
+        if held is None or not held.is_file():
+            return run
+        with safe_open(held, framework="pt") as file:
+            found: dict[str, Any] = json.loads((file.metadata() or {}).get("run", "{}"))
+            if any(found.get(name) != run[name] for name in ("seed", "planned", "text")):
+                return run
+            for name, own in self._tensors().items():
+                own.copy_(file.get_tensor(name))  # captured steps read and write this very memory
+            draw.set_state(file.get_tensor("draw"))
+            torch.set_rng_state(file.get_tensor("random.cpu"))
+            if self.device.type == "cuda":
+                torch.cuda.set_rng_state(file.get_tensor("random.cuda"), self.device)
+        return found
 
 
 def check_fused(words: int, device: torch.device) -> str:

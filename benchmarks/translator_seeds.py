@@ -8,7 +8,7 @@
     python benchmarks/translator_seeds.py --toy --steps 400 --teachers 2 --seeds 1 --out build/toy    on a CPU, a minute
 
 1. Teachers: N models that differ in their seed (label smoothing, averaged weights).
-2. Lessons: each of them translates the training sources.
+2. Lessons: each of them translates the training sources, or all of them together (`--lessons-by ensemble`).
 3. Students: one model per seed learns from the real sentences; from the translations that are closest to the reference
    (Kim and Rush, 2016); and, with `--back`, from real targets whose sources the teachers of the other direction wrote
    (Nguyen et al., 2020). At every target token it also learns how likely all teachers together find which tokens.
@@ -18,9 +18,10 @@ A rehearsal takes the same way with the same sizes, in a minute: `--sentences 12
 
 Nothing is chosen on the test: the length penalty of each student is the one that is best on the validation text. What
 was done, and what was not, is in `report.json`; it is written after each model, next to the teachers and the lessons,
-from which a call with the same `--out` goes on. All students train for the same number of steps, whichever call trains
-them. Times are per call: `--seconds` is never exceeded by more than one evaluation. Where steps cannot be captured, the
-call starts anew with torch's attention, then without graphs.
+from which a call with the same `--out` goes on. A model whose time ends in the middle goes on in the next call where it
+stood; a kill costs 20 seconds of it. All students train for the same number of steps, whichever call trains them. Times
+are per call: `--seconds` is never exceeded by more than one evaluation. Where steps cannot be captured, the call starts
+anew with torch's attention, then without graphs.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ BEGAN = time.monotonic()
 import torch  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 
-from _graph_training import Diverged, Runs, attention_by, check_fused  # noqa: E402
+from _graph_training import Diverged, Runs, Unfinished, attention_by, check_fused  # noqa: E402
 from regard import interop  # noqa: E402
 from regard import train as engine  # noqa: E402
 from regard._files.write import write_atomically  # noqa: E402
@@ -67,11 +68,11 @@ TOY: dict[str, Any] = {
 }  # fmt: skip
 LESSONS = "lessons.json.gz"
 # what must not change between calls of one run, next to the recipe
-FIXED = ("teachers", "teacher_r_drop", "steps", "distill", "toy", "sentences")
+FIXED = ("teachers", "teacher_r_drop", "lessons_by", "steps", "distill", "toy", "sentences")
 PENALTIES = (1.0, 1.4, 1.8, 2.2)
 BACK = 2  # sources per real target that the other direction's teachers wrote, at most
-# seconds that are set aside: for graphs, and for one student's evaluation
-CAPTURE, EVALUATE = 15.0, 12.0
+# seconds that are set aside: for graphs, for one student's evaluation, for one teacher's
+CAPTURE, EVALUATE, GREEDY = 15.0, 12.0, 3.0
 
 
 class Late(Exception):
@@ -91,7 +92,7 @@ class Session:
             | {"r_drop": given.r_drop, "source": given.source, "target": given.target}
             | given.set
         )
-        self.path = self.out / "report.json"
+        self.path, self.held = self.out / "report.json", self.out / "unfinished.safetensors"
         fixed = {name: getattr(given, name) for name in FIXED}
         recipe = {**vars(self.settings), **fixed}
         self.report: dict[str, Any] = {"recipe": recipe, "teachers": [], "students": [], "calls": []}
@@ -154,7 +155,7 @@ class Session:
         given = self.given
         if who == "student":
             return (self.left() - 3 - given.seeds * EVALUATE) / given.seeds
-        rest = self.left() - given.lessons
+        rest = self.left() - given.lessons - given.teachers * GREEDY
         if given.until == "students":  # the smaller half: the students' steps take twice the time
             rest = 0.45 * (rest - CAPTURE - given.seeds * EVALUATE)
         return rest / given.teachers
@@ -199,20 +200,29 @@ def restart(session: Session, error: Exception, *words: str) -> NoReturn:
 def trained(session: Session, runs: Runs, who: str, seed: int) -> dict[str, Any]:
     steps = steps_of(session, runs, who)
     expected = steps * runs.milliseconds / 1000
-    session.need(expected, f"{who} {seed}")
+    after = EVALUATE if who == "student" else GREEDY
+    session.need(after + min(expected, 10.0), f"{who} {seed}")
 
     def progress(step: int, loss: float) -> None:
         if step % 2500 == 0 or step == steps:
             session.say(f"{who} {seed}: step {step} of {steps}, loss {loss:.3f}")
 
-    limit = math.inf if session.given.steps else max(1.3 * expected, 5.0)
+    def attempt(peak: float) -> dict[str, Any]:
+        how: dict[str, Any] = {"seconds": session.left() - after, "held": session.held, "progress": progress}
+        return runs.train(seed, steps, peak=peak, **how)
+
     peak = session.settings.peak_lr
     try:
-        found = runs.train(seed, steps, peak=peak, seconds=limit, progress=progress)
-    except Diverged as error:
-        session.say(f"{error}; again with a lower rate")
-        session.need(expected, f"{who} {seed}")
-        found = runs.train(seed, steps, peak=0.5 * peak, seconds=limit, progress=progress)
+        try:
+            found = attempt(peak)
+        except Diverged as error:
+            session.say(f"{error}; again with a lower rate")
+            session.held.unlink(missing_ok=True)
+            found = attempt(0.5 * peak)
+    except Unfinished as error:
+        session.did(f"{who} {seed} up to step {error.step}")
+        session.say(f"{who} {seed} came to step {error.step} of {steps}: call again with the same --out to go on")
+        raise Late from None
     # as it is kept: what is measured is what the file holds
     runs.average.model.half().float()
     found["parameters"] = sum(each.numel() for each in runs.model.parameters())
@@ -235,6 +245,7 @@ def teach(session: Session) -> None:
         found["valid, greedy"] = score(session, [runs.average.model], session.data.valid, beams=1, penalty=1.0)[0]
         session.report["teachers"].append(found)
         session.did(f"teacher {seed}")
+        session.held.unlink(missing_ok=True)
         session.say(f"teacher {seed}: validation BLEU {found['valid, greedy']:.2f} (greedy)")
 
 
@@ -269,34 +280,48 @@ def read_lessons(folder: Path) -> Lessons:
 
 
 def lessons(session: Session, teachers: list[Any]) -> Lessons:
-    if (session.out / LESSONS).is_file():
-        return read_lessons(session.out)
-    session.need(min(session.given.lessons, 20.0), "translating the training text")
-    real, began = session.data.train, time.monotonic()
+    """Of as many sentences as `--lessons` seconds allow, in all calls together; written after each part."""
+    given, real = session.given, session.data.train
+    made = read_lessons(session.out) if (session.out / LESSONS).is_file() else Lessons([], [])
+    before = session.report.get("lessons", {}).get("seconds", 0.0)
+    if len(made.source) == len(real.source) or before >= given.lessons or session.report["students"]:
+        return made
+    session.need(min(given.lessons - before, 20.0), "translating the training text")
+    began = time.monotonic()
+    limit = min(given.lessons - before, session.left() - 5)
     on_gpu = session.device.type == "cuda"
-    limit = min(session.given.lessons, session.left() - 5)
-    at_once = 8_000 if on_gpu else 200
-    made = Lessons([], [])
-    for at in range(0, len(real.source), at_once):
-        if time.monotonic() > began + limit:
-            break
-        lines = real.source[at : at + at_once]
-        how: dict[str, Any] = {"beams": 1, "batch_tokens": 100_000 if on_gpu else 6_000}
-        each = [engine.Translator([teacher], session.words)(lines, **how) for teacher in teachers]
+    at_once = (8_000 if given.lessons_by == "teachers" else 4_000) if on_gpu else 200
+    while len(made.source) < len(real.source) and time.monotonic() < began + limit:
+        lines = real.source[len(made.source) :][:at_once]
         made.source.extend(lines)
-        made.texts.extend([one[0].text for one in of_line] for of_line in zip(*each, strict=True))
+        made.texts.extend(translated(session, teachers, lines))
+        session.report["lessons"] = about(made, real) | {"seconds": before + time.monotonic() - began}
+        write_atomically(session.out / LESSONS, [gzip.compress(json.dumps(made).encode())])
+        session.write()
         session.say(f"the teachers translated {len(made.source)} of {len(real.source)} sentences")
+    session.did("lessons")
+    return made
+
+
+def translated(session: Session, teachers: list[Any], lines: list[str]) -> list[list[str]]:
+    """Several translations of each line: one by each teacher, greedy, or the five best that they find together."""
+    how: dict[str, Any] = {"batch_tokens": 100_000 if session.device.type == "cuda" else 6_000}
+    if session.given.lessons_by == "ensemble":
+        found = engine.Translator(teachers, session.words)(lines, beams=5, best=5, **how)
+        return [[one.text for one in of_line] for of_line in found]
+    each = [engine.Translator([teacher], session.words)(lines, beams=1, **how) for teacher in teachers]
+    return [[one[0].text for one in of_line] for of_line in zip(*each, strict=True)]
+
+
+def about(made: Lessons, real: engine.Pairs) -> dict[str, Any]:
     pairs = list(zip(made.texts, real.target, strict=False))
-    session.report["lessons"] = {
-        "sentences": len(made.source), "of": len(real.source), "seconds": time.monotonic() - began,
+    return {
+        "sentences": len(made.source), "of": len(real.source),
         "different translations per sentence": statistics.fmean(len(set(texts)) for texts, _ in pairs),
         "equal to the reference": statistics.fmean(
             text == target.lower() for texts, target in pairs for text in texts
         ),
     }  # fmt: skip
-    write_atomically(session.out / LESSONS, [gzip.compress(json.dumps(made).encode())])
-    session.did("lessons")
-    return made
 
 
 def closest(made: Lessons, real: engine.Pairs) -> engine.Pairs:
@@ -371,6 +396,7 @@ def learn(session: Session) -> None:
         students.append(found)
         session.report["mean of students"] = mean(students)
         session.did(f"student {seed}")
+        session.held.unlink(missing_ok=True)
         session.say(
             f"student {seed}: valid {found['valid']:.2f}, test {found['test']:.2f} with penalty "
             f"{found['length penalty']}; {mean(students)}"
@@ -447,6 +473,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--distill", type=float, default=0.5, help="share of the loss that the teachers have")
     parser.add_argument("--back", metavar="FOLDER", help="the --out of the other direction, which has its lessons")
     parser.add_argument("--lessons", type=float, default=40.0, help="seconds that the teachers translate at most")
+    parser.add_argument(
+        "--lessons-by", choices=["teachers", "ensemble"], default="teachers",
+        help="each teacher alone, greedy; or all together, by a search with 5 beams",
+    )  # fmt: skip
     parser.add_argument("--steps", type=int, default=0, help="of each model; counted from the time by default")
     parser.add_argument("--until", choices=["teachers", "lessons", "students"], default="students")
     parser.add_argument("--attention", choices=["regard", "torch"], help="whose steps; measured on a GPU by default")

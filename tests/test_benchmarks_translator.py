@@ -53,7 +53,7 @@ def test_calls_go_on_where_the_one_before_stopped(script: Any, tmp_path: Path, c
     real = len(toy(60, 20).train.source)
     assert found["sentences"]["real"] == real and 0 < found["sentences"]["closest"] <= real
     [student] = found["students"]
-    assert student["steps"] == 6 and not student["cut short"]
+    assert student["steps"] == student["planned"] == 6
     assert found["mean of students"] == {"seeds": 1} | {
         name: round(student[name], 3) for name in ("valid", "test", "chrf")
     }
@@ -72,6 +72,91 @@ def test_calls_go_on_where_the_one_before_stopped(script: Any, tmp_path: Path, c
     assert report(out)["calls"][-1]["did"] == [] and report(out)["students"] == found["students"]
     with pytest.raises(SystemExit, match="holds a run with another r_drop; give another --out"):
         script.main([*given, "--r-drop", "0.1"])
+
+
+def test_a_call_that_is_cut_anywhere_loses_nothing(
+    script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """Each call ends in the middle of a model, or of the lessons; in the end there is what one long call gives."""
+    import _graph_training
+
+    given = [*WORDS, "--steps", "3", "--teacher-r-drop", "1", "--lessons-by", "ensemble", "--out"]
+    script.main([*given, str(tmp_path / "whole")])
+
+    def short_of_time(*args: Any, seconds: float, **how: Any) -> Any:
+        return train(*args, seconds=-1.0, **how)  # after the first step it is too late
+
+    train, calls = _graph_training.Runs.train, 0
+    monkeypatch.setattr(_graph_training.Runs, "train", short_of_time)
+    out = tmp_path / "cut"
+    while not (out / "report.json").is_file() or not report(out)["students"]:
+        script.main([*given, str(out)])
+        calls += 1
+    assert calls == 7  # a step each; the call that finishes a model begins the next one
+    said = [what for call in report(out)["calls"] for what in call["did"]]
+    assert said[:3] == ["teacher 1 up to step 1", "teacher 1 up to step 2", "teacher 1"]
+    assert not (out / "unfinished.safetensors").exists()
+    assert "teacher 1 came to step 2 of 3: call again with the same --out to go on" in capsys.readouterr().out
+    whole, cut = (report(tmp_path / name) for name in ("whole", "cut"))
+    assert [each["translated"] for each in whole["students"]] == [each["translated"] for each in cut["students"]]
+    assert cut["students"][0]["seconds"] > 0
+    for name in ("teacher-1", "teacher-2", "student-1"):
+        one, other = (script.load_file(tmp_path / each / f"{name}.safetensors") for each in ("whole", "cut"))
+        assert all(torch.equal(one[weight], other[weight]) for weight in one), name
+
+
+def test_lessons_go_on_where_a_call_ended(script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = [*WORDS, "--lessons-by", "ensemble", "--out", str(tmp_path), "--until", "lessons"]
+    script.main([*given[:-2], "--until", "teachers"])
+    asked: list[int] = []
+
+    def killed(session: Any, teachers: Any, lines: list[str]) -> Any:
+        asked.append(len(lines))
+        if len(asked) == 2:
+            raise KeyboardInterrupt
+        return [[f"{line} one", line] for line in lines]
+
+    real = toy(300, 20).train
+    monkeypatch.setattr(script, "translated", killed)
+    monkeypatch.setattr(script, "together", lambda session: None)
+    read = script.Session.read
+
+    def longer(session: Any) -> None:
+        read(session)
+        session.data = script.engine.Data(real, session.data.valid)
+
+    monkeypatch.setattr(script.Session, "read", longer)
+    with pytest.raises(KeyboardInterrupt):
+        script.main(given)
+    assert report(tmp_path)["lessons"]["sentences"] == 200 == len(script.read_lessons(tmp_path).source)
+    script.main(given)
+    assert asked == [200, *[min(200, len(real.source) - 200)] * 2]
+    found = script.read_lessons(tmp_path)
+    assert found.source == real.source and found.texts[-1] == [f"{real.source[-1]} one", real.source[-1]]
+    script.main(given)
+    assert len(asked) == 3  # they are done
+
+
+def test_teachers_learn_with_r_drop_and_translate_together(script: Any, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    given = [*WORDS, "--out", str(out), "--teacher-r-drop", "1", "--lessons-by", "ensemble", "--until", "lessons"]
+    used = []
+    prepared = script.prepared
+    script.prepared = lambda session, settings, corpus: (
+        used.append(settings.r_drop) or prepared(session, settings, corpus)
+    )
+    try:
+        script.main(given)
+    finally:
+        script.prepared = prepared
+    assert used == [1.0]
+    made = script.read_lessons(out)
+    session = script.Session(script.parse(given))
+    session.read()
+    found = Translator(script.ensemble(session), session.words)(made.source[:3], beams=5, best=5)
+    assert made.texts[:3] == [[one.text for one in several] for several in found]
+    with pytest.raises(SystemExit, match="holds a run with another teacher_r_drop, lessons_by"):
+        script.main([*WORDS, "--out", str(out)])
 
 
 def test_lessons_of_both_directions(script: Any, tmp_path: Path) -> None:

@@ -141,7 +141,7 @@ def main(arguments: list[str] | None = None) -> None:
     out.mkdir(parents=True, exist_ok=True)
     translator = train.Translator.load(run)
     model = translator.models[0].float()
-    settings = train.read_settings((run / "settings.json").read_text(encoding="utf-8"), str(run / "settings.json"))
+    settings = train.read_settings(run / "settings.json")
     lines = train.read_lines(given.lines) if given.lines else train.toy().valid.source
     fitting = [line for line in lines if len(line.split()) <= 12][: given.count]
     alignment(translator, fitting).savefig(out / "translator-alignment.png", dpi=110)

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -101,6 +101,8 @@ def test_a_folder_with_a_run_is_not_overwritten_but_resumed(folder: Path) -> Non
         ("train --task lm --text a.txt --data .", "--data and --task lm were both given; give one"),
         ("train --toy --set dropout=2", "dropout must be in [0.0, 1.0), got 2.0"),
         ("train --toy --resume", "holds no checkpoint to resume from"),
+        (f"train --toy --seed {2**63}", f"seed must be below 2^63, got {2**63}"),
+        ("train --toy --device meta", "--device 'meta' cannot be used here: it has shapes and no numbers"),
         ("train --toy --shard", "--shard needs several processes: torchrun --nproc-per-node 2 -m regard train"),
         ("train --toy --tensor-parallel --shard", "--shard and --tensor-parallel were both given"),
         ("train --toy --set max_tokens=2", "all 3901 sentences have max_tokens=2 tokens or more; raise it"),
@@ -194,6 +196,85 @@ def test_pairs_that_are_too_long_are_left_out_and_counted(tmp_path: Path) -> Non
     done = run(words)
     assert done.exit_code == 0, done.output
     assert "3 pairs of sentences are left out: longer than max_tokens=32 tokens" in done.stderr
+
+
+def test_an_endless_line_of_the_validation_text_is_left_out_too(tmp_path: Path) -> None:
+    """A search through it would hold up every validation for hours."""
+    for name, short, long in (("train.en", "a cat", "a dog"), ("train.de", "uno kato", "una hunta")):
+        (tmp_path / name).write_text("\n".join([short] * 39 + [" ".join([long] * 20_000)]) + "\n")
+    done = run(f"train --data {tmp_path} --out {tmp_path / 'run'} --steps 2 {SIZES} --device cpu")
+    assert done.exit_code == 0, done.output
+    assert "1 pairs of sentences are left out" in done.stderr and "BLEU" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("size", "told"),
+    [
+        (10**20, f"pieces, not vocab_size={10**20}: the text has no more"),
+        (5, "the vocabulary has 13 pieces, not vocab_size=5: each sign of the text is one"),
+    ],
+)
+def test_a_vocabulary_that_the_text_cannot_have_is_told(size: int, told: str, tmp_path: Path) -> None:
+    for name, line in (("train.en", "a cat."), ("train.de", "uno kato.")):
+        (tmp_path / name).write_text(f"{line}\n" * 20)
+    sizes = SIZES.replace("vocab_size=120", f"vocab_size={size}")
+    done = run(f"train --data {tmp_path} --out {tmp_path / 'run'} --steps 2 {sizes} --device cpu")
+    assert done.exit_code == 0, done.output
+    assert told in done.stderr
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried")]
+)
+def test_too_little_memory_is_told_in_one_line(
+    error: Exception, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(Trainer, "run", fail)
+    done = run(f"train --toy --out {tmp_path} --steps 2 {SIZES} --device cpu")
+    assert done.exit_code == 2 and "not enough memory for this run; lower batch_tokens" in done.stderr
+    monkeypatch.setattr(Translator, "__call__", fail)
+    done = run(f"translate --model {folder / 'run'} hello")
+    assert done.exit_code == 2 and done.stderr.startswith("regard: there is not enough memory for this")
+    monkeypatch.setattr(Trainer, "run", lambda *_: 1 / 0)
+    with pytest.raises(AssertionError, match="division by zero"):  # what is no matter of memory is not called so
+        run(f"train --toy --out {tmp_path / 'other'} --steps 2 {SIZES} --device cpu")
+
+
+def test_settings_that_are_no_text_are_named(folder: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "run"
+    shutil.copytree(folder / "run", broken)
+    (broken / "settings.json").write_bytes(b"\xff\xfe")
+    done = run(f"train --data {folder} --out {broken} --resume")
+    assert done.exit_code == 2 and f"{broken / 'settings.json'} does not hold the settings" in done.stderr
+
+
+def test_a_seed_needs_a_temperature_and_is_one_that_torch_takes(folder: Path) -> None:
+    words = f"translate --model {folder / 'run'} hello --seed"
+    done = run(f"{words} 3")
+    assert done.exit_code == 2 and "seed is given, but temperature 0 draws nothing" in done.stderr
+    done = run(f"{words} {2**64} --temperature 1")
+    assert done.exit_code == 2 and "seed must be from −2^63 to 2^64 − 1" in done.stderr
+
+
+def test_columns_of_a_drawing_stand_under_their_signs_in_any_script(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    from rich.cells import cell_len
+
+    from regard import train as engine
+    from regard.cli.commands.translate import show_alignment
+
+    source, target = ["猫", "e\u0301a", "</s>"], ["狗狗", "x"]
+    found = engine.Aligned("狗狗 x", source, target, [[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]], cast(Any, None))
+    monkeypatch.setattr(engine, "align", lambda *_, **__: found)
+    show_alignment(cast(Any, None), "猫 e\u0301a", None)
+    rows = capsys.readouterr().out.splitlines()[2:]
+    assert {cell_len(row) for row in rows} == {4 + 1 + 3 * 3}
+    assert rows[3] == "      猫 a  > " and rows[2] == "         e\u0301  s "
+    assert rows[4] == "狗狗 ███      " and rows[5] == "   x       ███"
 
 
 def test_a_text_of_too_few_tokens_is_refused(tmp_path: Path) -> None:

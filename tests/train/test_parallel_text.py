@@ -46,6 +46,7 @@ def test_without_validation_files_the_last_sentences_are_held_out(tmp_path: Path
         ({"train__en": b"a\nb\n", "train__de": b"A\n"}, "has 2 lines and .*train.de has 1: line i of one must"),
         ({"train__en": b"a\n  \n", "train__de": b"A\nB\n"}, "train.en, line 2 is empty; remove the line from both"),
         ({"train__en": b"a\nb\n", "train__de": b"A\nK\xfchn\n"}, "train.de, line 2: byte 0xfc is not UTF-8; convert"),
+        ({"train__en": "a\n".encode("utf-16"), "train__de": b"A\n"}, "line 1: byte 0xff .*iconv -f UTF-16 -t UTF-8"),
         ({"train__en": b"a\n"}, "has train.en but no train.de"),
         ({"train__fr": b"a\n"}, "has no train.en and train.de .*it holds train.fr"),
         ({"train__en": b"", "train__de": b""}, "are empty: expected one sentence per line"),

@@ -62,6 +62,12 @@ def test_a_file_that_is_no_tokenizer_is_named(tmp_path: Path, content: str) -> N
         Words.load(tmp_path / "other.json")
 
 
+def test_more_pieces_than_a_text_has_are_the_same_pieces() -> None:
+    lines = ["ﬃ a cat sees a cat.", "e\u0301e\u0301 猫"]
+    found = [Words.learn(lines, vocab_size=size).as_json() for size in (1000, 10**20)]
+    assert found[0] == found[1]
+
+
 def test_a_vocabulary_needs_text() -> None:
     with pytest.raises(ValueError, match="no sentences to learn"):
         Words.learn([], vocab_size=100)

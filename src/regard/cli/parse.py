@@ -54,7 +54,8 @@ def one_dtype(text: str | None) -> torch.dtype | None:
 def device(text: str) -> str:
     """A device that exists here."""
     try:
-        torch.empty(0, device=text)
+        if torch.empty(0, device=text).is_meta:
+            raise ValueError(f"--device {text!r} cannot be used here: it has shapes and no numbers")
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise ValueError(f"--device {text!r} cannot be used here: {reason}") from None

@@ -34,6 +34,16 @@ def one_line(*kinds: type[Exception], file: object = "standard output") -> Itera
         stop(str(error))
     except OSError as error:
         stop(f"{error.filename or file}: {error.strerror or error}")
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        stop("there is not enough memory for this; give less at once, or a smaller model")
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Torch has a class for a GPU's memory, and only words for that of the machine."""
+    kind = type(error).__name__
+    return isinstance(error, MemoryError) or kind == "OutOfMemoryError" or "can't allocate memory" in str(error)
 
 
 def readable(text: str, name: str = "the text") -> str:

@@ -65,6 +65,13 @@ def encode_pairs(words: Words, pairs: Pairs, settings: Settings, *, dropping: in
     return parallel(*zip(*kept, strict=True))
 
 
+def within(words: Words, pairs: Pairs, settings: Settings) -> Pairs:
+    """The pairs that `encode_pairs` keeps."""
+    sides = zip(words.encode(pairs.source), words.encode(pairs.target), strict=True)
+    kept = [at for at, pair in enumerate(sides) if max(map(len, pair)) < settings.max_tokens]
+    return Pairs([pairs.source[at] for at in kept], [pairs.target[at] for at in kept])
+
+
 def translation_trainer(
     settings: Settings,
     data: Data,
@@ -93,14 +100,17 @@ def translation_trainer(
 
     def score(model: nn.Module) -> float:
         assert isinstance(model, Transformer)
-        found = Translator([model], known)(data.valid.source, beams=1)
-        return bleu([each[0].text for each in found], data.valid.target, lowercase=settings.lowercase)
+        found = Translator([model], known)(judged.source, beams=1)
+        return bleu([each[0].text for each in found], judged.target, lowercase=settings.lowercase)
 
+    # a search through one endless line would hold up every validation
+    judged = within(words, data.valid, settings)
     valid = encode_pairs(words, data.valid, settings)
     trainer = Trainer(
         model, settings, words, encode, valid, Path(out), device, score=score if with_bleu else None, how=how
     )
     trainer.left_out = len(data.train.source) - len(plain.target.lengths)
+    trainer.left_out += len(data.valid.source) - len(judged.source)
     trainer.text = _digest(*data.train, *data.valid)
     return trainer
 

@@ -78,7 +78,7 @@ class Trainer:
         self.best: dict[str, float] = {}
         self.since_best = 0
         self.seconds = 0.0
-        self.left_out = 0  # training sentences that are too long
+        self.left_out = 0  # pairs of sentences that are too long
         self.text = ""  # which text the run reads, for a resume to compare
         self.ended: str | None = None
         self._asked_to_stop = False

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from regard._checks import check_count
@@ -94,6 +95,8 @@ class Settings:
             raise ValueError(f"embed_dim must be a multiple of num_heads={self.num_heads}, got {self.embed_dim}")
         for name in ("warmup", "patience", "seed"):
             check_count(name, getattr(self, name), 0, kind=int)
+        if self.seed >= 2**63:
+            raise ValueError(f"seed must be below 2^63, got {self.seed}")
         for name in ("dropout", "attention_dropout", "ff_dropout", "bpe_dropout", "smoothing", "beta1", "beta2",
                      "ema_decay"):  # fmt: skip
             _between(self, name, 0.0, 1.0, open_end=True)
@@ -107,14 +110,15 @@ class Settings:
         return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
 
 
-def read_settings(text: str, where: str) -> Settings:
+def read_settings(path: Path) -> Settings:
     """The settings of a run, as `as_json` wrote them.
 
     Raises:
         ValueError: the file holds something else; the message names it.
+        OSError: the file cannot be read.
     """
     try:
-        given = json.loads(text)
+        given = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(given, dict):
             raise ValueError("expected an object")
         unknown = given.keys() - {field.name for field in dataclasses.fields(Settings)}
@@ -122,7 +126,7 @@ def read_settings(text: str, where: str) -> Settings:
             raise ValueError(f"unknown option {', '.join(sorted(unknown))}")
         return Settings(**given)
     except (ValueError, TypeError) as error:
-        raise ValueError(f"{where} does not hold the settings of a training run: {error}") from None
+        raise ValueError(f"{path} does not hold the settings of a training run: {error}") from None
 
 
 def _choose(settings: Settings, name: str, choices: tuple[str, ...]) -> None:

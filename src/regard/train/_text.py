@@ -49,9 +49,10 @@ def split_lines(raw: bytes, name: str) -> Lines:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
+        kind = "UTF-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else "LATIN1"
         raise ValueError(
             f"{name}, line {line}: byte {raw[error.start]:#04x} is not UTF-8; convert the text, "
-            "for example with iconv -f LATIN1 -t UTF-8"
+            f"for example with iconv -f {kind} -t UTF-8"
         ) from None
     lines = text.split("\n")
     if lines and not lines[-1]:

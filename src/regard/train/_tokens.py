@@ -43,7 +43,12 @@ class Words:
             [pre_tokenizers.Metaspace(prepend_scheme="always"), pre_tokenizers.Punctuation("isolated")]
         )
         tokenizer.decoder = decoders.Metaspace(prepend_scheme="always")
-        trainer = trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=list(SPECIALS), show_progress=False)
+        # each merge makes a word at least one piece shorter, so a text has fewer merges than characters; the library
+        # takes memory for as many pieces as it is asked for
+        most = len(SPECIALS) + 4 * sum(len(line) + 1 for line in lines)
+        trainer = trainers.BpeTrainer(
+            vocab_size=min(vocab_size, most), special_tokens=list(SPECIALS), show_progress=False
+        )
         tokenizer.train_from_iterator(lines, trainer)
         return cls(tokenizer)
 

@@ -96,6 +96,8 @@ class Translator:
         spoken = [at for at, ids in enumerate(encoded) if len(ids) > 1 and lines[at].strip()]
         order = sorted(spoken, key=lambda at: -len(encoded[at]))
         sampling = Sampling(temperature, top_k, top_p)
+        if seed is not None and not sampling.draws:
+            raise ValueError("seed is given, but temperature 0 draws nothing; give a temperature")
         # each sentence draws from a stream of its own, whatever stands next to it in a batch
         seeds = torch.randint(2**62, (len(encoded),), generator=_generator(seed)).tolist() if sampling.draws else []
         found: list[list[Translation]] = [[Translation("", 0.0, 0.0, [])] for _ in encoded]
@@ -132,6 +134,8 @@ def _check_finished(folder: Path) -> None:
 
 def _generator(seed: int | None) -> torch.Generator:
     drawn = int(torch.randint(2**31, ())) if seed is None else seed
+    if not -(2**63) <= drawn < 2**64:
+        raise ValueError(f"seed must be from −2^63 to 2^64 − 1, got {drawn}")
     return torch.Generator().manual_seed(drawn)
 
 

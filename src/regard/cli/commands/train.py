@@ -120,13 +120,15 @@ def train(
             trainer.resume()  # before anything is written: it may refuse
         trainer.start()
         if trainer.processes.first:
-            _say_start(trainer)
+            _say_start(trainer, learnt=not (toy or resume or distill))
         with _reporting(chosen, out, tensorboard, as_json) as report:
             trainer.run(report)
     except engine.Stopped as stopped:
         typer.echo(f"regard: stopped at step {trainer.step}; {out} is saved, go on with --resume", err=True)
         raise typer.Exit(stopped.status) from None
-    except RuntimeError as error:
+    except (RuntimeError, MemoryError) as error:
+        if terminal.is_out_of_memory(error):
+            terminal.stop("there is not enough memory for this run; lower batch_tokens, or make the model smaller")
         if not engine.in_group():
             raise
         reason = str(error).splitlines()[0][:160]
@@ -204,7 +206,7 @@ def _resumed(out: Path, chosen: Settings, given: dict[str, Any], changes: list[s
     path = out / "settings.json"
     if not path.is_file() or not (out / LAST).is_file():
         raise ValueError(f"{out} holds no checkpoint to resume from; start without --resume")
-    held = read_settings(path.read_text(encoding="utf-8"), str(path))
+    held = read_settings(path)
     named = {*given, *(word.partition("=")[0] for word in changes)}
     for name in sorted(named - set(MAY_CHANGE)):
         if getattr(chosen, name) != getattr(held, name):
@@ -333,13 +335,17 @@ def _writer(out: Path) -> Any:
     return SummaryWriter(str(out / "tensorboard"))
 
 
-def _say_start(trainer: Trainer) -> None:
+def _say_start(trainer: Trainer, *, learnt: bool) -> None:
     """At once, and where the numbers of other programs do not go: the first line of a validation can be far away."""
     chosen = trainer.settings
     million = sum(each.numel() for each in trainer.model.parameters()) / 1e6
     end = f"{chosen.steps} steps" if chosen.minutes is None else f"{chosen.steps} steps or {chosen.minutes:g} minutes"
     what = f"{million:.2f} million parameters on {trainer.device} from step {trainer.step} for {end}"
     typer.echo(f"training {what}; a line every {chosen.validate_every} steps", err=True)
+    pieces, asked = len(trainer.words), chosen.vocab_size
+    if learnt and pieces != asked:
+        why = "the text has no more" if pieces < asked else "each sign of the text is one"
+        typer.echo(f"the vocabulary has {pieces} pieces, not vocab_size={asked}: {why}", err=True)
     if trainer.left_out:
         long = f"{trainer.left_out} pairs of sentences are left out: longer than max_tokens={chosen.max_tokens} tokens"
         typer.echo(long, err=True)

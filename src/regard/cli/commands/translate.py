@@ -102,7 +102,7 @@ def _tell_of_long(translator: Translator, lines: list[str], folder: Path) -> Non
     if not held.is_file():
         return
     try:
-        most = engine.read_settings(held.read_text(encoding="utf-8"), str(held)).max_tokens
+        most = engine.read_settings(held).max_tokens
     except (OSError, ValueError):
         return  # nothing that is translated depends on it
     lengths = [len(ids) for ids in translator.words.encode(lines)]
@@ -158,22 +158,23 @@ def show_alignment(
     translator: Translator, line: str, page: Path | None, translation: Translation | None = None
 ) -> None:
     """A translation (the best when not given), and which source pieces its pieces attend to: darker is more weight."""
+    from rich.cells import cell_len
+
     from regard import train as engine
 
     aligned = engine.align(translator, line, translation=translation)
     typer.echo(f"{line}\n{aligned.text}")
     console = terminal.console(width=160)
-    width = max((len(each) for each in aligned.target), default=0)
-    # a source piece is written down its column
-    tall = max((len(each) for each in aligned.source), default=0)
+    width = max((cell_len(each) for each in aligned.target), default=0)
+    # a source piece is written down its column, sign by sign; some are two cells wide, some join the one before
+    columns = [_signs(each) for each in aligned.source]
+    tall = max(map(len, columns), default=0)
     for at in range(tall):
-        signs = "".join(
-            f" {each[at - tall + len(each)] if at >= tall - len(each) else ' '} " for each in aligned.source
-        )
+        signs = "".join(f" {signs[at - tall + len(signs)]}" if at >= tall - len(signs) else "   " for signs in columns)
         console.print(" " * (width + 1) + signs, markup=False, highlight=False)
     for piece, row in zip(aligned.target, aligned.weights, strict=True):
         cells = "".join(SHADES[min(int(weight * len(SHADES)), len(SHADES) - 1)] * 3 for weight in row)
-        console.print(f"{piece:>{width}} {cells}", markup=False, highlight=False)
+        console.print(f"{' ' * (width - cell_len(piece))}{piece} {cells}", markup=False, highlight=False)
     if page is not None:
         # the page opens where the alignment is clearest: at the head whose rows have the largest weights on source
         # words, </s> apart
@@ -186,6 +187,19 @@ def show_alignment(
         layer, head = max(clear, key=clear.__getitem__)
         aligned.recording.to_html(page, layer=layer, head=head)
         typer.echo(f"wrote {page}")
+
+
+def _signs(piece: str) -> list[str]:
+    """The signs of a piece, each with the marks that join it, two cells wide."""
+    from rich.cells import cell_len
+
+    found: list[str] = []
+    for sign in piece:
+        if found and cell_len(sign) == 0:
+            found[-1] += sign
+        else:
+            found.append(sign)
+    return [each + " " * (2 - cell_len(each)) for each in found]
 
 
 SHADES = " ░▒▓█"
