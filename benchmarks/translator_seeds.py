@@ -5,6 +5,7 @@
     python benchmarks/translator_seeds.py --out build/de-en --seconds 250 --until lessons --source de --target en
     python benchmarks/translator_seeds.py --out build/en-de --seconds 400 --back build/de-en
     python benchmarks/translator_seeds.py --out build/de-en --seconds 400 --back build/en-de --source de --target en
+    python benchmarks/translator_seeds.py --out build/r-drop --teacher-r-drop 1 --lessons-by ensemble --lessons 80
     python benchmarks/translator_seeds.py --toy --steps 400 --teachers 2 --seeds 1 --out build/toy    on a CPU, a minute
 
 1. Teachers: N models that differ in their seed (label smoothing, averaged weights).
@@ -72,7 +73,7 @@ FIXED = ("teachers", "teacher_r_drop", "lessons_by", "steps", "distill", "toy", 
 PENALTIES = (1.0, 1.4, 1.8, 2.2)
 BACK = 2  # sources per real target that the other direction's teachers wrote, at most
 # seconds that are set aside: for graphs, for one student's evaluation, for one teacher's
-CAPTURE, EVALUATE, GREEDY = 15.0, 12.0, 3.0
+CAPTURE, EVALUATE, GREEDY = 15.0, 14.0, 3.0
 
 
 class Late(Exception):
@@ -208,7 +209,7 @@ def trained(session: Session, runs: Runs, who: str, seed: int) -> dict[str, Any]
             session.say(f"{who} {seed}: step {step} of {steps}, loss {loss:.3f}")
 
     def attempt(peak: float) -> dict[str, Any]:
-        how: dict[str, Any] = {"seconds": session.left() - after, "held": session.held, "progress": progress}
+        how: dict[str, Any] = {"seconds": session.left(), "held": session.held, "progress": progress}
         return runs.train(seed, steps, peak=peak, **how)
 
     peak = session.settings.peak_lr

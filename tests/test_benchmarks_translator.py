@@ -265,6 +265,40 @@ def test_a_run_that_learns_nothing_is_tried_again_with_a_lower_rate(
     assert tried == [1e30, 0.5e30] and "again with a lower rate" in capsys.readouterr().out
 
 
+def test_a_killed_run_goes_on_where_it_was_written_last(
+    script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import _graph_training
+
+    monkeypatch.setattr(_graph_training, "LOOK", 1)
+    monkeypatch.setattr(_graph_training, "SAVE", -1.0)
+    words = Words.learn([*DATA.train.source, *DATA.train.target], vocab_size=SMALL.vocab_size)
+    corpus, cpu = encode_pairs(words, DATA.train, SMALL), torch.device("cpu")
+
+    def fresh() -> Any:
+        runs = _graph_training.Runs(SMALL, words, corpus, cpu, epochs=2)
+        runs.prepare(timed=1)
+        return runs
+
+    whole, held, seen = fresh(), tmp_path / "unfinished", list[int]()
+    whole.train(3, 9, peak=1e-3)
+
+    def killed(step: int, loss: float) -> None:
+        seen.append(step)
+        if step == 7 and len(seen) == 7:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fresh().train(3, 9, peak=1e-3, held=held, progress=killed)
+    again = fresh()
+    found = again.train(3, 9, peak=0.5, held=held, progress=killed)  # its own rate is in the file
+    assert seen == [1, 2, 3, 4, 5, 6, 7, 7, 8, 9] and found["steps"] == 9 and found["peak_lr"] == 1e-3
+    for one, other in zip(whole.average.model.parameters(), again.average.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+    fresh().train(5, 2, peak=1e-3, held=held, progress=killed)  # another run is not mistaken for it
+    assert seen[-2:] == [1, 2]
+
+
 def test_a_run_does_not_depend_on_those_before_it(script: Any) -> None:
     from _graph_training import Runs
 

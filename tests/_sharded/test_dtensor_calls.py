@@ -9,6 +9,7 @@ import pytest
 import torch
 from tests.train.group import together
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import regard
 from regard import Want, masks, reference
@@ -169,6 +170,55 @@ def test_each_of_four_processes_computes_a_quarter_of_the_kept_pairs() -> None:
         shares = [each[name] for each in everyone]
         assert sum(shares) == total, name  # no pair is computed twice, none is left out
         assert all(abs(share - total / 4) <= 0.1 * total / 4 for share in shares), (name, shares)
+
+
+class Counted(TorchDispatchMode):
+    """Pairs of a query and a key that torch's kernels compute while this is on, forward and backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.forward, self.backward = 0, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        if "attention" in name:
+            backward = name.endswith("backward")
+            causal = kwargs.get("is_causal", False) or any(each is True for each in args)
+            query, key = args[1:3] if backward else args[:2]
+            rows, keys = query.shape[-2], key.shape[-2]
+            # torch's own causal rule starts at the first key: row i computes i + 1 of them
+            pairs = sum(min(row + 1, keys) for row in range(rows)) if causal else rows * keys
+            pairs *= query.shape[0] * query.shape[1]
+            self.forward += 0 if backward else pairs
+            self.backward += pairs if backward else 0
+        return func(*args, **kwargs or {})
+
+
+def kernel_pairs() -> dict[str, tuple[int, int]]:
+    """What this process's kernels do for the rules of the bar, in both directions."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    mesh, found = init_device_mesh("cpu", (4,)), {}
+    for name in ("causal", "window"):
+        x = distribute_tensor(torch.zeros(1, 1, 4096, 8), mesh, [Shard(2)]).requires_grad_()
+        with Counted() as counted:
+            regard.attention(x, x, x, mask=RULES[name]).to_local().sum().backward()
+        found[name] = counted.forward, counted.backward
+    return found
+
+
+def test_each_of_four_processes_does_a_quarter_of_the_work_forward_and_backward() -> None:
+    """Not what a plan says but what kernels are given. Tiles hold some pairs that the rule hides; those count too."""
+    everyone = together(4, kernel_pairs)
+    x = torch.zeros(1, 1, 4096, 8)
+    for name in ("causal", "window"):
+        kept = regard.explain(x, x, x, mask=RULES[name]).cost.kept_pairs
+        for direction in (0, 1):
+            shares = [each[name][direction] for each in everyone]
+            assert sum(shares) >= kept, (name, direction)  # every pair was computed, and counted
+            quarter = sum(shares) / 4
+            assert all(abs(share - quarter) <= 0.1 * quarter for share in shares), (name, direction, shares)
 
 
 def other_calls() -> list[Any]:
