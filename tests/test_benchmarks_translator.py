@@ -281,7 +281,7 @@ def test_a_killed_run_goes_on_where_it_was_written_last(
         return runs
 
     whole, held, seen = fresh(), tmp_path / "unfinished", list[int]()
-    whole.train(3, 9, peak=1e-3)
+    whole.train(3, 8, peak=1e-3)
 
     def killed(step: int, loss: float) -> None:
         seen.append(step)
@@ -289,10 +289,10 @@ def test_a_killed_run_goes_on_where_it_was_written_last(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        fresh().train(3, 9, peak=1e-3, held=held, progress=killed)
+        fresh().train(3, 8, peak=1e-3, held=held, progress=killed)
     again = fresh()
-    found = again.train(3, 9, peak=0.5, held=held, progress=killed)  # its own rate is in the file
-    assert seen == [1, 2, 3, 4, 5, 6, 7, 7, 8, 9] and found["steps"] == 9 and found["peak_lr"] == 1e-3
+    found = again.train(3, 8, peak=0.5, held=held, progress=killed)  # its own rate is in the file
+    assert seen == [1, 2, 3, 4, 5, 6, 7, 7, 8] and found["steps"] == 8 and found["peak_lr"] == 1e-3
     for one, other in zip(whole.average.model.parameters(), again.average.model.parameters(), strict=True):
         assert torch.equal(one, other)
     fresh().train(5, 2, peak=1e-3, held=held, progress=killed)  # another run is not mistaken for it

@@ -17,6 +17,7 @@ from tests.train.small import DATA, trainer
 
 from regard import interop
 from regard.train import LAST, Stopped, Translator, learn_from, read_metrics
+from regard.train._batches import lengths_of, plan_epoch
 from regard.train._checkpoint import read
 from regard.train._loop import METRICS
 
@@ -166,6 +167,19 @@ def test_a_loss_that_is_not_a_number_ends_the_run_with_advice(tmp_path: Path) ->
         next(run.model.parameters()).fill_(float("nan"))
     with pytest.raises(ValueError, match="the loss is nan at step 1: lower peak_lr"):
         run.run()
+
+
+def test_padding_is_counted_on_both_sides(tmp_path: Path) -> None:
+    """Batches are cut by the target's length: the source has most of the padding."""
+    run = trainer(tmp_path)
+    corpus = run.encode(0)
+    planned = plan_epoch(corpus, run.settings.batch_tokens, seed=run.settings.seed, epoch=0)
+    run = trainer(tmp_path, steps=len(planned), validate_every=len(planned))
+    run.run()
+    real = [sum(len(each.rows) * width for each in planned for width in each.widths)]
+    real.append(sum(int(each.sum()) for each in lengths_of(corpus)))
+    [event] = read_metrics(tmp_path / METRICS)
+    assert event["padding"] == pytest.approx(1 - real[1] / real[0], abs=1e-6) and event["padding"] > 0.01
 
 
 def test_the_mean_of_the_last_weights_is_what_is_validated(tmp_path: Path) -> None:

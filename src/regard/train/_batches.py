@@ -45,6 +45,16 @@ class Batch(NamedTuple):
     soft: Soft | None = None
 
     @property
+    def places(self) -> int:
+        """Of both sides, padding included."""
+        return self.outputs.numel() + (0 if self.source is None else self.source.numel())
+
+    def tokens(self) -> Tensor:
+        """Of both sides, without padding."""
+        target = (self.outputs != PAD).sum()
+        return target if self.source_lengths is None else target + self.source_lengths.sum()
+
+    @property
     def shape(self) -> tuple[int, ...]:
         return (*(() if self.source is None else self.source.shape), *self.inputs.shape)
 

@@ -155,7 +155,7 @@ class Trainer:
             Stopped: after SIGTERM or Ctrl-C; everything is saved. A second Ctrl-C does not wait for that.
         """
         began, before = time.monotonic(), self.seconds
-        window_tokens, window_nll, window_since = 0, None, began
+        window_places, window_sums, window_since = 0, None, began
         self.model.train()
         with _on_signals(self._stop):
             for batch, whole_batch in self._batches():
@@ -164,9 +164,9 @@ class Trainer:
                 loss = self.stepper(batch, learning_rate(self.settings, self.step), tokens_of)
                 self.average.after_step(self.step)
                 self.position += 1
-                pair = torch.stack([loss.nll, loss.tokens.to(loss.nll.dtype)])
-                window_nll = pair.clone() if window_nll is None else window_nll + pair
-                window_tokens += batch.outputs.numel()
+                here = torch.stack([loss.nll, loss.tokens.to(loss.nll.dtype), batch.tokens().to(loss.nll.dtype)])
+                window_sums = here if window_sums is None else window_sums + here
+                window_places += batch.places
                 self.seconds = before + time.monotonic() - began
                 out_of_time = self.settings.minutes is not None and self.seconds > 60 * self.settings.minutes
                 stop = self._asked_to_stop
@@ -176,10 +176,10 @@ class Trainer:
                     stop = out_of_time = False
                 ends = self.step >= self.settings.steps or out_of_time
                 if ends or self.step % self.settings.validate_every == 0:
-                    places = torch.tensor([float(window_tokens)], device=self.device, dtype=window_nll.dtype)
-                    sums = torch.cat([window_nll, places])
+                    last = torch.tensor([float(window_places)], device=self.device, dtype=window_sums.dtype)
+                    sums = torch.cat([window_sums, last])
                     sums = self.processes.total(sums) if self.processes.data[1] > 1 else sums
-                    nll, tokens, window_places = sums.tolist()
+                    nll, tokens, real, places = sums.tolist()
                     if not math.isfinite(nll):
                         raise ValueError(
                             f"the loss is {nll} at step {self.step}: lower peak_lr, or raise warmup or clip"
@@ -191,11 +191,11 @@ class Trainer:
                         "loss": nll / max(tokens, 1),
                         "learning_rate": learning_rate(self.settings, self.step),
                         "tokens_per_second": tokens / max(now - window_since, 1e-9),
-                        "padding": 1 - tokens / max(window_places, 1),
+                        "padding": 1 - real / max(places, 1),
                         **self._validate(last=ends),
                         "seconds": self.seconds,
                     }
-                    window_tokens, window_nll, window_since = 0, None, time.monotonic()
+                    window_places, window_sums, window_since = 0, None, time.monotonic()
                     if self.processes.first:
                         _append(self.out / METRICS, event)
                         report(event)
