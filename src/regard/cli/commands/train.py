@@ -222,7 +222,8 @@ def _check_words(
 ) -> None:
     if toy and task != "translate":
         raise ValueError(f"--toy trains a translator; leave out --task {task}")
-    given = data is not None and data != Path(os.environ.get("REGARD_DATA", ""))
+    held = os.environ.get("REGARD_DATA")
+    given = data is not None and (not held or data != Path(held))
     if given and (toy or chosen.task == "lm"):
         raise ValueError(f"--data and {'--toy' if toy else '--task lm'} were both given; give one")
     if chosen.task == "lm":
