@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import pytest
 import torch
 from tests._triton import definitions
 from tests.core_calls import prepare
@@ -50,3 +51,22 @@ def found_and_wrong(query: Tensor, key: Tensor, want: Want, **given: Any) -> tup
     lse, exact = definitions.statistics(call, want)
     found = observing.observe(call, lse.float(), want)
     return found, definitions.wrong(found, exact)
+
+
+def multiply_bfloat16(patch: pytest.MonkeyPatch) -> None:
+    """The interpreter keeps bfloat16 as its bits, and multiplies those."""
+    import numpy as np
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    multiply = interpreter.InterpreterBuilder.create_dot
+
+    def wide(handle: Any) -> Any:
+        if handle.dtype.scalar != tl.bfloat16:
+            return handle
+        return interpreter.TensorHandle((handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+
+    def create_dot(self: Any, a: Any, b: Any, *more: Any) -> Any:
+        return multiply(self, wide(a), wide(b), *more)
+
+    patch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)

@@ -23,6 +23,7 @@ KERNELS = [
     "test_recipes.py",
     "test_scan.py",
     "test_stored.py",
+    "test_stored_codes.py",
 ]
 
 collect_ignore = []

@@ -17,13 +17,30 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
-from regard._triton import decode, decoding, scan, scanning, tile_sizes  # noqa: E402
+from regard._triton import (  # noqa: E402
+    decode,
+    decoding,
+    inputs,
+    scan,
+    scanning,
+    stored_codes,
+    stored_decoding,
+    tile_sizes,
+)
 
 # bytes of shared memory that a program may have
 LIMITS = {80: 166_912, 89: 101_376, 90: 232_448, 100: 232_448}
 NAMES = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
 OWN = ("X", "K", "V", "Q", "RAW", "Y")
-OTHERS = {"GATES": "*fp64", "MARKS": "*i32", "LENGTHS": "*i64", "OFFSETS": "*i64", "scale": "fp32", "cap": "fp32"}
+OTHERS = {
+    "GATES": "*fp64",
+    "MARKS": "*i32",
+    "LENGTHS": "*i64",
+    "OFFSETS": "*i64",
+    "TABLE": "*i64",
+    "scale": "fp32",
+    "cap": "fp32",
+}
 SIZES = ("T", "L", "S")
 SUMS: dict[str, dict[str, Any]] = {
     "result": {"X_MAP": 1, "K_MAP": 1, "V_MAP": 0, "Y_MAP": 0, "SIDE": 0, "NORMED": True, "REVERSE": False},
@@ -33,22 +50,29 @@ SUMS: dict[str, dict[str, Any]] = {
 }
 
 
-def shared(kernel: Any, arch: int, dtype: torch.dtype, constants: dict[str, Any], options: dict[str, int]) -> int:
-    """Bytes of shared memory that the compiled kernel takes."""
+def compiled(
+    kernel: Any, arch: int, dtype: torch.dtype, constants: dict[str, Any], options: dict[str, int], **types: str
+) -> Any:
+    """The kernel for that generation of devices; ``types``: of arguments that have others than usual."""
     signature, fixed, hints = {}, {}, {}
     for at, name in enumerate(kernel.arg_names):
         if name in constants:
             signature[name], fixed[(at,)] = "constexpr", constants[name]
             continue
         memory = name.isupper() and name not in SIZES
-        signature[name] = NAMES[dtype] if name in OWN else OTHERS.get(name, "*fp32" if memory else "i32")
+        usual = NAMES[dtype] if name in OWN else OTHERS.get(name, "*fp32" if memory else "i32")
+        signature[name] = types.get(name, usual)
         if memory or "stride" in name:
             hints[(at,)] = [["tt.divisibility", 16]]
     source = ASTSource(fn=kernel, signature=signature, constexprs=fixed, attrs=hints)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        made = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
-    return int(made.metadata.shared)
+        return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+
+
+def shared(*given: Any, **types: str) -> int:
+    """Bytes of shared memory that the compiled kernel takes."""
+    return int(compiled(*given, **types).metadata.shared)
 
 
 def scan_fits(arch: int, dim: int, dtype: torch.dtype, kind: str, patch: pytest.MonkeyPatch) -> None:
@@ -86,7 +110,49 @@ def test_decoding_of_latent_heads_fits_the_devices_that_take_it(arch: int, same:
     options = decoding.decode_options(512, 512, same, torch.bfloat16)
     constants = {
         "HKV": 1, "GROUP": 128, "HEAD": 512, "D": 512, "REST": 64, "D2": 64, "VALUE": 512, "DV": 512, "BM": 64,
-        "BN": options.pop("BN"), "SOFTCAP": False, "PADDED": True, "SAME": same, "PRECISION": "ieee",
+        "ROWS": 128, "BN": options.pop("BN"), "SOFTCAP": False, "PADDED": True, "SAME": same, "PRECISION": "ieee",
     }  # fmt: skip
     assert tile_sizes._SHARED_MEMORY >= decoding._NEEDED_WHEN_WIDE
     assert shared(decode.decode, arch, torch.bfloat16, constants, options) <= decoding._NEEDED_WHEN_WIDE
+
+
+def code_constants(dim: int, dtype: torch.dtype, paged: bool) -> dict[str, Any]:
+    """Of four heads over each head of keys; a pool has eight of those."""
+    wide, step = max(32, inputs.power(dim)), 8 if paged else 1
+    steps = {"K_STEP": dim // 2 * step, "KS_STEP": -(-dim // 32) * step}
+    steps |= {"V_STEP": steps["K_STEP"], "VS_STEP": steps["KS_STEP"]}
+    return {
+        "HKV": 8, "GROUP": 4, "HEAD": dim, "D": wide, "VALUE": dim, "DV": wide, "SIZE": 16, "PAGED": paged,
+        "ROWS": stored_decoding.code_rows(4, wide, wide), "SOFTCAP": True, "FINE": dtype == torch.float16,
+        "DIRECT": True, **steps,
+    }  # fmt: skip
+
+
+def codes_fit(arch: int, dim: int, dtype: torch.dtype, paged: bool) -> str:
+    """The kernel over codes fits the device; gives its code for that."""
+    constants = code_constants(dim, dtype, paged)
+    options = stored_decoding.code_options(constants["D"], constants["DV"], paged)
+    constants["BN"] = options.pop("BN")
+    made = compiled(stored_codes.decode_codes, arch, dtype, constants, options, K="*i8", V="*i8")
+    assert made.metadata.shared <= LIMITS[arch]
+    return str(made.asm["ptx"])
+
+
+@pytest.mark.parametrize("paged", [False, True])
+def test_codes_are_multiplied_as_they_are(paged: bool) -> None:
+    """What made decoding over int8 take longer than its bytes: a conversion for each code, and a product with its
+    scale."""
+    code = codes_fit(90, 128, torch.bfloat16, paged)
+    # of 64 keys and values in four warps, 8 × 16 numbers in each product of matrices: no more than without scales
+    assert code.count("mma.sync") == 2 * 64 * 128 // (8 * 16) // 4
+    assert "cvt.rn.f32.s" not in code and "cvt.s16.s8" not in code
+    assert code.count("cp.async.cg.shared.global") > 0 and "ld.shared.b8" not in code and "ld.shared.u8" not in code
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize(
+    ("arch", "dim", "dtype", "paged"),
+    [*itertools.product(LIMITS, (40, 64, 128, 256), (torch.bfloat16, torch.float16), (False, True))],
+)
+def test_every_kernel_over_codes_fits_every_device(arch: int, dim: int, dtype: torch.dtype, paged: bool) -> None:
+    codes_fit(arch, dim, dtype, paged)

@@ -13,7 +13,7 @@ from tests.core_calls import every_mask, prepare
 
 import regard
 from regard import Want, bias, masks
-from regard._triton import attend, decoding, observing
+from regard._triton import attend, decoding, launcher, observing
 from regard._triton.encode import band_of
 from regard.spec import Call
 from regard.testing import check
@@ -246,6 +246,40 @@ def test_decoding_splits_the_keys_and_gives_the_same(given: dict[str, Any], L: i
     assert (done.lse.double() - lse).nan_to_num().abs().max() < 2e-5
 
 
+def test_like_decoding_calls_have_their_own_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher, "_kept", {})
+    if DEVICE == "cpu":
+        from tests._triton.compiled import compile_kernels
+
+        compile_kernels(monkeypatch)
+    sinks = torch.tensor([0.5, -3.0, 2.0, 0.0], device=DEVICE)
+    for lengths, more in (
+        ([600, 3], {}),
+        ([1, 700], {}),
+        ([600, 3], {"sinks": sinks}),
+        ([9, 8], {"sinks": sinks - 1}),
+    ):
+        call = call_of(2, 4, 2, 1, 700, D=16, E=16, mask=masks.padding(torch.tensor(lengths, device=DEVICE)), **more)
+        done = attend.attend(call, rows=False)
+        lse, weights, _ = definitions.whole(call)
+        assert (done.out.double() - weights @ call.value.double().repeat_interleave(2, 1)).abs().max() < 2e-5
+        assert (done.lse.double() - lse).abs().max() < 2e-5
+    assert len(launcher._kept) == 2  # with sinks and without
+
+
+def test_values_that_are_their_keys_are_found_in_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoding, "_WHOLE", 16)
+    call = call_of(2, 19, 1, 2, 130, D=21, E=16, mask=masks.causal())
+    band = band_of(call)
+    assert band is not None
+    call = call.replace(query=call.query.contiguous(), value=call.key[..., :16])
+    way = decoding.Decoding(call, band)
+    for value in (call.value, torch.randn_like(call.key)[..., :16], call.value):
+        out, _ = way(call.replace(value=value))
+        _, weights, _ = definitions.whole(call)
+        assert (out.double() - weights @ value.double()).abs().max() < 2e-5
+
+
 @pytest.mark.parametrize("shared", [True, False])
 def test_decoding_takes_latent_heads_whose_keys_are_wider_than_a_power_of_two(
     shared: bool, monkeypatch: pytest.MonkeyPatch
@@ -257,7 +291,7 @@ def test_decoding_takes_latent_heads_whose_keys_are_wider_than_a_power_of_two(
     call = call.replace(value=value, query=call.query.contiguous())
     band = band_of(call)
     assert band is not None
-    out, lse = decoding.decode(call, band)
+    out, lse = decoding.Decoding(call, band)(call)
     meant, weights, _ = definitions.whole(call)
     assert (out.double() - weights @ value.double()).abs().max() < 2e-5
     assert (lse.double() - meant).abs().max() < 2e-5

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests._triton.calls import multiply_bfloat16
 from tests.linear.linear_oracle import attend, gradients, inputs
 from torch import Tensor
 from torch.nn import functional as F
@@ -30,25 +31,6 @@ def many_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scanning, "_FEWEST", 1)
     if INTERPRETED:
         multiply_bfloat16(monkeypatch)
-
-
-def multiply_bfloat16(patch: pytest.MonkeyPatch) -> None:
-    """The interpreter keeps bfloat16 as its bits, and multiplies those."""
-    import numpy as np
-    import triton.language as tl
-    from triton.runtime import interpreter
-
-    multiply = interpreter.InterpreterBuilder.create_dot
-
-    def wide(handle: Any) -> Any:
-        if handle.dtype.scalar != tl.bfloat16:
-            return handle
-        return interpreter.TensorHandle((handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
-
-    def create_dot(self: Any, a: Any, b: Any, *more: Any) -> Any:
-        return multiply(self, wide(a), wide(b), *more)
-
-    patch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)
 
 
 def calls(dtype: torch.dtype, gated: bool, heads: int = HKV, items: int = B) -> tuple[list[Tensor], list[Tensor]]:

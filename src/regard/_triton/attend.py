@@ -133,15 +133,16 @@ def _way_of(call: Call, rows: bool) -> Callable[[Call], Attended]:
     spec = call.spec
     if spec.empty:
         return partial(_nothing, rows=rows)
-    if (decoding.takes_wide(spec) or (not rows and decoding.is_decoding(spec))) and band_of(call) is not None:
-        return _decode
+    if decoding.takes_wide(spec) or (not rows and decoding.is_decoding(spec)):
+        band = band_of(call)
+        if band is not None:
+            return partial(_decode, decoding.Decoding(call, band))
     return _Forward(call, rows)
 
 
-def _decode(call: Call) -> Attended:
-    band = band_of(call)
-    assert band is not None
-    return Attended(*decoding.decode(call, band), None, None)
+def _decode(way: decoding.Decoding, call: Call) -> Attended:
+    made: Attended = _make(Attended, (*way(call), None, None))
+    return made
 
 
 class Recipe:

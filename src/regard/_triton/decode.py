@@ -31,17 +31,24 @@ def fold(z, v, m, total, acc, PRECISION: tl.constexpr):
     return top, total, acc
 
 
+@triton.jit
+def locate_parts(PARTS, items, splits, ROWS: tl.constexpr, DV: tl.constexpr):
+    """What programs leave, one after the other: ACC [items, splits, ROWS, DV], M and TOTAL [items, splits, ROWS]."""
+    rows = items.to(tl.int64) * splits * ROWS
+    return PARTS, PARTS + rows * DV, PARTS + rows * (DV + 1)
+
+
 @triton.jit(do_not_specialize=["L", "S", "splits", "offset", "left", "right", "given"])
 def decode(
-    Q, K, V, LENGTHS, OFFSETS, M, TOTAL, ACC,
+    Q, K, V, LENGTHS, OFFSETS, PARTS,
     q_stride_b, q_stride_h, q_stride_l, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
     offset, left, right, given, L, S, splits, scale, cap,
     HKV: tl.constexpr, GROUP: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr, REST: tl.constexpr, D2: tl.constexpr,
-    VALUE: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, SOFTCAP: tl.constexpr,
-    PADDED: tl.constexpr, SAME: tl.constexpr, PRECISION: tl.constexpr,
+    VALUE: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, ROWS: tl.constexpr, BN: tl.constexpr,
+    SOFTCAP: tl.constexpr, PADDED: tl.constexpr, SAME: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """M, TOTAL: [B, HKV, splits, rows]; ACC: [B, HKV, splits, rows, DV], with rows in blocks of BM. Row g·L + i is
-    query i of the group's head g."""
+    """PARTS: see ``locate_parts``; an item is a head of keys, and its ROWS come in blocks of BM. Row g·L + i is query i
+    of the group's head g."""
     split = tl.program_id(0)
     item = tl.program_id(1)
     b = item // HKV
@@ -83,7 +90,8 @@ def decode(
             strides = (v_stride_b, v_stride_h, v_stride_s)
             v = load_keys(V, b, kv, j0, strides, band, S, BN, VALUE, DV, False, True, PADDED)
         m, total, acc = fold(z, v, m, total, acc, PRECISION)
-    row = (item.to(tl.int64) * splits + split) * (BM * tl.num_programs(2)) + at
+    ACC, M, TOTAL = locate_parts(PARTS, tl.num_programs(1), splits, ROWS, DV)
+    row = (item.to(tl.int64) * splits + split) * ROWS + at
     tl.store(M + row, m)
     tl.store(TOTAL + row, total)
     tl.store(ACC + row[:, None] * DV + tl.arange(0, DV)[None, :], acc)
@@ -91,13 +99,15 @@ def decode(
 
 @triton.jit(do_not_specialize=["L", "splits"])
 def join_splits(
-    M, TOTAL, ACC, SINKS, OUT, LSE, L, splits,
+    PARTS, SINKS, OUT, LSE, L, splits,
     HKV: tl.constexpr, GROUP: tl.constexpr, VALUE: tl.constexpr, DV: tl.constexpr, ROWS: tl.constexpr,
-    SPLITS: tl.constexpr, SINK: tl.constexpr,
+    SPLITS: tl.constexpr, SINK: tl.constexpr, WITH_LSE: tl.constexpr,
 ):  # fmt: skip
-    """OUT: [B, H, L, VALUE]; LSE: [B, H, L]. One row of ROWS for each program; SPLITS: splits, made a power of two."""
+    """OUT: [B, H, L, VALUE]; LSE: [B, H, L], where it is wanted. One row of ROWS for each program; SPLITS: splits, made
+    a power of two."""
     row = tl.program_id(0)
     item = tl.program_id(1)
+    ACC, M, TOTAL = locate_parts(PARTS, tl.num_programs(1), splits, ROWS, DV)
     each = tl.arange(0, SPLITS)
     at = (item.to(tl.int64) * splits + each) * ROWS + row
     there = each < splits
@@ -124,4 +134,5 @@ def join_splits(
     out = tl.sum(tl.where((m == _NOTHING)[:, None], 0.0, acc * weight[:, None]), 0) * (shift / whole)
     place = ((item // HKV * HKV * GROUP + h).to(tl.int64)) * L + row % L
     tl.store(OUT + place * VALUE + d, tl.where(empty, 0.0, out).to(OUT.dtype.element_ty), mask=d < VALUE)
-    tl.store(LSE + place, tl.where(empty, _NOTHING, highest + tl.log2(whole) * LN2))
+    if WITH_LSE:
+        tl.store(LSE + place, tl.where(empty, _NOTHING, highest + tl.log2(whole) * LN2))

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from regard._triton.encode import lengths_of
 from regard._triton.inputs import Inputs, power, rows_of_unit_stride, widest
-from regard._triton.launcher import Launch, kept_launch, on
+from regard._triton.launcher import Launch, maker
 from regard._triton.tile_sizes import shared_memory
 
 if TYPE_CHECKING:
@@ -57,8 +58,9 @@ def _second_width(head_dim: int) -> int:
     return max(16, power(rest)) if rest > 0 else 0
 
 
-def split_keys(keys: int, items: int, most: int = _MOST_SPLITS) -> int:
+def split_keys(keys: int, items: int, wide_v: int) -> int:
     """Among how many programs the keys of each of ``items`` are split."""
+    most = _MOST_SPLITS if wide_v <= 256 else _MOST_SPLITS // 2
     return max(1, min(most, -(-_PROGRAMS // items), keys // _LEAST))
 
 
@@ -71,53 +73,76 @@ def decode_options(wide: int, wide_v: int, same: bool, dtype: torch.dtype) -> di
     return {"BN": _BLOCK if dtype.itemsize == 2 else 32, "num_warps": 4, "num_stages": stages}
 
 
-def decode(call: Call, band: Band) -> tuple[Tensor, Tensor]:
-    """(out, lse)."""
-    from regard._triton import decode as kernels
+class Decoding:
+    """What decoding calls of one description, on tensors of the same strides, have in common: made from the first of
+    them, and without its tensors. ``decoding(call)`` is (out, lse)."""
 
-    spec, given = call.spec, Inputs(call)
-    value = rows_of_unit_stride(call.value)
-    items, group = spec.batch * spec.kv_heads, spec.heads // spec.kv_heads
-    block = min(_MOST_ROWS, max(16, power(spec.queries * group)))
-    blocks = -(-spec.queries * group // block)
-    rows = blocks * block
-    wide, rest, wide_v = _first_width(spec.head_dim), _second_width(spec.head_dim), max(16, power(spec.value_dim))
-    splits = split_keys(spec.keys, items * blocks, _MOST_SPLITS if wide_v <= 256 else _MOST_SPLITS // 2)
-    # the values of latent attention are the first numbers of its keys
-    same = (call.key.data_ptr(), call.key.stride()) == (value.data_ptr(), value.stride())
-    same = same and spec.value_dim == wide <= spec.head_dim
-    new = call.query.new_empty
-    out = new(spec.batch, spec.heads, spec.queries, spec.value_dim)
-    lse = new(spec.batch, spec.heads, spec.queries, dtype=torch.float32)
-    parts = new(items * splits * rows * (wide_v + 2), dtype=torch.float32)
-    sizes = [items * splits * rows * size for size in (wide_v, 1, 1)]
-    acc, highest, total = parts.split(sizes)  # type: ignore[no-untyped-call]
-    sinks = lse if call.sinks is None else call.sinks.detach().contiguous()
-    lengths = lse if band.lengths is None else band.lengths
-    offsets = lse if band.offsets is None else band.offsets
+    def __init__(self, call: Call, band: Band) -> None:
+        spec, given = call.spec, Inputs(call)
+        tensors = (given.query, given.key, rows_of_unit_stride(call.value))
+        self._has_unit_strides = all(tensor.stride(3) == 1 for tensor in (call.query, call.key, call.value))
+        self._strides = tuple(n for tensor in tensors for n in tensor.stride()[:3])
+        self._scales, self._precision, self._numbers = given.natural_scales, given.precision, band.numbers
+        self._padded, self._placed = band.lengths is not None, band.offsets is not None
+        self._items, self._group = spec.batch * spec.kv_heads, spec.heads // spec.kv_heads
+        self._block = min(_MOST_ROWS, max(16, power(spec.queries * self._group)))
+        self._blocks = -(-spec.queries * self._group // self._block)
+        self._rows = self._blocks * self._block
+        self._wide, self._wide_v = _first_width(spec.head_dim), max(16, power(spec.value_dim))
+        self._splits = split_keys(spec.keys, self._items * self._blocks, self._wide_v)
+        # the values of latent attention are the first numbers of its keys
+        self._may_be_same = tensors[1].stride() == tensors[2].stride() and spec.value_dim == self._wide <= spec.head_dim
+        lead, device = (spec.batch, spec.heads, spec.queries), call.query.device
+        self._new_out = maker((*lead, spec.value_dim), call.query.dtype, device)
+        self._new_lse = maker(lead, torch.float32, device)
+        size = self._items * self._splits * self._rows * (self._wide_v + 2)
+        self._new_parts = maker((size,), torch.float32, device)
+        self._launches: dict[tuple[bool, torch.dtype | None], tuple[Launch, Launch]] = {}
 
-    def first() -> Launch:
+    def __call__(self, call: Call) -> tuple[Tensor, Tensor]:
+        query, key, value = call.query, call.key, call.value
+        if not self._has_unit_strides:
+            query, key, value = (rows_of_unit_stride(tensor) for tensor in (query, key, value))
+        same = self._may_be_same and key.data_ptr() == value.data_ptr()
+        sinks = None if call.sinks is None else call.sinks.detach().contiguous()
+        out, lse, parts = self._new_out(), self._new_lse(), self._new_parts()
+        lengths = lengths_of(call) if self._padded else lse
+        offsets = call.offset.contiguous() if self._placed else lse  # type: ignore[union-attr]
+        kind = (same, None if sinks is None else sinks.dtype)
+        launches = self._launches.get(kind)
+        if launches is None:
+            launches = self._launches[kind] = self._first(call.spec, same), self._second(call.spec)
+        launches[0]((query, key, value, lengths, offsets, parts))
+        launches[1]((parts, lse if sinks is None else sinks, out, lse))
+        return out, lse
+
+    def _first(self, spec: CallSpec, same: bool) -> Launch:
+        from regard._triton.decode import decode as kernel
+
         constants = {
-            "HKV": spec.kv_heads, "GROUP": group, "HEAD": min(wide, spec.head_dim), "D": wide,
-            "REST": max(0, spec.head_dim - wide), "D2": rest, "VALUE": spec.value_dim, "DV": wide_v, "BM": block,
-            "SOFTCAP": spec.softcap is not None, "PADDED": band.lengths is not None, "SAME": same,
-            "PRECISION": given.precision, **decode_options(wide, wide_v, same, spec.dtype),
+            "HKV": spec.kv_heads, "GROUP": self._group, "HEAD": min(self._wide, spec.head_dim), "D": self._wide,
+            "REST": max(0, spec.head_dim - self._wide), "D2": _second_width(spec.head_dim), "VALUE": spec.value_dim,
+            "DV": self._wide_v, "BM": self._block, "ROWS": self._rows, "SOFTCAP": spec.softcap is not None,
+            "PADDED": self._padded, "SAME": same, "PRECISION": self._precision,
+            **decode_options(self._wide, self._wide_v, same, spec.dtype),
         }  # fmt: skip
-        strides = (*given.query.stride()[:3], *given.key.stride()[:3], *value.stride()[:3])
-        numbers = (*strides, band.offset, band.left, band.right, band.given, spec.queries, spec.keys, splits)
-        return Launch(kernels.decode, (splits, items, blocks), (*numbers, *given.natural_scales), constants)
+        numbers = (*self._strides, *self._numbers, spec.queries, spec.keys, self._splits, *self._scales)
+        return Launch(kernel, (self._splits, self._items, self._blocks), numbers, constants)
 
-    def second() -> Launch:
-        constants = {
-            "HKV": spec.kv_heads, "GROUP": group, "VALUE": spec.value_dim, "DV": wide_v, "ROWS": rows,
-            "SPLITS": power(splits), "SINK": call.sinks is not None, "num_warps": 4,
-        }  # fmt: skip
-        return Launch(kernels.join_splits, (spec.queries * group, items), (spec.queries, splits), constants)
+    def _second(self, spec: CallSpec) -> Launch:
+        launched = (spec.queries, self._splits, self._items, spec.kv_heads, self._group, spec.value_dim, self._wide_v)
+        return joining(*launched, self._rows, spec.sinks, True)
 
-    with on(call.query.device):
-        key = (band.offset, band.left, band.right, band.given, same)
-        kept_launch(call, ("decode", *key), first)(
-            [given.query, given.key, value, lengths, offsets, highest, total, acc]
-        )
-        kept_launch(call, ("join", sinks.dtype, *key), second)([highest, total, acc, sinks, out, lse])
-    return out, lse
+
+def joining(
+    queries: int, splits: int, items: int, heads: int, group: int, value_dim: int, wide_v: int, rows: int, sinks: bool,
+    with_lse: bool,
+) -> Launch:  # fmt: skip
+    """The launch that makes the result of what ``items`` times ``splits`` programs left."""
+    from regard._triton.decode import join_splits
+
+    constants = {
+        "HKV": heads, "GROUP": group, "VALUE": value_dim, "DV": wide_v, "ROWS": rows, "SPLITS": power(splits),
+        "SINK": sinks, "WITH_LSE": with_lse, "num_warps": 4,
+    }  # fmt: skip
+    return Launch(join_splits, (queries * group, items), (queries, splits), constants)
