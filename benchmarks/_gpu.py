@@ -75,6 +75,18 @@ def once(work: Work, repeats: int) -> float:
     return start.elapsed_time(stop) / repeats
 
 
+def replayed(work: Work) -> Work:
+    """The work as a recorded graph: the time of the device alone, where the host takes longer. Dry, the work itself."""
+    if DRY:
+        return work
+    work()
+    wait()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    return graph.replay
+
+
 def in_turn(works: dict[str, Work], budget_ms: float = 20.0) -> dict[str, list[float]]:
     """Milliseconds of each work in each round."""
     repeats = {}

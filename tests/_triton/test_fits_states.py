@@ -110,10 +110,16 @@ def test_decoding_of_latent_heads_fits_the_devices_that_take_it(arch: int, same:
     options = decoding.decode_options(512, 512, same, torch.bfloat16)
     constants = {
         "HKV": 1, "GROUP": 128, "HEAD": 512, "D": 512, "REST": 64, "D2": 64, "VALUE": 512, "DV": 512, "BM": 64,
-        "ROWS": 128, "BN": options.pop("BN"), "SOFTCAP": False, "PADDED": True, "SAME": same, "PRECISION": "ieee",
+        "ROWS": 128, "BN": options.pop("BN"), "K_STEP": 576, "V_STEP": 576 if same else 512, "SOFTCAP": False,
+        "PADDED": True, "SAME": same, "APART": arch == 90, "PRECISION": "ieee",
     }  # fmt: skip
     assert tile_sizes._SHARED_MEMORY >= decoding._NEEDED_WHEN_WIDE
-    assert shared(decode.decode, arch, torch.bfloat16, constants, options) <= decoding._NEEDED_WHEN_WIDE
+    made = compiled(decode.decode, arch, torch.bfloat16, constants, options)
+    assert made.metadata.shared <= decoding._NEEDED_WHEN_WIDE
+    if arch == 90:
+        # of 64 keys (32 where values are read apart), each group of warps computes one half of the first product
+        keys = 64 if same else 32
+        assert made.asm["ptx"].count(f"wgmma.mma_async.sync.aligned.m64n{keys // 2}k16") == 576 // 16
 
 
 def code_constants(dim: int, dtype: torch.dtype, paged: bool) -> dict[str, Any]:

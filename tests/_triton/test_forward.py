@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tests._triton import definitions
-from tests._triton.calls import DEVICE, placed
+from tests._triton.calls import DEVICE, multiply_bfloat16, placed
 from tests.core_calls import every_mask, prepare
 
 import regard
@@ -295,6 +295,20 @@ def test_decoding_takes_latent_heads_whose_keys_are_wider_than_a_power_of_two(
     meant, weights, _ = definitions.whole(call)
     assert (out.double() - weights @ value.double()).abs().max() < 2e-5
     assert (lse.double() - meant).abs().max() < 2e-5
+
+
+def test_decoding_takes_the_heads_of_deepseek_v3(monkeypatch: pytest.MonkeyPatch) -> None:
+    if DEVICE == "cpu":
+        multiply_bfloat16(monkeypatch)
+    call = call_of(2, 128, 1, 1, 530, D=576, E=512, dtype=torch.bfloat16, mask=masks.padding([530, 65]))
+    call = call.replace(query=call.query.contiguous(), value=call.key[..., :512])
+    band = band_of(call)
+    assert band is not None
+    out, lse = decoding.Decoding(call, band)(call)
+    meant, weights, _ = definitions.whole(call)
+    exact = weights @ call.value.double()
+    assert (out.double() - exact).abs().max() <= 2**-7 * exact.abs().max()
+    assert (lse.double() - meant).abs().max() < 1e-4
 
 
 def test_decoding_is_refused_for_wide_heads_that_it_cannot_take() -> None:

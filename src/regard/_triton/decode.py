@@ -7,6 +7,12 @@ lengths of the others, and leaves the numbers of ``forward`` (m, total, acc); ``
 
 Keys may be wider than a power of two, by REST numbers: those of latent attention are a latent, which is the value too
 (SAME: it is read once), and a rotary part.
+
+Of wide heads two groups of warps share the work on Hopper. Where one product of matrices leads to another, Triton has
+both of them compute the whole first one, and what leads from one to the other it follows through anything but a branch.
+So, if APART, their logits and the second product are computed in branches that are always taken, and are none in the
+machine's code. (In a branch, the second product also ends before the next tile begins; else the compiler runs all
+products one after the other, and says so: ptxas C7515.)
 """
 
 from __future__ import annotations
@@ -20,15 +26,38 @@ _NOTHING = tl.constexpr(float("-inf"))
 
 
 @triton.jit
-def fold(z, v, m, total, acc, PRECISION: tl.constexpr):
+def fold(z, v, m, total, acc, PRECISION: tl.constexpr, always=True, APART: tl.constexpr = False):
     """A tile of logits and values joined to what was there: the largest logit, the sum of weights, that of values."""
     top = tl.maximum(m, tl.max(z, 1))
     base = tl.where(top == _NOTHING, 0.0, top)
     p = tl.exp2((z - base[:, None]) * LOG2E)
     kept = tl.exp2((m - base) * LOG2E)
     total = total * kept + tl.sum(p, 1)
-    acc = tl.dot(p.to(v.dtype), v, acc * kept[:, None], input_precision=PRECISION)
+    acc = acc * kept[:, None]
+    if APART:
+        if always:
+            acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)
+    else:
+        acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)
     return top, total, acc
+
+
+@triton.jit
+def _load_visible(X, j0, band, STEP: tl.constexpr, BN: tl.constexpr, WIDTH: tl.constexpr, D: tl.constexpr):
+    """Keys j0 … j0+BN-1 of an item as [BN, D]; one that is seen stands in the place of those that are not."""
+    at = tl.minimum(tl.maximum(j0 + tl.arange(0, BN), band[2]), band[3] - 1).to(tl.int64)
+    d = tl.arange(0, D)[None, :]
+    where = X + at[:, None] * STEP + d
+    return tl.load(where) if WIDTH == D else tl.load(where, mask=d < WIDTH, other=0.0)
+
+
+@triton.jit
+def _masked(z, rows, cols, band, cap, SOFTCAP: tl.constexpr):
+    """Logits of scaled products; -inf where a row does not see a key."""
+    if SOFTCAP:
+        z = tanh(z) * cap
+    seen = (cols >= tl.maximum(rows + band[0], band[2])) & (cols < tl.minimum(rows + band[1], band[3]))
+    return tl.where(seen, z, _NOTHING)
 
 
 @triton.jit
@@ -41,19 +70,21 @@ def locate_parts(PARTS, items, splits, ROWS: tl.constexpr, DV: tl.constexpr):
 @triton.jit(do_not_specialize=["L", "S", "splits", "offset", "left", "right", "given"])
 def decode(
     Q, K, V, LENGTHS, OFFSETS, PARTS,
-    q_stride_b, q_stride_h, q_stride_l, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
-    offset, left, right, given, L, S, splits, scale, cap,
+    q_stride_b, q_stride_h, q_stride_l, k_stride_b, k_stride_h, v_stride_b, v_stride_h, offset, left, right, given,
+    L, S, splits, scale, cap,
     HKV: tl.constexpr, GROUP: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr, REST: tl.constexpr, D2: tl.constexpr,
-    VALUE: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, ROWS: tl.constexpr, BN: tl.constexpr,
-    SOFTCAP: tl.constexpr, PADDED: tl.constexpr, SAME: tl.constexpr, PRECISION: tl.constexpr,
+    VALUE: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, ROWS: tl.constexpr, BN: tl.constexpr, K_STEP: tl.constexpr,
+    V_STEP: tl.constexpr, SOFTCAP: tl.constexpr, PADDED: tl.constexpr, SAME: tl.constexpr, APART: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """PARTS: see ``locate_parts``; an item is a head of keys, and its ROWS come in blocks of BM. Row g·L + i is query i
-    of the group's head g."""
-    split = tl.program_id(0)
-    item = tl.program_id(1)
+    of the group's head g. K_STEP, V_STEP: from key to key. Blocks that read the same keys run at the same time."""
+    split = tl.program_id(1)
+    item = tl.program_id(2)
+    always = split >= 0
     b = item // HKV
     kv = item % HKV
-    at = tl.program_id(2) * BM + tl.arange(0, BM)
+    at = tl.program_id(0) * BM + tl.arange(0, BM)
     rows = (at % L)[:, None]
     d = tl.arange(0, D)[None, :]
     place = b.to(tl.int64) * q_stride_b + (kv * GROUP + at // L).to(tl.int64)[:, None] * q_stride_h + rows * q_stride_l
@@ -67,30 +98,42 @@ def decode(
     first = lowest // BN
     tiles = tl.cdiv(highest, BN) - first
     share = tl.cdiv(tiles, splits)
+    own = K + b.to(tl.int64) * k_stride_b + kv.to(tl.int64) * k_stride_h
     m = tl.full([BM], _NOTHING, tl.float32)
     total = tl.zeros([BM], tl.float32)
     acc = tl.zeros([BM, DV], tl.float32)
     for tile in range(first + split * share, first + tl.minimum((split + 1) * share, tiles)):
         j0 = tile * BN
         cols = (j0 + tl.arange(0, BN))[None, :]
-        k = load_keys(K, b, kv, j0, (k_stride_b, k_stride_h, k_stride_s), band, S, BN, HEAD, D, False, True, PADDED)
+        of_keys = (k_stride_b, k_stride_h, K_STEP)
+        if SAME:
+            k = _load_visible(own, j0, band, K_STEP, BN, HEAD, D)
+        else:
+            k = load_keys(K, b, kv, j0, of_keys, band, S, BN, HEAD, D, False, True, PADDED)
         z = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        y = 0.0
         if REST > 0:
-            strides = (k_stride_b, k_stride_h, k_stride_s)
-            more = load_keys(K + HEAD, b, kv, j0, strides, band, S, BN, REST, D2, False, True, PADDED)
-            z = tl.dot(rest, tl.trans(more), z, input_precision=PRECISION)
+            if SAME:
+                more = _load_visible(own + HEAD, j0, band, K_STEP, BN, REST, D2)
+            else:
+                more = load_keys(K + HEAD, b, kv, j0, of_keys, band, S, BN, REST, D2, False, True, PADDED)
+            if APART:  # scaled, as the compiler would make one product of two that are added
+                y = tl.dot(rest, tl.trans(more), input_precision=PRECISION) * scale
+            else:
+                z = tl.dot(rest, tl.trans(more), z, input_precision=PRECISION)
         z *= scale
-        if SOFTCAP:
-            z = tanh(z) * cap
-        seen = (cols >= tl.maximum(rows + band[0], band[2])) & (cols < tl.minimum(rows + band[1], band[3]))
-        z = tl.where(seen, z, _NOTHING)
+        if APART:
+            if always:
+                z = _masked(z + y, rows, cols, band, cap, SOFTCAP)
+        else:
+            z = _masked(z, rows, cols, band, cap, SOFTCAP)
         if SAME:
             v = k
         else:
-            strides = (v_stride_b, v_stride_h, v_stride_s)
-            v = load_keys(V, b, kv, j0, strides, band, S, BN, VALUE, DV, False, True, PADDED)
-        m, total, acc = fold(z, v, m, total, acc, PRECISION)
-    ACC, M, TOTAL = locate_parts(PARTS, tl.num_programs(1), splits, ROWS, DV)
+            of_values = (v_stride_b, v_stride_h, V_STEP)
+            v = load_keys(V, b, kv, j0, of_values, band, S, BN, VALUE, DV, False, True, PADDED)
+        m, total, acc = fold(z, v, m, total, acc, PRECISION, always, APART)
+    ACC, M, TOTAL = locate_parts(PARTS, tl.num_programs(2), splits, ROWS, DV)
     row = (item.to(tl.int64) * splits + split) * ROWS + at
     tl.store(M + row, m)
     tl.store(TOTAL + row, total)

@@ -25,7 +25,9 @@ _MOST_SPLITS = 64
 _WHOLE = 256
 # heads of latent attention, which no other kernel takes: how wide keys and values may be, how many queries and rows
 # there are at most, and bytes of shared memory that a program needs
-_WIDEST_KEY, _WIDEST_VALUE, _MOST_QUERIES, _MOST_WIDE_ROWS, _NEEDED_WHEN_WIDE = 640, 512, 16, 2048, 222_000
+_WIDEST_KEY, _WIDEST_VALUE, _MOST_QUERIES, _MOST_WIDE_ROWS, _NEEDED_WHEN_WIDE = 640, 512, 16, 2048, 230_000
+# of those, one program has a multiprocessor for itself, and leaves many numbers: two for each of Hopper's
+_WIDE_PROGRAMS = 264
 
 
 def is_decoding(spec: CallSpec) -> bool:
@@ -60,8 +62,8 @@ def _second_width(head_dim: int) -> int:
 
 def split_keys(keys: int, items: int, wide_v: int) -> int:
     """Among how many programs the keys of each of ``items`` are split."""
-    most = _MOST_SPLITS if wide_v <= 256 else _MOST_SPLITS // 2
-    return max(1, min(most, -(-_PROGRAMS // items), keys // _LEAST))
+    wanted = -(-_PROGRAMS // items) if wide_v <= 256 else _WIDE_PROGRAMS // items
+    return max(1, min(_MOST_SPLITS, wanted, keys // _LEAST))
 
 
 def decode_options(wide: int, wide_v: int, same: bool, dtype: torch.dtype) -> dict[str, int]:
@@ -73,6 +75,11 @@ def decode_options(wide: int, wide_v: int, same: bool, dtype: torch.dtype) -> di
     return {"BN": _BLOCK if dtype.itemsize == 2 else 32, "num_warps": 4, "num_stages": stages}
 
 
+def _is_hopper(device: torch.device) -> bool:
+    """Or what interprets kernels."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device)[0] == 9
+
+
 class Decoding:
     """What decoding calls of one description, on tensors of the same strides, have in common: made from the first of
     them, and without its tensors. ``decoding(call)`` is (out, lse)."""
@@ -81,7 +88,8 @@ class Decoding:
         spec, given = call.spec, Inputs(call)
         tensors = (given.query, given.key, rows_of_unit_stride(call.value))
         self._has_unit_strides = all(tensor.stride(3) == 1 for tensor in (call.query, call.key, call.value))
-        self._strides = tuple(n for tensor in tensors for n in tensor.stride()[:3])
+        self._strides = (*tensors[0].stride()[:3], *tensors[1].stride()[:2], *tensors[2].stride()[:2])
+        self._steps = {"K_STEP": tensors[1].stride(2), "V_STEP": tensors[2].stride(2)}
         self._scales, self._precision, self._numbers = given.natural_scales, given.precision, band.numbers
         self._padded, self._placed = band.lengths is not None, band.offsets is not None
         self._items, self._group = spec.batch * spec.kv_heads, spec.heads // spec.kv_heads
@@ -93,6 +101,7 @@ class Decoding:
         # the values of latent attention are the first numbers of its keys
         self._may_be_same = tensors[1].stride() == tensors[2].stride() and spec.value_dim == self._wide <= spec.head_dim
         lead, device = (spec.batch, spec.heads, spec.queries), call.query.device
+        self._apart = max(spec.head_dim, spec.value_dim) > _WHOLE and _is_hopper(device)
         self._new_out = maker((*lead, spec.value_dim), call.query.dtype, device)
         self._new_lse = maker(lead, torch.float32, device)
         size = self._items * self._splits * self._rows * (self._wide_v + 2)
@@ -123,11 +132,11 @@ class Decoding:
             "HKV": spec.kv_heads, "GROUP": self._group, "HEAD": min(self._wide, spec.head_dim), "D": self._wide,
             "REST": max(0, spec.head_dim - self._wide), "D2": _second_width(spec.head_dim), "VALUE": spec.value_dim,
             "DV": self._wide_v, "BM": self._block, "ROWS": self._rows, "SOFTCAP": spec.softcap is not None,
-            "PADDED": self._padded, "SAME": same, "PRECISION": self._precision,
+            "PADDED": self._padded, "SAME": same, "APART": self._apart, "PRECISION": self._precision, **self._steps,
             **decode_options(self._wide, self._wide_v, same, spec.dtype),
         }  # fmt: skip
         numbers = (*self._strides, *self._numbers, spec.queries, spec.keys, self._splits, *self._scales)
-        return Launch(kernel, (self._splits, self._items, self._blocks), numbers, constants)
+        return Launch(kernel, (self._blocks, self._splits, self._items), numbers, constants)
 
     def _second(self, spec: CallSpec) -> Launch:
         launched = (spec.queries, self._splits, self._items, spec.kv_heads, self._group, spec.value_dim, self._wide_v)
