@@ -20,7 +20,7 @@ from regard.cache._storage import decode, encode
 
 COUNTS = [150, 67, 0]
 # head dim, value dim, heads, heads of keys; heads of 40 have a group of scales that is not full
-SHAPES = [(128, 128, 8, 2), (64, 64, 4, 4), (40, 24, 6, 2), (64, 128, 8, 1), (256, 256, 4, 1)]
+SHAPES = [(128, 128, 8, 2), (64, 64, 4, 4), (40, 48, 6, 2), (64, 128, 8, 1), (256, 256, 4, 1)]
 EVERY = [(dtype, paged, shape) for shape in SHAPES for dtype in (torch.bfloat16, torch.float16) for paged in (0, 1)]
 
 
@@ -133,8 +133,9 @@ def test_a_group_that_was_no_number_is_none() -> None:
     assert out[1, :2, 0, :32].isfinite().all() and out[1, 2:].isfinite().all() and out[0].isfinite().all()
 
 
-def test_codes_that_do_not_come_in_pairs_are_left_to_the_other_kernel() -> None:
-    cache, tensors = made(torch.bfloat16, False, (41, 41, 4, 2))
+@pytest.mark.parametrize("shape", [(41, 41, 4, 2), (32, 32, 2, 2), (64, 64, 9, 1)])
+def test_what_is_not_in_pairs_or_has_too_many_rows_is_left_to_the_other_kernel(shape: tuple[int, ...]) -> None:
+    cache, tensors = made(torch.bfloat16, False, shape)
     query, stored = tensors[0].to(DEVICE, torch.bfloat16), cache._as_stored()
     assert _stored.can_decode(query, stored) and not stored_decoding.takes_codes(query, stored)
     truth = exact(*tensors)

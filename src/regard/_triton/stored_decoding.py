@@ -12,8 +12,11 @@ from regard._triton.decoding import joining, split_keys
 from regard._triton.inputs import PRECISION, power, widest
 from regard._triton.launcher import Launch, kept, maker, run_on
 
-# rows of a program at most, of one that multiplies codes, and numbers that share a scale
-_MOST_ROWS, _MOST_CODE_ROWS, _GROUP = 64, 32, 32
+# rows of a program at most, and numbers that share a scale
+_MOST_ROWS, _GROUP = 64, 32
+# of one that multiplies codes: heads, and rows. With more heads, Triton exchanges numbers among threads, and the kernel
+# takes more instructions than that which widens every code
+_MOST_HEADS, _MOST_CODE_ROWS = 8, 32
 
 
 class Stored(NamedTuple):
@@ -58,8 +61,9 @@ def takes_codes(query: Tensor, stored: Stored) -> bool:
     for codes in (stored.key[0], stored.value[0]):
         if codes.shape[3] % 2 or codes.storage_offset() % 2 or any(stride % 2 for stride in codes.stride()[:3]):
             return False
-    group, widths = query.shape[1] // stored.key[0].shape[1], _widths(query, stored)
-    return max(widths) // _GROUP * code_rows(group, *widths) <= _MOST_CODE_ROWS
+    widths = _widths(query, stored)
+    heads = code_rows(query.shape[1] // stored.key[0].shape[1], *widths)
+    return heads <= _MOST_HEADS and max(widths) // _GROUP * heads <= _MOST_CODE_ROWS
 
 
 def _multiplies_bfloat16(device: torch.device) -> bool:
