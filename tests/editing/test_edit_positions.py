@@ -75,6 +75,45 @@ def test_queries_in_a_sliding_cache_are_tokens(how: str, static: bool, counts: l
             same(in_steps(model, counts, cache), expected, plain)
 
 
+IN_SLIDING_KEYS = [
+    edits.cut(keys=[3, 7]),
+    edits.cut(queries=slice(6, None), keys=slice(5, 8)),
+    edits.cut(masks.columns(8) & ~masks.columns(5)),
+    edits.cut(~masks.window(left=2)) & ~edits.cut(keys=6),
+    edits.cut(masks.padding(torch.tensor([8, 9]))) & ~edits.cut(keys=slice(0, 7)),
+    edits.cut(masks.rule(lambda b, h, i, j: (h == b) & (i + j >= 15) & (j < i))),
+    edits.steer([4, 8], 2.0),
+    edits.steer(slice(6, 9), -1.5, queries=[7, 9, 10]),
+]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("edit", IN_SLIDING_KEYS, ids=repr)
+@pytest.mark.parametrize("how, static, counts", WAYS)
+def test_keys_in_a_sliding_cache_are_tokens(how: str, static: bool, counts: list[int], edit: edits.Edit) -> None:
+    model = decoder(how, 4)
+    with regard.edit(model, edit):
+        expected = model(IDS, use_cache=False).logits
+    made = {"config": model.config}
+    cache = transformers.StaticCache(**made, max_cache_len=16) if static else transformers.DynamicCache(**made)
+    with regard.edit(model, edit):
+        found = in_steps(model, counts, cache)
+    same(found, expected, model(IDS, use_cache=False).logits)
+
+
+@torch.no_grad()
+def test_in_a_sliding_cache_a_mask_of_the_calls_own_columns_is_not_joined_with_one_of_positions() -> None:
+    model = decoder("sdpa", 4)
+    cache = transformers.DynamicCache(config=model.config)
+    model(IDS[:, :9], past_key_values=cache)
+    column = masks.keep(torch.tensor([False, True, False, False]))
+    with regard.edit(model, edits.cut(column), layers=[0]):  # the second key of the call, wherever it stands
+        model(IDS[:, 9:10], past_key_values=cache)
+    mixed = edits.cut(column & masks.causal())
+    with pytest.raises(edits.CannotEdit, match="has forgotten 7 keys"), regard.edit(model, mixed):
+        model(IDS[:, 10:11], past_key_values=cache)
+
+
 @torch.no_grad()
 def test_a_block_that_begins_after_the_prompt_knows_its_tokens() -> None:
     model = decoder("sdpa", 4)
@@ -86,7 +125,8 @@ def test_a_block_that_begins_after_the_prompt_knows_its_tokens() -> None:
         parts = [model(IDS[:, n : n + 1], past_key_values=cache).logits for n in range(9, 12)]
     assert len(report) == 2  # both layers, once
     same(torch.cat(parts, 1), expected[:, 9:], model(IDS, use_cache=False).logits[:, 9:])
-    with pytest.raises(edits.CannotEdit, match="has forgotten"), regard.edit(model, edits.cut(keys=0)):
+    gone = "changed nothing in 2 calls: no call had these queries and keys"
+    with pytest.raises(edits.CannotEdit, match=gone), regard.edit(model, edits.cut(keys=0)):
         model(IDS[:, :1], past_key_values=cache)
 
 

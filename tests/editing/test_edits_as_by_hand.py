@@ -45,6 +45,16 @@ def test_cut_by_a_rule_and_its_joins(name: str, how: str) -> None:
     assert len(report.heads) == 2 * HEADS
 
 
+@torch.no_grad()
+def test_cut_by_a_rule_that_asks_which_item_and_head_it_is(name: str, how: str) -> None:
+    model = model_of(name)
+    item, head, j = torch.arange(2).view(2, 1, 1, 1), torch.arange(HEADS).view(1, HEADS, 1, 1), torch.arange(7)
+    expected = by_hand(model, logits_edit=lambda layer, x: hidden(x, (head == item + 1) & (j < 3)))
+    with regard.edit(model, edits.cut(masks.rule(lambda b, h, i, j: (h == b + 1) & (j < 3)))):
+        out = run(model, how=how)
+    check(out, expected, run(model, how=how), how)
+
+
 def hidden(x: Tensor, edges: Tensor) -> Tensor:
     """Logits with edges taken away; what the model hides stays hidden, also where nothing else is left."""
     shown = (x > -1e4) & ~edges

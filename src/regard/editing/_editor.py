@@ -207,6 +207,7 @@ class Editor(Follower):
             first=at.first,
             read=at.read,
             dropped=at.dropped,
+            in_order=at.in_order,
             device=seen.device,
             tokens=self.tokens,
             real=real,

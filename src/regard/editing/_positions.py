@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
 
-from regard.watching._caches import cache_of, layer_number, tokens_held, tokens_seen
+from regard.watching._caches import cache_of, layer_number, slides, tokens_held, tokens_seen
 from regard.watching._modules import Frame, attending, has_cache
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ class Positions(NamedTuple):
     first: int | Tensor | None  # of the first query among all tokens; None where nothing says which it is
     read: int | Tensor | None  # keys that are tokens: memory that is not filled yet comes after them; None likewise
     dropped: int  # tokens before the first key
+    in_order: bool = False  # whether the keys are then the tokens that follow those, one after another
 
 
 def of_cross(seen: Seen | InMemory, stack: Sequence[Frame]) -> Positions:
@@ -40,7 +41,7 @@ def of_self(seen: Seen | InMemory, stack: Sequence[Frame], counted: int) -> Posi
     if total is not None:
         read = min(total, keys)
         offset = offset if seen.placed and not seen.placeless else read - queries
-        return Positions(offset, total - queries, read, total - read)
+        return Positions(offset, total - queries, read, total - read, slides(stack))
     read = offset + queries
     if seen.placed and not (isinstance(read, int) and read == keys):
         everything = getattr(seen, "mask", None) is None and getattr(seen, "bias", None) is None

@@ -81,14 +81,20 @@ class _ByMask(Cut):
     mask: Mask
 
     def edges(self, place: Place) -> Mask | None:
-        if place.dropped and not self.mask.tensors:
-            raise place.refuse(f"its cache has forgotten {place.forgotten}, so the mask's positions are not tokens")
-        if place.kind == "cross" and not self.mask.tensors and not _aligned(place):
+        mask = self.mask.sized(place.batch, place.count)
+        if place.kind == "cross" and not mask.placeless and not _aligned(place):
             raise place.refuse(
                 "in cross attention with a cache it is not known which tokens its queries are, so the mask's positions "
                 "are not either: run without a cache, or cut by queries= and keys="
             )
-        return self.mask
+        if not place.dropped or all(leaf.by_call for leaf in mask.leaves):
+            return mask
+        if place.misplaced or mask.by_call or not isinstance(place.first, int):
+            raise place.refuse(f"its cache has forgotten {place.forgotten}, so the mask's positions are not tokens")
+        total = place.dropped + place.keys
+        mask.check(place.batch, place.count, place.queries, total)
+        rows, columns = range(place.queries), range(place.dropped, total)
+        return masks.keep(mask.tile(rows, columns, place.queries, total, offset=place.first, device=place.device))
 
     def __repr__(self) -> str:
         return f"cut({self.mask!r})"

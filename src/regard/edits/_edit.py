@@ -41,10 +41,16 @@ class Place:
     dropped: int  # keys that a rolling cache has forgotten, before the first that is here
     device: torch.device
     tokens: list[list[str]]
+    in_order: bool = False  # whether the keys that are here are the tokens after those, one after another
     real: Tensor | None = None  # bool [batch, query]: False where a query is padding
     # bool [batch or 1, head or 1, row, column], the edges that the call has in a rectangle; None where it is not known
     has_edges: Callable[[range, range], Tensor] | None = None
     memory: dict[Any, Any] = field(default_factory=dict)  # what an edit remembers of this site, until the block ends
+
+    @property
+    def misplaced(self) -> bool:
+        """Whether the positions of its keys are not those of tokens, nor known to be so many further on."""
+        return bool(self.dropped) and not self.in_order
 
     @property
     def forgotten(self) -> str:

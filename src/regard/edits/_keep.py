@@ -37,7 +37,7 @@ class Keep(Edit):
         if place.kind == "cross":
             return None
         if place.dropped:
-            raise place.refuse("its cache forgets keys by itself")
+            raise place.refuse("its cache forgets keys by itself: name the other layers with layers=[…]")
         if isinstance(place.read, int) and place.read < place.keys:
             raise place.refuse("a static cache cannot be followed, which hands over memory that is not filled yet")
         before: Tensor | None = place.memory.get("kept")

@@ -52,7 +52,7 @@ def keys(where: Where | None, place: Place) -> Chosen:
     """[batch or 1, key]; positions from the end count from the last key that was read."""
     if where is None:
         return np.ones((1, place.keys), dtype=np.bool_)
-    if place.dropped:
+    if place.misplaced:
         raise place.refuse(f"its cache has forgotten {place.forgotten}, so their positions are not those of tokens")
     if place.read is None and _from_the_end(where):
         raise place.refuse(
@@ -60,7 +60,8 @@ def keys(where: Where | None, place: Place) -> Chosen:
             "not known: give positions from the start"
         )
     counts = [place.keys] if place.read is None else [min(count, place.keys) for count in _numbers(place.read)]
-    rows = _each(where, counts, place, "keys")
+    rows = _each(where, [place.dropped + count for count in counts], place, "keys")
+    rows = [row[:, place.dropped :] for row in rows]
     return np.concatenate([np.pad(row, ((0, 0), (0, place.keys - row.shape[1]))) for row in rows])
 
 

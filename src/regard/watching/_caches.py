@@ -28,6 +28,14 @@ def tokens_held(stack: Sequence[Frame], queries: int, keys: int) -> int | None:
     return total
 
 
+def slides(stack: Sequence[Frame]) -> bool:
+    """Whether a cache of Hugging Face's keeps the last tokens in order, and says so: others may keep any."""
+    frame = attending(stack)
+    layers = getattr(cache_of(frame), "layers", ())
+    number = layer_number(frame)
+    return number < len(layers) and getattr(layers[number], "is_sliding", False) is True
+
+
 def cache_of(frame: Frame) -> Any:
     """The Hugging Face cache that the module which attends was handed itself: one above may be of other modules."""
     for name, value in frame.given().items():
