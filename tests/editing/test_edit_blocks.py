@@ -114,6 +114,25 @@ def test_a_compiled_model_is_edited_as_the_plain_one() -> None:
 
 
 @torch.no_grad()
+def test_what_an_edit_does_is_never_compiled() -> None:
+    """The edited module is the one inside: torch's compiler then takes apart every function that is called below it."""
+    model, graphs = small(), []
+
+    def backend(graph: Any, _: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    compiled: Any = torch.compile(model, backend=backend)
+    compiled(X)
+    graphs.clear()
+    with regard.edit(model, [edits.cut(keys=1), edits.steer(2, 0.7)]):
+        out = compiled(X)
+    assert not graphs
+    with regard.edit(model, [edits.cut(keys=1), edits.steer(2, 0.7)]):
+        torch.testing.assert_close(out, model(X))
+
+
+@torch.no_grad()
 def test_the_report_says_what_was_changed() -> None:
     model = small()
     with regard.edit(model, edits.cut(keys=[0, 2]), heads={1: [2], "layers.0": [0, 1]}) as report:

@@ -79,6 +79,11 @@ def edit(
         yield report
         editor.check_ended()
     check_layers_found(editor, layers)
+    if editor.longest and any(len(item) > editor.longest + 1 for item in texts):  # the last one written is not read
+        raise ValueError(
+            f"tokens has {max(map(len, texts))} entries for one item, and the model read {editor.longest}: give one "
+            "string for each token, special ones and padding too"
+        )
     if not report.calls:
         raise CannotEdit(_nothing(editor, given))
     check_paths_found(editor, layers)

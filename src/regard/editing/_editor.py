@@ -15,6 +15,7 @@ from regard.backends._areas import result_like
 from regard.editing import _fused
 from regard.editing._positions import of_cross, of_self
 from regard.editing._report import Changed, Report
+from regard.editing._texts import Texts
 from regard.edits._edit import CannotEdit, Change, Edit, Place
 from regard.plan import program_of
 from regard.recording import Recording, Site
@@ -22,7 +23,7 @@ from regard.spec import OfOtherCall
 from regard.statistics import Want
 from regard.watching import _around
 from regard.watching._follower import Asked, Follower, in_backward
-from regard.watching._modules import Frame, inside_transform, is_cross, runs_code_of
+from regard.watching._modules import Frame, has_cache, inside_transform, is_cross, runs_code_of
 from regard.watching._operators import unheard
 from regard.watching._padding import real_queries
 from regard.watching._seen import Seen, Unseen, of_call
@@ -69,6 +70,7 @@ class Editor(Follower):
     ) -> None:
         super().__init__(model, Recording(type(model).__name__), asked)
         self.edits, self.report, self.chosen, self.tokens = edits, report, heads, tokens
+        self.texts, self.longest = Texts(asked.tokenizer), 0  # the most tokens that a text had
         self.busy = 0  # above 0 while a call runs that this edit has changed, or leaves as it is
         self.used: list[Used] = []  # products and uses of them that the operator under way was found to be
         self.settled: list[tuple[Used, Any]] = []
@@ -189,9 +191,8 @@ class Editor(Follower):
             real = real_queries(placed, met.stack, kind)
             cross = kind == "cross"
             at = of_cross(seen, met.stack) if cross else of_self(placed, met.stack, dropped)
-        if self.ids:
-            self.take_tokens()
-            self.tokens = self.recording.tokens
+        if isinstance(at.first, int):
+            self.longest = max(self.longest, at.first + queries)
         return Place(
             site=met.site,
             layer=met.layer,
@@ -209,7 +210,8 @@ class Editor(Follower):
             dropped=at.dropped,
             in_order=at.in_order,
             device=seen.device,
-            tokens=self.tokens,
+            tokens=self.texts.of(met.stack, self.passes, at.first) or self.tokens,
+            goes_on=has_cache(met.stack),
             real=real,
         )
 

@@ -15,7 +15,7 @@ from regard.compat import _attention as compat
 from regard.editing._written import Written
 from regard.watching._layout import _count
 from regard.watching._modules import frames
-from regard.watching._operators import ListeningToFunctions
+from regard.watching._operators import ListeningToFunctions, never_compiled
 from regard.watching._packed import packed_heads, unpacked, unpacked_mask
 from regard.watching._seen import Seen, hiding
 from regard.watching._silence import silent
@@ -38,6 +38,7 @@ class Functions(ListeningToFunctions):
         super().__init__()
         self.editor, self.written, self.others_listen = editor, Written(editor), others_listen
 
+    @never_compiled
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

@@ -41,6 +41,7 @@ class Place:
     dropped: int  # keys that a rolling cache has forgotten, before the first that is here
     device: torch.device
     tokens: list[list[str]]
+    goes_on: bool = False  # whether it has a cache: more tokens may follow
     in_order: bool = False  # whether the keys that are here are the tokens after those, one after another
     real: Tensor | None = None  # bool [batch, query]: False where a query is padding
     # bool [batch or 1, head or 1, row, column], the edges that the call has in a rectangle; None where it is not known
@@ -49,7 +50,7 @@ class Place:
 
     @property
     def misplaced(self) -> bool:
-        """Whether the positions of its keys are not those of tokens, nor known to be so many further on."""
+        """Whether it is not known which tokens its keys are."""
         return bool(self.dropped) and not self.in_order
 
     @property

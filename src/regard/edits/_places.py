@@ -117,6 +117,13 @@ def _texts(place: Place, name: str) -> list[list[str]]:
         raise place.refuse("keys of cross attention are tokens of another sequence: give their positions")
     if len(place.tokens) not in (1, place.batch):
         raise place.refuse(f"tokens has {len(place.tokens)} items, and the batch {place.batch}")
+    counts = sorted({len(item) for item in place.tokens})
+    if place.first == 0 and (counts[0] < place.queries or (counts[-1] > place.queries and not place.goes_on)):
+        raise place.refuse(
+            f"there are {' or '.join(map(str, counts))} tokens, and it reads {place.queries}: give one string for "
+            "each, special ones and padding too; or, where it reads something else (a picture, an encoder's text), "
+            "name the other layers with layers=[…]"
+        )
     return place.tokens
 
 

@@ -32,7 +32,7 @@ _IN_PLACE = frozenset((aten.mul_, aten.div_, aten.masked_fill_, aten.add_, aten.
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
 
-def _never_compiled(function: _Function) -> _Function:
+def never_compiled(function: _Function) -> _Function:
     """torch's compiler takes apart every function that runs below a compiled one; not this one, nor what it calls."""
     frames: Any = torch._C._dynamo.eval_frame  # what torch._dynamo.disable sets, there without loading the compiler
     skip = frames._FrameAction.SKIP
@@ -55,7 +55,7 @@ class Listening(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # to skip it, torch would load all of its compiler: see _never_compiled
+        return False  # to skip it, torch would load all of its compiler: see never_compiled
 
     # torch asks the mode that is entered. Models that are not watched may be compiled, for the first time too.
     def ignore_compile_internals(self) -> bool:  # type: ignore[override]
@@ -69,7 +69,7 @@ class Listening(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __exit__(self, *_: object) -> None:
         _python_dispatch._pop_mode()
 
-    @_never_compiled
+    @never_compiled
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
