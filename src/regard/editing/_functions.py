@@ -12,7 +12,9 @@ from torch import Tensor
 
 from regard import masks
 from regard.compat import _attention as compat
+from regard.editing._flex import is_flex, seen_of
 from regard.editing._written import Written
+from regard.edits._edit import CannotEdit
 from regard.watching._layout import _count
 from regard.watching._modules import frames
 from regard.watching._operators import ListeningToFunctions, never_compiled
@@ -52,6 +54,8 @@ class Functions(ListeningToFunctions):
             return func(*args, **kwargs)
         if func is _FUSED:
             return self._attend(args, kwargs)
+        if is_flex(func):
+            return self._flex(func, args, kwargs)
         if func is torch.nn.functional.multi_head_attention_forward:
             with self:
                 return _opened(func)(*args, **kwargs)
@@ -88,6 +92,22 @@ class Functions(ListeningToFunctions):
             seen, float(given.get("dropout_p") or 0.0), lambda: plain().reshape(*shape, v.shape[3]), met
         )
         return out.reshape(*full[:-1], out.shape[3])
+
+    def _flex(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """FlexAttention's operator, which gives the output, its log-sum-exp and its largest scores."""
+        editor = self.editor
+        met = editor.meet()
+        if met is None:
+            with editor.running():
+                return func(*args, **kwargs)
+        try:
+            seen = seen_of(args, kwargs)
+        except CannotEdit as reason:
+            why = f"it is {reason}; a Hugging Face model can be loaded with attn_implementation='sdpa' or 'eager'"
+            raise editor._refuse(met.site, met.layer, why) from None
+        out = editor.attend(seen, 0.0, lambda: func(*args, **kwargs)[0], met)
+        none = out.new_empty(0, dtype=torch.float32)  # nobody asked for the others
+        return out, none, none
 
 
 def _in_four_dims(three: list[Tensor], grouped: bool, met: Met) -> tuple[Tensor, Tensor, Tensor, tuple[int, ...]]:
