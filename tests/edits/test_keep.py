@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -164,6 +165,53 @@ def test_a_hugging_face_model_decodes_under_a_policy_as_regards_own_does(how: st
     torch.testing.assert_close(torch.cat(found, 1), expected, rtol=1e-5, atol=1e-5)
     plain = theirs(input_ids=ids).logits
     assert (plain[:, :7] - expected[:, :7]).abs().max() < 1e-4 < (plain[:, 8:] - expected[:, 8:]).abs().max()
+
+
+PROMPTS = [IDS[:5], IDS[2:], IDS[:9]]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("edit", POLICIES, ids=str)
+@pytest.mark.parametrize("how", ["sdpa", "eager"])
+def test_an_item_of_a_padded_batch_keeps_what_it_keeps_alone(how: str, edit: edits.Keep) -> None:
+    """Padding at the left, as Hugging Face's models want it: it is none of the first tokens."""
+    model = copy.deepcopy(model_of("llama")).float()  # in float64 Hugging Face's eager code gives NaN for padding
+    model.set_attn_implementation(how)
+
+    def decoded(prompts: list[list[int]]) -> Tensor:
+        longest = max(map(len, prompts))
+        ids = torch.tensor([[2] * (longest - len(one)) + one for one in prompts])
+        real = torch.tensor([[0] * (longest - len(one)) + [1] * len(one) for one in prompts])
+        settings = {"max_new_tokens": 7, "min_new_tokens": 7, "do_sample": False, "output_logits": True}
+        with regard.edit(model, edit):
+            found = model.generate(input_ids=ids, attention_mask=real, return_dict_in_generate=True, **settings)
+        return torch.stack(found.logits, 1)
+
+    together = decoded(PROMPTS)
+    for item, prompt in enumerate(PROMPTS):
+        torch.testing.assert_close(together[item], decoded([prompt])[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("edit", POLICIES, ids=str)
+def test_prompts_of_several_lengths_keep_what_each_keeps_alone(edit: edits.Keep) -> None:
+    """Padding at the right, which regard's own models write over as they go on."""
+    model = regard.interop.from_hf(model_of("llama")).eval()
+
+    def decoded(prompts: list[list[int]]) -> list[list[int]]:
+        with regard.edit(model, edit):
+            return model.generate(prompts, max_new_tokens=7)  # type: ignore[no-any-return]
+
+    together = decoded(PROMPTS)
+    assert together == [decoded([prompt])[0] for prompt in PROMPTS]
+    assert together != model.generate(PROMPTS, max_new_tokens=7)
+
+
+def test_an_item_that_ends_before_the_others_is_refused() -> None:
+    model = regard.interop.from_hf(model_of("llama")).eval()
+    ends = model.generate(PROMPTS[1:], max_new_tokens=1)[0][-1]
+    message = "cache now has 9 tokens in a batch of 1, and had 10 in a batch of 2 after the last call"
+    with pytest.raises(edits.CannotEdit, match=message), regard.edit(model, POLICIES[0]):
+        model.generate(PROMPTS[1:], max_new_tokens=7, stop=ends)
 
 
 @torch.no_grad()

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard import api
+from regard import api, masks
 from regard.backends._areas import result_like
 from regard.editing import _fused
 from regard.editing._positions import of_cross, of_self
 from regard.editing._report import Changed, Report
 from regard.editing._texts import Texts
 from regard.edits._edit import CannotEdit, Change, Edit, Place
+from regard.masks._joins import both
 from regard.plan import program_of
 from regard.recording import Recording, Site
 from regard.spec import OfOtherCall
@@ -352,9 +353,13 @@ class Editor(Follower):
         """What each key received, to the edits that go by it."""
         for edit in self.each(place):
             if edit.wants_mass:
-                want = Want(rows=False, map=None, top_k=0, distance=False, queries=edit.mass_of(place))
+                counted, told = edit.mass_of(place), seen
                 with silence(), torch.no_grad():
-                    edit.after(seen.observe(want).key_mass, place)
+                    if isinstance(counted, Tensor):  # other queries see nothing, and give no weight
+                        told = seen._replace(mask=both(seen.mask, masks.keep(counted[:, None, :, None])), lse=None)
+                        counted = None
+                    want = Want(rows=False, map=None, top_k=0, distance=False, queries=counted)
+                    edit.after(told.observe(want).key_mass, place)
             edit.saw(_fused.Pattern(seen), place)
 
 

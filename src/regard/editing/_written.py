@@ -264,10 +264,10 @@ class _Step:
         with silence(), torch.no_grad():
             for edit in self.editor.each(place):
                 if edit.wants_mass:
-                    seen = weights[..., : place.keys]
-                    if place.real is not None:
-                        seen = seen.masked_fill(~place.real[:, None, :, None], 0.0)
-                    edit.after(seen[:, :, edit.mass_of(place) or slice(None)].sum(2), place)
+                    seen, counted = weights[..., : place.keys], edit.mass_of(place)
+                    if isinstance(counted, Tensor):
+                        seen, counted = seen.masked_fill(~counted[:, None, :, None], 0.0), None
+                    edit.after(seen[:, :, counted or slice(None)].sum(2), place)
                 edit.saw(Pattern(None, weights, weights.shape[3] - place.keys), place)
 
 

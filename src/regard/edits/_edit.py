@@ -102,7 +102,8 @@ class Edit:
     def after(self, mass: Tensor, place: Place) -> None:
         """Told what each key received, [batch, head, key], from the queries that ``mass_of`` names."""
 
-    def mass_of(self, place: Place) -> slice | None:
+    def mass_of(self, place: Place) -> slice | Tensor | None:
+        """A slice, bool [batch, query], or None for all."""
         return None
 
     def saw(self, pattern: Any, place: Place) -> None:

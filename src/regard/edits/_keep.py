@@ -30,8 +30,13 @@ class Keep(Edit):
     def wants_mass(self) -> bool:  # type: ignore[override]
         return True
 
-    def mass_of(self, place: Place) -> slice | None:
-        return self.budget.counted()
+    def mass_of(self, place: Place) -> slice | Tensor | None:
+        if place.real is None:
+            return self.budget.counted()
+        if self.budget.policy != "window":
+            return place.real
+        after = place.real.flip(1).cumsum(1).flip(1)  # how many tokens come from here on
+        return place.real & (after <= self.budget.recent)
 
     def change(self, place: Place) -> Change | None:
         if place.kind == "cross":
@@ -40,13 +45,21 @@ class Keep(Edit):
             raise place.refuse("its cache forgets keys by itself: name the other layers with layers=[…]")
         if isinstance(place.read, int) and place.read < place.keys:
             raise place.refuse("a static cache cannot be followed, which hands over memory that is not filled yet")
-        before: Tensor | None = place.memory.get("kept")
-        if before is None or before.shape[2] + place.queries != place.keys or before.shape[0] != place.batch:
+        gone: Tensor | None = place.memory.get("gone")
+        if gone is None:
+            return None
+        if gone.shape[0] != place.batch or gone.shape[2] + place.queries != place.keys:
+            if place.queries != place.keys and place.first != 0:
+                raise place.refuse(
+                    f"its cache now has {place.keys - place.queries} tokens in a batch of {place.batch}, and had "
+                    f"{gone.shape[2]} in a batch of {gone.shape[0]} after the last call (an item has ended, say), so "
+                    "what was kept is not known any more: decode items one at a time, or with keep(…).caches(model)"
+                )
             place.memory.clear()  # another text
             return None
-        if bool(before.all()):
+        if not bool(gone.any()):
             return None
-        gone = torch.nn.functional.pad(~before, (0, place.queries)).to(place.device)
+        gone = torch.nn.functional.pad(gone, (0, place.queries)).to(place.device)
         gone = gone.repeat_interleave(place.count // gone.shape[1], 1)
         return Change(hide=masks.keep(gone[:, :, None]))
 
@@ -55,13 +68,24 @@ class Keep(Edit):
             return
         mass = mass.float().reshape(place.batch, place.kv_heads, -1, place.keys).sum(2)
         before: Tensor | None = place.memory.get("mass")
-        kept: Tensor | None = place.memory.get("kept")
+        gone = torch.zeros_like(mass, dtype=torch.bool)
         if before is not None:
             mass[:, :, : before.shape[2]] += before
-        if kept is None:
-            kept = mass.new_zeros(*mass.shape[:2], 0, dtype=torch.bool)
-        kept = torch.nn.functional.pad(kept, (0, mass.shape[2] - kept.shape[2]), value=True)
-        place.memory.update(mass=mass, kept=self._chosen(mass, kept))
+            gone[:, :, : before.shape[2]] = place.memory["gone"]
+        real = self._real(place, mass.device)
+        place.memory.update(mass=mass, real=real, gone=self._gone(mass, real, gone))
+
+    def _real(self, place: Place, device: torch.device) -> Tensor:
+        """bool [batch, key]: keys that are tokens by now, each item's at its own places; the others are padding."""
+        offset = torch.as_tensor(place.offset, device=device).flatten().expand(place.batch)[:, None]
+        before: Tensor | None = place.memory.get("real")
+        if before is None:  # what was read before the block is taken for tokens
+            real = torch.arange(place.keys, device=device) < offset
+        else:
+            real = torch.nn.functional.pad(before, (0, place.keys - before.shape[1]))
+        new = torch.ones(1, 1, dtype=torch.bool, device=device) if place.real is None else place.real.to(device)
+        columns = offset + torch.arange(place.queries, device=device)
+        return real.scatter(1, columns, new.expand_as(columns))
 
     def saw(self, pattern: Any, place: Place) -> None:
         """The items of a cache may change places between two calls; then what was kept is that of others."""
@@ -69,26 +93,31 @@ class Keep(Edit):
             return
         key: Tensor = pattern.seen.key
         before: Tensor | None = place.memory.get("last")
-        at = place.keys - place.queries - 1
-        if before is not None and before.shape[:2] == key.shape[:2] and at >= 0 and place.memory.get("read") == at:
+        if before is not None and before.shape[:2] == key.shape[:2]:
             width = min(before.shape[2], key.shape[3])  # a steer makes keys wider
-            moved = (key[:, :, at, :width] - before[..., :width]).abs().amax()
+            moved = (_at(key, place.memory["end"])[..., :width] - before[..., :width]).abs().amax()
             if bool(moved > 0.1 * before.abs().amax()):  # a cache of bytes gives keys back less exactly
                 raise place.refuse(
                     "the items of its cache changed places between two calls (beam search, say), and what was kept of "
                     "each is not known any more: decode without beams, or with keep(…).caches(model)"
                 )
-        place.memory.update(last=key[:, :, place.keys - 1].clone(), read=place.keys - 1)
+        real: Tensor = place.memory["real"]
+        end = (real * torch.arange(place.keys, device=real.device)).amax(1)  # the last token of each item
+        place.memory.update(last=_at(key, end).clone(), end=end)
 
-    def _chosen(self, mass: Tensor, kept: Tensor) -> Tensor:
-        """The same choice that a cache makes, which holds the kept ones alone: of each head as many."""
-        count = int(kept[0, 0].sum())
-        at = torch.arange(mass.shape[2], device=mass.device).expand_as(mass)
-        held = at[kept].view(*mass.shape[:2], count)
-        chosen = self.budget.chosen(mass.gather(2, held), held)
+    def _gone(self, mass: Tensor, real: Tensor, gone: Tensor) -> Tensor:
+        """The same choice that a cache makes, which holds the kept ones alone. Items may hold fewer than others: what
+        stands before their keys has no worth, and goes first."""
+        held = real[:, None] & ~gone
+        order = held.byte().sort(dim=2, stable=True).indices[:, :, mass.shape[2] - int(held.sum(2).amax()) :]
+        there = held.gather(2, order)
+        places = (real.cumsum(1) - 1)[:, None].expand_as(mass).gather(2, order)
+        worth = mass.gather(2, order).masked_fill(~there, -torch.inf)
+        chosen = self.budget.chosen(worth, places.masked_fill(~there, mass.shape[2]))
         if chosen is None:
-            return kept
-        return torch.zeros_like(kept).scatter_(2, held.gather(2, chosen), True)
+            return gone
+        stay = torch.zeros_like(held).scatter_(2, order.gather(2, chosen), True)
+        return real[:, None] & ~stay
 
     def caches(self, model: nn.Module, pools: Sequence[BlockPool] | None = None) -> list[KeptCache]:
         """One cache for each layer of a ``regard.models.Decoder``, whose memory really shrinks to the budget:
@@ -111,6 +140,11 @@ class Keep(Edit):
         policy, keys, first, recent = self.budget
         more = f", first={first}" * bool(first) + f", recent={recent}" * (policy != "recent")
         return f"keep({policy!r}, budget={keys}{more})"
+
+
+def _at(key: Tensor, columns: Tensor) -> Tensor:
+    """[batch, head, dim] of one key of each item."""
+    return key[torch.arange(len(key), device=key.device), :, columns.to(key.device)]
 
 
 def keep(policy: str, budget: int, *, first: int = 0, recent: int | None = None) -> Keep:
