@@ -3,6 +3,8 @@ GPT-2 with its packed projection, Bloom, which writes its softmax out."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from tests.editing.by_hand import CASES, HEADS, OTHER, by_hand, edited_by_hand, model_of, only, run
@@ -110,6 +112,32 @@ def test_patch_the_output_of_another_run_at_some_tokens(name: str, how: str) -> 
     with regard.edit(model, edits.patch(recording, queries=slice(4, None)), layers=[0], heads=[0, 3]):
         out = run(model, how=how)
     check(out, expected, by_hand(model), how)
+
+
+@torch.no_grad()
+def test_outputs_that_are_kept_are_those_that_left_the_call(name: str, how: str) -> None:
+    model = model_of(name)
+    kept = []
+
+    def zero() -> Any:
+        return regard.edit(model, edits.ablate("zero"), heads=[0])
+
+    def mean() -> Any:
+        return regard.edit(model, edits.ablate("mean"), heads=[2])
+
+    with zero(), mean(), regard.watch(model, keep=["output"]) as inside:
+        run(model, how=how)
+    with regard.watch(model, keep=["output"]) as outside, zero(), mean():
+        run(model, how=how)
+    with zero(), regard.watch(model, keep=["output"]) as between, mean():
+        run(model, how=how)
+    for recording in (inside, outside, between):
+        kept.append([calls[0].output for calls in recording.kept.values()])
+        assert all(len(calls) == 1 for calls in recording.kept.values()) and len(kept[-1]) == 2
+    for one in kept:
+        for layer, output in enumerate(one):
+            assert (output[:, 0] == 0).all() and float(output[:, 2].std((0, 1)).max()) < 1e-9 and output[:, 1].any()
+            torch.testing.assert_close(output, kept[0][layer], rtol=0, atol=0)
 
 
 @torch.no_grad()

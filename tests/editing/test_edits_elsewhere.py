@@ -269,6 +269,27 @@ def test_a_steer_is_exact_in_half_precision_too(dtype: torch.dtype) -> None:
     torch.testing.assert_close(recording.calls[0].weights.double(), weights, rtol=1e-5, atol=1e-6)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("written_out", [False, True])
+@pytest.mark.parametrize("amount", [-1e6, 1e6])
+def test_an_amount_that_half_precision_does_not_hold_is_no_nan(amount: float, written_out: bool) -> None:
+    """A steer by it is a cut of those edges, or of all others."""
+
+    class Attention(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if not written_out:
+                return nn.functional.scaled_dot_product_attention(x, x, x)
+            return (x @ x.mT * 0.25).softmax(-1) @ x
+
+    model, x = Attention(), torch.randn(1, 2, 7, 16).half()
+    cut = edits.cut(keys=3) if amount < 0 else ~edits.cut(keys=3)
+    late = edits.cut(masks.rule(lambda b, h, i, j: i >= 2))
+    with regard.edit(model, cut & late, heads_dim=1 if written_out else None):
+        expected = model(x)
+    with regard.edit(model, edits.steer(3, amount, queries=slice(2, None)), heads_dim=1 if written_out else None):
+        torch.testing.assert_close(model(x), expected, rtol=2e-3, atol=2e-3)
+
+
 def test_softcap_keeps_its_meaning_beside_a_steer() -> None:
     class Capped(nn.Module):
         def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

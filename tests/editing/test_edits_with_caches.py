@@ -79,6 +79,23 @@ def test_heads_that_share_keys_are_told_apart_where_a_padded_batch_decodes(edit:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("how", ["mean", "resample"])
+def test_a_token_that_is_decoded_alone_has_no_mean_but_that_of_another_run(how: str) -> None:
+    model = model_of("llama")
+    model.set_attn_implementation("sdpa")
+    step = model(input_ids=IDS[:1, :5], use_cache=True)
+    message = rf"it has one query, so ablate\('{how}'\) would put back what the head wrote there: give reference="
+    with pytest.raises(edits.CannotEdit, match=message), regard.edit(model, edits.ablate(how)):
+        model(input_ids=IDS[:1, 5:6], past_key_values=step.past_key_values)
+    with regard.watch(model, keep=["output"]) as reference:
+        model(input_ids=IDS[:1])
+    step = model(input_ids=IDS[:1, :5], use_cache=True)
+    with regard.edit(model, edits.ablate(how, reference)) as report:
+        model(input_ids=IDS[:1, 5:6], past_key_values=step.past_key_values)
+    assert len(report) == 2
+
+
+@torch.no_grad()
 def test_positions_in_a_rolling_cache_are_refused_once_keys_are_gone() -> None:
     model = regard.interop.from_hf(model_of("llama")).eval()
     caches = [RollingCache(window=3, sinks=1) for _ in model.layers]

@@ -78,6 +78,7 @@ class Editor(Follower):
         self.trouble: CannotEdit | None = None
         self.acted: set[int] = set()  # which of the edits, by number, have changed something
         self.check_ended: Callable[[], None] = lambda: None  # raises where an output went away unedited
+        self.last: Place | None = None  # of which the output was asked for
         self._met_before: Counter[Site] = Counter()
         self._memories: dict[tuple[int, Site], dict[Any, Any]] = {}
 
@@ -252,12 +253,24 @@ class Editor(Follower):
 
     def outputs(self, out: Tensor, place: Place) -> Tensor | None:
         """The output with its edits; None where none has changed it."""
-        new = None
+        new, self.last = None, place if any(edit.only_looks for edit in self.edits) else None
         for number, edit in enumerate(self.each(place)):
             if edit.acts_on_output and (found := edit.output(out, place)) is not None:
                 self.acted.add(number)
                 out = new = _fused.with_heads(found, out, place)
+        if new is not None:
+            self._show(new, place)
         return new
+
+    def _show(self, out: Tensor, place: Place) -> None:
+        """Blocks around this one were shown the output before it was changed here. Those that write it down are shown
+        it again, as it leaves the call."""
+        here = _around.here()
+        for one in here[: here.index(self)]:
+            if isinstance(one, Editor) and one.last is not None and one.last.site == place.site:
+                for edit in one.each(one.last):
+                    if edit.only_looks:
+                        edit.output(out, one.last)
 
     def wrote(self, place: Place, changed: bool) -> None:
         if changed:

@@ -179,7 +179,8 @@ def _steered(seen: Seen, u: Tensor, b: Tensor, place: Place) -> Seen:
     scale = 1 / math.sqrt(query.shape[3]) if seen.scale is None else seen.scale
     one_row = seen.bias is None or (isinstance(seen.bias, Tensor) and seen.bias.shape[2] == 1)
     by_key = query.device.type == "cpu" and one_row and bool((u == 1).all())
-    if by_key or seen.softcap is not None or scale == 0:
+    too_large = bool((b.abs() > abs(scale) * torch.finfo(query.dtype).max).any())  # for a number of query or key
+    if by_key or too_large or seen.softcap is not None or scale == 0:
         rows = rows[:, :, :1] if by_key else rows  # torch's kernel takes one number for each key at no cost
         return _biased(seen, rows * b[:, None, None].to(query.device), place)
     parts, left = [], b / scale

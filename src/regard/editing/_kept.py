@@ -29,7 +29,7 @@ class Kept(NamedTuple):
 class _Keeper(Edit):
     """An edit that changes nothing, and writes down what it meets."""
 
-    acts_on_output = True
+    acts_on_output = only_looks = True
 
     def __init__(self, recording: Recording, what: Sequence[str]) -> None:
         self.recording, self.what = recording, what

@@ -299,7 +299,8 @@ def _changed(x: Tensor, change: Change, place: Place) -> tuple[Tensor, Tensor | 
         return torch.where(mine, _pattern(change.pattern, x, place), x), None
     if change.add is not None:
         u, b = change.add.factors(place.device)
-        more = u[:, None, :, None] * b[:, None, None].to(u.device)
+        most = torch.finfo(x.dtype).max / 2
+        more = u[:, None, :, None] * b[:, None, None].to(u.device).clamp(-most, most)
         x = torch.where(mine, x + torch.nn.functional.pad(more, (0, extra)).to(x), x)
     if change.hide is None:
         return x, None

@@ -87,6 +87,7 @@ class Edit:
 
     when_idle = ""  # what to say where it changed nothing
     acts_on_output = False
+    only_looks = False  # whether it changes nothing, and writes down what it is shown
     adds_edges = False  # whether weights that were 0 may be others after it
     wants_mass = False  # whether ``after`` is to be called with the weight that each key received
 

@@ -49,7 +49,13 @@ class Ablate(Edit):
     def _source(self, out: Tensor, place: Place) -> Tensor:
         """Outputs of real queries, [head, any, dim]."""
         if self.reference is None:
-            return _real_rows(out, place.real)
+            rows = _real_rows(out, place.real)
+            if rows.shape[1] == 1:
+                raise place.refuse(
+                    f"it has one query, so ablate({self.how!r}) would put back what the head wrote there: give "
+                    "reference=, the recording of another run"
+                )
+            return rows
         found = kept_of(self.reference, "output", place)
         parts = [_real_rows(one.output, one.real) for one in found]
         if parts[0].shape[0] != out.shape[1] or parts[0].shape[2] != out.shape[3]:
@@ -72,8 +78,8 @@ def ablate(how: str, reference: Recording | None = None, *, queries: Where | Non
     Args:
         how: "zero"; "mean", the mean of what the head wrote; "resample", for each query what the head wrote at another
             place, drawn at random.
-        reference: the run whose outputs those are, ``regard.watch(model, keep=("output",))``; when None, this run
-            itself (its own batch and tokens, without padding).
+        reference: the run whose outputs those are, ``regard.watch(model, keep=("output",))``; when None, the call
+            itself (its own batch and tokens, without padding), which a token that is decoded alone does not allow.
         queries: only at these tokens; all when None.
         seed: of the draw.
     """
