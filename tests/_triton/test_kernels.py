@@ -14,7 +14,7 @@ from tests._triton.calls import DEVICE, call_of, found_and_wrong, sample, tensor
 from tests.core_calls import every_mask
 
 from regard import Want, masks
-from regard._triton import observing, small, tiles
+from regard._triton import launcher, observing, small, tiles
 from regard.statistics import BUCKETS
 
 SUMS = Want(map=(5, 7), first=3, top_k=0, weights=(slice(3, 70), slice(5, 100)))
@@ -116,6 +116,60 @@ def test_maps_of_several_rows_whose_blocks_are_apart(more: dict[str, bool]) -> N
 def test_tiles_that_cross_one_edge_between_buckets_of_distance(offset: int, map: tuple[int, int] | None) -> None:
     query, key = tensors(L=70, S=400)
     assert found_and_wrong(query, key, Want(map=map, top_k=0), query_offset=offset)[1] == []
+
+
+@pytest.fixture
+def tall(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of 128 rows, as in long calls."""
+    monkeypatch.setattr(observing, "_is_tall", lambda spec, map_rows: True)
+    monkeypatch.setattr(observing, "_recipes", {})
+    monkeypatch.setattr(launcher, "_kept", {})
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"mask": masks.causal()},
+        {"mask": masks.window(left=70, right=9), "query_offset": 40},
+        {"mask": masks.causal(), "query_offset": -20},
+        {"query_offset": 300},
+        {"query_offset": -300},
+        {"mask": masks.documents(lengths=[100, 230])},
+    ],
+    ids=lambda given: " ".join(f"{name} {value}" for name, value in given.items())[:40] or "plain",
+)
+@pytest.mark.parametrize("map", [(5, 7), (1, 1)])
+def test_tall_blocks_of_rows(given: dict[str, Any], map: tuple[int, int], tall: None) -> None:
+    query, key = tensors(H=1, L=330, S=330, D=5)
+    want = Want(map=map, first=3)
+    assert found_and_wrong(query, key, want, **given)[1] == []
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+def test_tall_blocks_of_usual_heads_in_half_precision(dim: int, tall: None) -> None:
+    query, key = tensors(H=2, G=1, L=270, S=450, D=dim, dtype=torch.float16)
+    for mask in (None, masks.causal()):
+        assert found_and_wrong(query, key, Want(map=(2, 3)), mask=mask)[1] == []
+
+
+def test_blocks_are_tall_where_calls_are_long() -> None:
+    query = torch.empty(1, 16, 3, 128, dtype=torch.float16, device=DEVICE)
+    for mask, flags in ((None, None), (masks.causal(), (True, None, 0, False, None))):
+        spec = call_of(query, query, mask=mask).spec._replace(queries=16_384, keys=16_384, flags=flags)
+        for length, map, tall in (
+            (16_384, (64, 64), True),
+            (4096, (64, 64), False),  # a row of the map is 64 rows high
+            (8192, (64, 64), True),
+            (8200, (64, 64), False),
+            (65_000, (64, 64), False),
+            (66_000, (64, 64), True),
+            (2048, None, False),
+        ):
+            long = spec._replace(queries=length, keys=length)
+            rows = 0 if map is None else map[0]
+            assert observing._is_tall(long, rows) == tall
+    assert not observing._is_tall(spec._replace(flags=(True, None, 0, True, None)), 0)
 
 
 def test_strided_inputs_are_read_in_place() -> None:

@@ -64,6 +64,12 @@ def has_copy_engine(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
 
 
+@lru_cache(16)
+def has_asynchronous_products(device: torch.device) -> bool:
+    """Whether products of matrices go on while a program computes other things, in registers of its own (Hopper)."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
+
+
 def can_be_copied(*tensors: Tensor) -> bool:
     """The copy engine wants addresses and strides in multiples of 16 bytes."""
     if not has_copy_engine(tensors[0].device):

@@ -11,6 +11,9 @@ way that does not depend on the order of the programs.
 A tile is plain when all is permitted, all its pairs share a cell of the map and its distances lie in one bucket or in
 two neighbours: then one or two sums over the tile are enough for both. The others, along the diagonal and between
 cells, are seen again by other programs, which look at single pairs: in one loop the registers would not suffice.
+
+On Hopper, products of matrices go on while a program computes other things (AHEAD): there the loop over plain tiles
+starts the product of the next tile, makes the sums of this one, and only then waits.
 """
 
 from __future__ import annotations
@@ -19,11 +22,13 @@ import triton
 import triton.language as tl
 
 from regard._triton.tiles import (
+    BAND,
     BUCKETS,
     COPIES,
     LN2,
     NEVER,
     add_exactly,
+    forgotten,
     load_block,
     load_lse,
     locate_pairs,
@@ -150,6 +155,18 @@ def _add_total(sums, at, x, magic, BN: tl.constexpr, WARPS: tl.constexpr):
 
 
 @triton.jit
+def _add_totals(
+    sums, map_at, distance_at, x, magic, BN: tl.constexpr, WARPS: tl.constexpr, MAP: tl.constexpr,
+    DISTANCE: tl.constexpr,
+):  # fmt: skip
+    """Add all of x [BN] to a cell of the map and to a bucket of distances."""
+    if MAP:
+        _add_total(sums, map_at, x, magic, BN, WARPS)
+    if DISTANCE:
+        _add_total(sums, distance_at, x, magic, BN, WARPS)
+
+
+@triton.jit
 def _same_bucket_until(position, i0, j0, bucket, BM: tl.constexpr, BN: tl.constexpr):
     """Where, from j0 on, the first tile begins that leaves the bucket, if all distances of the tile at j0 are in it."""
     below = position + i0 - (j0 + BN - 1)
@@ -191,8 +208,97 @@ def _add_to_distances(p, mass, sums, away, bucket, last, magic, BN: tl.constexpr
     _add_total(sums, last, mass - nearer, magic, BN, WARPS)
 
 
+@triton.jit
+def _next_place(
+    pooled, cell, bucket, place, cell_change, bucket_change, j0, fresh, i0, S, offset, one_row, map_cols, by_keys,
+    by_cols, sums, map_row, distance_at, magic, BM: tl.constexpr, BN: tl.constexpr, WARPS: tl.constexpr,
+    MAP: tl.constexpr, DISTANCE: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """Where the tile at j0 lies, the first that may lie elsewhere than those before it, whose sums are added up."""
+    if place == INSIDE:
+        _add_totals(sums, map_row + cell, distance_at + bucket, pooled, magic, BN, WARPS, MAP, DISTANCE)
+    edges = j0 * 0
+    change = edges
+    if MAP:
+        if (j0 >= cell_change) | fresh:
+            cell = _key_cell(j0, S, map_cols, by_keys, WIDE)
+            cell_change = _key_cell_start(cell + 1, S, map_cols, by_cols, WIDE) - BN + 1
+        change = cell_change
+        edges = tl.where(one_row & (j0 < change), 0, 2)
+    if DISTANCE:
+        last = bucket
+        if (j0 >= bucket_change) | fresh:
+            bucket, last = _reach(offset, i0, j0, BM, BN)
+            until = _same_bucket_until(offset, i0, j0, bucket, BM, BN)
+            bucket_change = tl.where(last == bucket, until, j0 + 1)
+        if MAP:
+            change = tl.minimum(change, bucket_change)
+        else:
+            change = bucket_change
+        edges += last - bucket
+    place = tl.where(edges == 0, INSIDE, tl.where(edges == 1, ACROSS, ELSEWHERE))
+    change = tl.where(edges == 0, change, j0 + 1)
+    return tl.zeros([BN], tl.float32), cell, bucket, place, change, cell_change, bucket_change
+
+
+@triton.jit
+def _add_both_sides(
+    z, keys_at, sums, distance_at, map_at, i0, j0, offset, bucket, magic,
+    BM: tl.constexpr, BN: tl.constexpr, WARPS: tl.constexpr, MAP: tl.constexpr, DIRECT: tl.constexpr,
+):  # fmt: skip
+    """A tile across the edge between two buckets. Pairs nearer than the edge are those whose row comes before
+    key + edge, or, where keys come after the rows, does not. Weights are computed here alone: there are not enough
+    registers to keep those of the other sums."""
+    before = offset + i0 > j0
+    edge = tl.where(before, 1 << bucket, 1 - (1 << bucket)) - offset
+    p = tl.exp2(settled(z, DIRECT))
+    low = tl.arange(0, BM)[None, :] < (keys_at - i0 + edge)[:, None]
+    first = tl.sum(tl.where(low, p, 0.0), 1)
+    rest = tl.sum(tl.where(low, 0.0, p), 1)
+    _add_total(sums, distance_at + tl.where(before, bucket, bucket + 1), first, magic, BN, WARPS)
+    _add_total(sums, distance_at + tl.where(before, bucket + 1, bucket), rest, magic, BN, WARPS)
+    if MAP:
+        _add_total(sums, map_at, first + rest, magic, BN, WARPS)
+
+
+@triton.jit
+def _fold(
+    z, entropy, largest, firsts, pooled, rows, keys_at, j0, i0, S, first, offset, limit, place, cell, bucket,
+    sums, map_row, distance_at, line, magic, BM: tl.constexpr, BN: tl.constexpr, WARPS: tl.constexpr,
+    ROWS: tl.constexpr, MASS: tl.constexpr, MAP: tl.constexpr, DISTANCE: tl.constexpr, FIRSTS: tl.constexpr,
+    LIMIT: tl.constexpr, TOP: tl.constexpr, GROUPS: tl.constexpr, BY_BLOCK: tl.constexpr, DIRECT: tl.constexpr,
+):  # fmt: skip
+    """What a tile adds to all sums; ``line``: where key masses of this block of rows are kept apart."""
+    cols = keys_at[:, None]
+    if DISTANCE:
+        if place == ACROSS:
+            _add_both_sides(
+                z, keys_at, sums, distance_at, map_row + cell, i0, j0, offset, bucket, magic, BM, BN, WARPS, MAP, DIRECT
+            )
+    p = tl.exp2(z)
+    if ROWS:
+        entropy = settled(_add_products(entropy, p, z, BM, BN, WARPS), DIRECT)
+    if ROWS or TOP:
+        largest = settled(tl.maximum(largest, _lane_maxima(z, BM, BN, WARPS, GROUPS)), DIRECT)
+    if FIRSTS:
+        if j0 < first:
+            firsts += _lane_sums(tl.where(cols < first, p, 0.0), BM, BN, WARPS)
+    if MASS or MAP or DISTANCE:
+        mass = tl.sum(p, 1)
+        if MAP or DISTANCE:
+            # of a tile that is not INSIDE this is not used
+            pooled += mass
+        if LIMIT:
+            mass = tl.sum(tl.where((rows >= limit[0]) & (rows < limit[1]), p, 0.0), 1)
+        if BY_BLOCK:
+            tl.store(line + keys_at, mass, mask=keys_at < S)
+        elif MASS:
+            add_exactly(sums, keys_at, mass, magic, keys_at < S)
+    return entropy, largest, firsts, pooled
+
+
 _SIZES = ["L", "S", "first_row", "offset", "limit_start", "limit_stop", "map_rows", "map_cols", "first"]
-_SIZES += ["blocks", "sums_stride", "map_at", "distance_at"]
+_SIZES += ["blocks", "sums_stride", "map_at", "distance_at", "pairs_stride_b", "pairs_stride_h"]
 _DIVISORS = ["by_keys", "by_keys_shift", "by_cols", "by_cols_shift"]
 
 
@@ -205,12 +311,11 @@ def _rows(
     PREDICATE: tl.constexpr, SLOTS: tl.constexpr, SOFTCAP: tl.constexpr, BIASED: tl.constexpr,
     ROWS: tl.constexpr, MASS: tl.constexpr, MAP: tl.constexpr, DISTANCE: tl.constexpr, FIRSTS: tl.constexpr,
     LIMIT: tl.constexpr, TOP: tl.constexpr, GROUPS: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
-    H: tl.constexpr, BY_BLOCK: tl.constexpr, DIRECT: tl.constexpr,
+    H: tl.constexpr, BY_BLOCK: tl.constexpr, AHEAD: tl.constexpr, DIRECT: tl.constexpr,
 ):  # fmt: skip
     """What belongs to rows, key mass, and of map and distances what plain tiles give."""
     b, h, block = item
     L, S = sizes
-    limit_start, limit_stop = limit
     map_rows, map_cols = cells
     sums, map_at, distance_at = sums_at
     LSE, ENTROPY, LARGEST, FIRST, MAXIMA, MASSES = results
@@ -227,114 +332,82 @@ def _rows(
     entropy = tl.zeros([WARPS, 8, BM], tl.float32)
     firsts = tl.zeros([WARPS, 8, BM], tl.float32)
     largest = tl.full([WARPS, GROUPS // WARPS, BM], NEVER, tl.float32)
+    line = MASSES + (bh.to(tl.int64) * blocks + block) * S
     for kind in tl.static_range(2):
         runs = tl.load(tables[1] + 2 * kind)
         table = tables[0] + tl.load(tables[1] + 3 + 2 * kind) + tables[2] * runs * 2
+        if kind == 1:
+            rows = (forgotten(i0, DIRECT) + tl.arange(0, BM))[None, :]
         for run in range(runs):
             start = tl.load(table + 2 * run)
             stop = tl.load(table + 2 * run + 1)
-            # what plain tiles gave since their cell of the map began; of distances in two neighbouring buckets, the
-            # pair and the next, since the pair was taken
+            # what plain tiles gave since the cell of the map or the bucket of distances last changed
             pooled = tl.zeros([BN], tl.float32)
-            nearer = tl.zeros([BN], tl.float32)
-            farther = tl.zeros([BN], tl.float32)
-            cell = start * 0 - 1
-            pair = start * 0 - 4
-            place = start * 0
+            cell = start * 0
             bucket = start * 0
-            last = start * 0
-            edge = start * 0
-            before = place == 0
+            place = start * 0 + ELSEWHERE
             change = start * BN
             cell_change = start * BN
             bucket_change = start * BN
             # Programs begin at different keys: in step with each other they would all add to the same sums.
             shift = block % tl.maximum(stop - start, 1)
+            z = tl.zeros([BN, BM], tl.float32)
+            s = z
+            if AHEAD and kind == 0:
+                k = load_block(K, b, h // GROUP, (start + shift) * BN, k_strides, S, BN, HEAD, D, COPIED, True)
+                s = tl.dot(k, tl.trans(q), input_precision=PRECISION)
+                z = log_weights(s, lse, rows, rows, (L, S), scales, bias, pairs, 0, 0, False, 0, False)
             for step in range(start + shift, stop + shift):
                 tile = tl.where(step < stop, step, step - stop + start)
                 j0 = tile * BN
-                if (MAP or DISTANCE) and kind == 0:
-                    if (j0 >= change) | (tile == start):
-                        edges = start * 0
-                        if MAP:
-                            if (j0 >= cell_change) | (tile == start):
-                                if cell >= 0:
-                                    _add_total(sums, map_row + cell, pooled, magic, BN, WARPS)
-                                cell = _key_cell(j0, S, map_cols, by_keys, WIDE)
-                                following = _key_cell_start(cell + 1, S, map_cols, by_cols, WIDE)
-                                cell_change = following - BN + 1
-                                pooled = tl.zeros([BN], tl.float32)
-                            change = cell_change
-                            edges = tl.where(one_row & (j0 < change), 0, 2)
-                        if DISTANCE:
-                            if (j0 >= bucket_change) | (tile == start):
-                                bucket, last = _reach(offset, i0, j0, BM, BN)
-                                until = _same_bucket_until(offset, i0, j0, bucket, BM, BN)
-                                bucket_change = tl.where(last == bucket, until, j0 + 1)
-                                before = offset + i0 > j0
-                                # pairs nearer than the edge between two buckets are those whose row comes before
-                                # column + edge, or, where keys come after the rows, does not
-                                edge = tl.where(before, (1 << bucket) - offset, 1 - (1 << bucket) - offset)
-                            if MAP:
-                                change = tl.minimum(change, bucket_change)
-                            else:
-                                change = bucket_change
-                            edges += last - bucket
-                        place = tl.where(edges == 0, INSIDE, tl.where(edges == 1, ACROSS, ELSEWHERE))
-                        change = tl.where(edges == 0, change, j0 + 1)
-                        if DISTANCE:
-                            if (place != ELSEWHERE) & ((bucket < pair) | (last > pair + 1)):
-                                if pair >= 0:
-                                    _add_total(sums, distance_at + pair, nearer, magic, BN, WARPS)
-                                    _add_total(sums, distance_at + pair + 1, farther, magic, BN, WARPS)
-                                # of keys before the rows, later ones are nearer: the bucket below follows
-                                pair = bucket - tl.where(before & (place == INSIDE), 1, 0)
-                                nearer = tl.zeros([BN], tl.float32)
-                                farther = tl.zeros([BN], tl.float32)
                 keys_at = j0 + tl.arange(0, BN)
                 cols = keys_at[:, None]
-                k = load_block(K, b, h // GROUP, j0, k_strides, S, BN, HEAD, D, COPIED, kind == 1)
-                s = tl.dot(k, tl.trans(q), input_precision=PRECISION)
-                z = log_weights(
-                    s, lse, rows, cols, (L, S), scales, bias, pairs, PREDICATE, SLOTS, SOFTCAP, BIASED, kind == 1
-                )
-                p = tl.exp2(z)
-                if ROWS:
-                    entropy = settled(_add_products(entropy, p, z, BM, BN, WARPS), DIRECT)
-                if ROWS or TOP:
-                    largest = settled(tl.maximum(largest, _lane_maxima(z, BM, BN, WARPS, GROUPS)), DIRECT)
-                if FIRSTS:
-                    if j0 < first:
-                        firsts += _lane_sums(tl.where(cols < first, p, 0.0), BM, BN, WARPS)
-                if MASS or ((MAP or DISTANCE) and kind == 0):
-                    mass = tl.sum(p, 1)
-                    # not products: 0·NaN is NaN
-                    if MAP and kind == 0:
-                        pooled += tl.where(place == ELSEWHERE, 0.0, mass)
-                    if DISTANCE and kind == 0:
-                        if place == ACROSS:
-                            low = tl.sum(tl.where(rows < cols + edge, p, 0.0), 1)
-                            nearer += tl.where(before, low, mass - low)
-                            farther += tl.where(before, mass - low, low)
-                        else:
-                            nearer += tl.where((place == INSIDE) & (bucket == pair), mass, 0.0)
-                            farther += tl.where((place == INSIDE) & (bucket != pair), mass, 0.0)
-                    if LIMIT:
-                        mass = tl.sum(tl.where((rows >= limit_start) & (rows < limit_stop), p, 0.0), 1)
-                    if BY_BLOCK:
-                        line = (bh.to(tl.int64) * blocks + block) * S
-                        tl.store(MASSES + line + keys_at, mass, mask=keys_at < S)
-                    elif MASS:
-                        add_exactly(sums, keys_at, mass, magic, keys_at < S)
-            if MAP and kind == 0:
-                if cell >= 0:
-                    _add_total(sums, map_row + cell, pooled, magic, BN, WARPS)
-            if DISTANCE and kind == 0:
-                if pair >= 0:
-                    _add_total(sums, distance_at + pair, nearer, magic, BN, WARPS)
-                    _add_total(sums, distance_at + pair + 1, farther, magic, BN, WARPS)
+                if AHEAD and kind == 0:
+                    # The product of the next tile is made while the sums of this one are. Both conditions always hold:
+                    # by the outer one the compiler does not mix the two, and it waits for the product in the inner one.
+                    j1 = tl.where(step + 1 < stop, step + 1, step + 1 - stop + start) * BN
+                    k = load_block(K, b, h // GROUP, j1, k_strides, S, BN, HEAD, D, COPIED, False)
+                    s = tl.dot(k, tl.trans(q), input_precision=PRECISION)
+                    if j0 < S:
+                        if MAP or DISTANCE:
+                            if (j0 >= change) | (tile == start):
+                                pooled, cell, bucket, place, change, cell_change, bucket_change = _next_place(
+                                    pooled, cell, bucket, place, cell_change, bucket_change, j0, tile == start, i0, S,
+                                    offset, one_row, map_cols, by_keys, by_cols, sums, map_row, distance_at, magic,
+                                    BM, BN, WARPS, MAP, DISTANCE, WIDE,
+                                )  # fmt: skip
+                        entropy, largest, firsts, pooled = _fold(
+                            z, entropy, largest, firsts, pooled, rows, keys_at, j0, i0, S, first, offset, limit, place,
+                            cell, bucket, sums, map_row, distance_at, line, magic, BM, BN, WARPS, ROWS, MASS, MAP,
+                            DISTANCE, FIRSTS, LIMIT, TOP, GROUPS, BY_BLOCK, DIRECT,
+                        )  # fmt: skip
+                        if j1 < S:
+                            z = log_weights(s, lse, rows, rows, (L, S), scales, bias, pairs, 0, 0, False, 0, False)
+                else:
+                    if (MAP or DISTANCE) and kind == 0:
+                        if (j0 >= change) | (tile == start):
+                            pooled, cell, bucket, place, change, cell_change, bucket_change = _next_place(
+                                pooled, cell, bucket, place, cell_change, bucket_change, j0, tile == start, i0, S,
+                                offset, one_row, map_cols, by_keys, by_cols, sums, map_row, distance_at, magic,
+                                BM, BN, WARPS, MAP, DISTANCE, WIDE,
+                            )  # fmt: skip
+                    k = load_block(K, b, h // GROUP, j0, k_strides, S, BN, HEAD, D, COPIED, kind == 1)
+                    s = tl.dot(k, tl.trans(q), input_precision=PRECISION)
+                    z = log_weights(
+                        s, lse, rows, cols, (L, S), scales, bias, pairs, PREDICATE, SLOTS, SOFTCAP, BIASED, kind == 1
+                    )
+                    entropy, largest, firsts, pooled = _fold(
+                        z, entropy, largest, firsts, pooled, rows, keys_at, j0, i0, S, first, offset, limit, place,
+                        cell, bucket, sums, map_row, distance_at, line, magic, BM, BN, WARPS, ROWS, MASS,
+                        MAP and kind == 0, DISTANCE and kind == 0, FIRSTS, LIMIT, TOP, GROUPS, BY_BLOCK, DIRECT,
+                    )  # fmt: skip
+            if AHEAD and kind == 0:
+                settled(s, DIRECT)
+            if (MAP or DISTANCE) and kind == 0:
+                if place == INSIDE:
+                    _add_totals(sums, map_row + cell, distance_at + bucket, pooled, magic, BN, WARPS, MAP, DISTANCE)
 
-    rows = i0 + tl.arange(0, BM)
+    rows = forgotten(i0, DIRECT) + tl.arange(0, BM)
     row = bh.to(tl.int64) * L + rows
     lse = load_lse(LSE + bh.to(tl.int64) * L, rows, L)
     if ROWS:
@@ -419,12 +492,13 @@ def observe(
     PREDICATE: tl.constexpr, SLOTS: tl.constexpr, SOFTCAP: tl.constexpr, BIASED: tl.constexpr,
     ROWS: tl.constexpr, MASS: tl.constexpr, MAP: tl.constexpr, DISTANCE: tl.constexpr, FIRSTS: tl.constexpr,
     LIMIT: tl.constexpr, TOP: tl.constexpr, GROUPS: tl.constexpr, WIDE: tl.constexpr, EACH: tl.constexpr,
-    EDGE_MAP: tl.constexpr, EDGE_DISTANCE: tl.constexpr, BY_BLOCK: tl.constexpr,
+    EDGE_MAP: tl.constexpr, EDGE_DISTANCE: tl.constexpr, BY_BLOCK: tl.constexpr, AHEAD: tl.constexpr,
     PRECISION: tl.constexpr, DIRECT: tl.constexpr,
 ):  # fmt: skip
     """RUNS: the key tiles of each block, see ``encode``; EDGE_RUNS: those that are not plain. PAIRS: lo (PAIRS_HI: hi)
-    for INTERVALS, booleans for DENSE. EACH: offsets differ by item. BY_BLOCK: key mass goes to MASSES, apart for each
-    block of rows, from which the map is made too. DIRECT: not on the interpreter."""
+    for INTERVALS, booleans for DENSE; for a BAND two of the strides are its numbers instead. EACH: offsets differ by
+    item. BY_BLOCK: key mass goes to MASSES, apart for each block of rows, from which the map is made too. AHEAD:
+    products of matrices run beside other work. DIRECT: not on the interpreter."""
     heads = tl.num_programs(1)
     bh = tl.program_id(1)
     if EDGE_MAP or EDGE_DISTANCE:
@@ -436,9 +510,12 @@ def observe(
     b = bh // H
     h = bh % H
     bias = (BIAS + b.to(tl.int64) * bias_stride_b + h.to(tl.int64) * bias_stride_h, bias_stride_q, bias_stride_k)
-    pairs = locate_pairs(
-        PAIRS, PAIRS_HI, b, h, first_row, pairs_stride_b, pairs_stride_h, pairs_stride_q, pairs_stride_k, PREDICATE
-    )
+    if PREDICATE == BAND:
+        pairs = (pairs_stride_b, pairs_stride_h, 0, S)
+    else:
+        pairs = locate_pairs(
+            PAIRS, PAIRS_HI, b, h, first_row, pairs_stride_b, pairs_stride_h, pairs_stride_q, pairs_stride_k, PREDICATE
+        )
     q = load_block(Q, b, h, block * BM, (q_stride_b, q_stride_h, q_stride_l), L, BM, HEAD, D, COPIED, True)
     rows = (block * BM + tl.arange(0, BM))[None, :]
     lse = load_lse(LSE + bh.to(tl.int64) * L, rows, L)
@@ -463,5 +540,5 @@ def observe(
             (LSE, ENTROPY, LARGEST, FIRST, MAXIMA, MASSES), k_strides, (b, h, block), (L, S), offset,
             (limit_start, limit_stop), (map_rows, map_cols), first, (by_keys, by_keys_shift), (by_cols, by_cols_shift),
             (scale, cap), magic, blocks, GROUP, HEAD, D, COPIED, BM, BN, WARPS, PREDICATE, SLOTS, SOFTCAP, BIASED,
-            ROWS, MASS, MAP, DISTANCE, FIRSTS, LIMIT, TOP, GROUPS, WIDE, PRECISION, H, BY_BLOCK, DIRECT,
+            ROWS, MASS, MAP, DISTANCE, FIRSTS, LIMIT, TOP, GROUPS, WIDE, PRECISION, H, BY_BLOCK, AHEAD, DIRECT,
         )  # fmt: skip

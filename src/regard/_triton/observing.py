@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from regard._triton import inputs
-from regard._triton.encode import Tiling, encode
+from regard._triton.encode import BAND, Tiling, band_of, encode
 from regard._triton.inputs import Inputs, Piece, described, pieces_of, power
 from regard._triton.launcher import Launch, kept_launch, on
 from regard.statistics import BUCKETS
@@ -34,6 +34,8 @@ _SEARCH = {"BM": 16, "PARTS": 4, "num_warps": 4, "num_stages": 1}
 # key masses of all blocks of rows, where these are kept apart: how they are folded, and how many numbers at most
 _FOLD = {"KEYS": 64, "AT_ONCE": 16, "CELLS": 8, "WIDTH": 64, "num_warps": 1}
 _MOST_MASSES = 1 << 24
+# rows of all heads, from which on there are two blocks of 128 for each place on the largest devices
+_TALL_FROM = 1 << 16
 # of the sums over distances, see tiles
 _COPIES = 16
 
@@ -93,6 +95,7 @@ class Recipe(NamedTuple):
     wide: bool  # cells of the map need 64-bit numbers
     room: int  # entries of a list, see top
     by_block: bool  # key mass of each block of rows is kept apart
+    ahead: bool  # the product of a tile is made while the sums of the one before are
     layout: Layout
 
     @property
@@ -130,7 +133,7 @@ def _make_recipe(spec: CallSpec, want: Want) -> Recipe:
         "TOP": by_groups,
         "GROUPS": 64 if by_groups and want.top_k > 16 else 32,
     }
-    tiles = _tiles(spec)
+    tiles = _tiles(spec, grid)
     wide = (spec.queries + 1) * max(1, grid[0]) >= 1 << 31 or (spec.keys + 256) * max(1, grid[1]) >= 1 << 31
     by_block = not wide and _by_block(spec, flags, grid, tiles["BM"])
     sums = _COPIES * BUCKETS * want.distance
@@ -149,7 +152,8 @@ def _make_recipe(spec: CallSpec, want: Want) -> Recipe:
     room = flags["GROUPS"] // 2
     masses = math.prod((spec.batch, spec.heads, -(-spec.queries // tiles["BM"]), spec.keys)) if by_block else 0
     layout = _layout(spec, want, grid, (sums, masses), flags["GROUPS"] if by_groups else 0)
-    return Recipe(tiles, flags, _find_tiles(spec), limit, grid, sums, magic, tiling, wide, room, by_block, layout)
+    finds, ahead = _find_tiles(spec), _runs_ahead(spec)
+    return Recipe(tiles, flags, finds, limit, grid, sums, magic, tiling, wide, room, by_block, ahead, layout)
 
 
 def _by_block(spec: CallSpec, flags: dict[str, Any], grid: tuple[int, int], rows: int) -> bool:
@@ -207,7 +211,36 @@ def _zeroed(layout: Layout) -> Layout:
     return layout._replace(zeros={**layout.zeros, "masses": ((count,), dtype)}, between=between)
 
 
-def _tiles(spec: CallSpec) -> dict[str, int]:
+def _runs_ahead(spec: CallSpec) -> bool:
+    """Whether products of matrices go on while a program computes other things, and it has the registers for two."""
+    if spec.bias is not None or spec.softcap is not None:
+        return False
+    half = spec.dtype != torch.float32 and spec.head_dim <= 128
+    return spec.device == "cpu" or (half and inputs.has_asynchronous_products(torch.device(spec.device)))
+
+
+def _is_band(spec: CallSpec) -> bool:
+    """Whether the mask is a band around the diagonal, and nothing more."""
+    return spec.offset is not None and spec.flags is not None and not any(spec.flags[3:])
+
+
+def _is_tall(spec: CallSpec, map_rows: int) -> bool:
+    """Whether blocks of 128 rows occupy the device, few of them lie in two rows of the map, and no registers are needed
+    for the intervals of each row."""
+    if spec.lines < _TALL_FROM or not (spec.mask is None or _is_band(spec)):
+        return False
+    if not map_rows or spec.queries >= 1024 * map_rows:
+        return True
+    return spec.queries >= 128 * map_rows and all(row * spec.queries // map_rows % 128 == 0 for row in range(map_rows))
+
+
+def _tiles(spec: CallSpec, grid: tuple[int, int]) -> dict[str, int]:
+    if _runs_ahead(spec):
+        # Every block of rows reads all keys from the second-level cache: tall blocks, two on a multiprocessor, or three
+        # where rows of the map are low.
+        if _is_tall(spec, grid[0]):
+            return {"BM": 128, "BN": 64, "num_warps": 4, "num_stages": 3, "maxnreg": 255}
+        return {"BM": 64, "BN": 64, "num_warps": 4, "num_stages": 2 if spec.head_dim > 64 else 3, "maxnreg": 168}
     deep = spec.dtype != torch.float32 and spec.head_dim <= 128
     # so that three or four programs share a multiprocessor; what does not fit the registers then is rarely used
     registers = 168 if spec.head_dim > 64 else 128
@@ -216,6 +249,8 @@ def _tiles(spec: CallSpec) -> dict[str, int]:
 
 def _find_tiles(spec: CallSpec) -> dict[str, int]:
     half = spec.dtype != torch.float32
+    if half and _runs_ahead(spec):
+        return {"BM": 128, "BN": 128, "num_warps": 8, "num_stages": 3, "maxnreg": 255}
     # wide heads take much shared memory, which devices with a copy engine have
     if half and spec.head_dim <= (128 if inputs.has_copy_engine(torch.device(spec.device)) else 64):
         return {"BM": 64, "BN": 128, "num_warps": 4, "num_stages": 3, "maxnreg": 128}
@@ -294,6 +329,7 @@ def _observation_pass(given: Inputs, piece: Piece, want: Want, recipe: Recipe, f
     call, lse, tiles, flags = given.call, found["lse"], recipe.tiles, recipe.flags
     spec, offset = call.spec, call.offset
     each = isinstance(offset, Tensor)
+    piece = _as_band(call, piece)
     summed = {name: flags[name] for name in ("MAP", "DISTANCE")}
     edges = encode(call, recipe.tiling) if any(summed.values()) else None
     runs = encode(call, _plain_tiling(recipe)).runs
@@ -319,6 +355,7 @@ def _observation_pass(given: Inputs, piece: Piece, want: Want, recipe: Recipe, f
             **shape,
             "EACH": each,
             "BY_BLOCK": recipe.by_block,
+            "AHEAD": recipe.ahead,
             "DIRECT": spec.device == "cuda",
             **{f"EDGE_{name}": used for name, used in summed.items()},
         }
@@ -328,6 +365,15 @@ def _observation_pass(given: Inputs, piece: Piece, want: Want, recipe: Recipe, f
     memory = (*_sources(given, piece, lse, tiles), *tables, offset if each else lse, *rows)
     kind = (*_kind_of(piece), runs.groups, runs.blocks, given.copied, *plain.values())
     _launch(given, want, kernel, kind, memory, make)
+
+
+def _as_band(call: Call, piece: Piece) -> Piece:
+    """With a mask that is a band: tested by its two numbers, in the place of strides; other pieces as they are."""
+    band = None if call.mask is None else band_of(call)
+    if band is None or band.given:
+        return piece
+    numbers = band.offset - band.left, band.offset + band.right + 1, 0, 0
+    return piece._replace(strides=numbers, test={"PREDICATE": BAND, "SLOTS": 0})
 
 
 def _plain_tiling(recipe: Recipe) -> Tiling:
@@ -366,6 +412,7 @@ def _top(given: Inputs, piece: Piece, want: Want, recipe: Recipe, found: dict[st
 
     def find() -> Work:
         shape = given.shape(**tiles, **piece.test, RAW=given.rises(), COPIED=given.copied, ROOM=room, DIRECT=direct)
+        shape["AHEAD"] = recipe.ahead and shape["RAW"]
         return (-(-rows // tiles["BM"]), heads), numbers(), shape
 
     def choose() -> Work:

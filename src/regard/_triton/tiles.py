@@ -306,6 +306,15 @@ def settled(x, DIRECT: tl.constexpr):
     return x
 
 
+@triton.jit
+def forgotten(n, DIRECT: tl.constexpr):
+    """n, of which the compiler does not know that it is n: what is made of it is made anew, where otherwise registers
+    would hold it from one loop to another. DIRECT: not on the interpreter."""
+    if DIRECT:
+        n = tl.inline_asm_elementwise("", "=r,0", [n], dtype=tl.int32, is_pure=False, pack=1)
+    return n
+
+
 # as in regard._hash, whose numbers these are
 _FIRST = tl.constexpr(0x21F0AAAD)
 _SECOND = tl.constexpr(0x735A2D97)

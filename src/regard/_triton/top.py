@@ -27,6 +27,7 @@ from regard._triton.tiles import (
     locate_pairs,
     log_weights,
     permitted,
+    settled,
     store_in_place,
     tanh,
 )
@@ -63,6 +64,25 @@ def bound(
     tl.store(THRESHOLD + bh * L + rows, tl.where(found > -120.0, found, NEVER / 2), mask=rows < L)
 
 
+@triton.jit
+def _note(
+    low, count, words, tile, ends, bit, lists, NOTED, rows, L,
+    BM: tl.constexpr, BN: tl.constexpr, ROOM: tl.constexpr, DIRECT: tl.constexpr,
+):  # fmt: skip
+    """The bits of a tile's keys that are not ``low``, stored where a stretch or the run of tiles ends."""
+    IN_STRETCH: tl.constexpr = 128 // BN
+    reach = tl.where(low, 0, bit)
+    word = tl.sum(tl.sum(tl.reshape(reach, [BM, BN // 8, LISTS, 2]), 1), 2)
+    words |= word << (tile % IN_STRETCH * (BN // 4))
+    if (tile % IN_STRETCH == IN_STRETCH - 1) | ends:
+        stretch = tl.zeros([BM, LISTS], tl.int64) + tile // IN_STRETCH
+        entry = (stretch << 32) | words.to(tl.uint32, bitcast=True).to(tl.int64)
+        store_in_place(NOTED + lists * ROOM + count, entry, (words != 0) & (count < ROOM) & (rows < L), DIRECT)
+        count += (words != 0).to(tl.int32)
+        words = tl.zeros([BM, LISTS], tl.int32)
+    return count, words
+
+
 @triton.jit(do_not_specialize=_SIZES)
 def find(
     Q, K, LSE, BIAS, PAIRS, PAIRS_HI, RUNS, COUNTS, THRESHOLD, COUNT, NOTED,
@@ -73,7 +93,7 @@ def find(
     H: tl.constexpr, GROUP: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr, COPIED: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr,
     PREDICATE: tl.constexpr, SLOTS: tl.constexpr, SOFTCAP: tl.constexpr, BIASED: tl.constexpr, ROOM: tl.constexpr,
-    RAW: tl.constexpr, DIRECT: tl.constexpr, PRECISION: tl.constexpr,
+    RAW: tl.constexpr, AHEAD: tl.constexpr, DIRECT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """NOTED: [row, list, ROOM], a stretch and 32 bits in one number. COUNT, [row, list], may exceed ROOM."""
     block = tl.num_programs(0) - 1 - tl.program_id(0) + first_row // BM
@@ -96,7 +116,7 @@ def find(
     lists = (bh.to(tl.int64) * L + rows) * LISTS + tl.arange(0, LISTS)[None, :]
     count = tl.zeros([BM, LISTS], tl.int32)
     words = tl.zeros([BM, LISTS], tl.int32)
-    IN_STRETCH: tl.constexpr = 128 // BN
+    k_strides = (k_stride_b, k_stride_h, k_stride_s)
     key = tl.arange(0, BN)
     bit = (1 << (2 * (key // 8) + key % 2))[None, :]
     for kind in tl.static_range(2):
@@ -105,37 +125,49 @@ def find(
         for run in range(runs):
             start = tl.load(table + 2 * run)
             stop = tl.load(table + 2 * run + 1)
-            for tile in range(start, stop):
-                cols = (tile * BN + tl.arange(0, BN))[None, :]
-                k = load_block(
-                    K, b, h // GROUP, tile * BN, (k_stride_b, k_stride_h, k_stride_s), S, BN, HEAD, D, COPIED, kind == 1
-                )
+            z = tl.zeros([BM, BN], tl.float32)
+            s = z
+            if AHEAD and kind == 0:
+                k = load_block(K, b, h // GROUP, start * BN, k_strides, S, BN, HEAD, D, COPIED, True)
                 s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-                if RAW:
-                    z = s
-                    if kind == 1:
-                        z = tl.where(permitted(rows, cols, (L, S), pairs, PREDICATE, SLOTS), s, NEVER)
+                z = s - threshold
+            for tile in range(start, stop):
+                if AHEAD and kind == 0:
+                    # The product of the next tile is made while this one is looked at; of both conditions, which always
+                    # hold, see ``observe``.
+                    j1 = tl.where(tile + 1 < stop, tile + 1, start) * BN
+                    k = load_block(K, b, h // GROUP, j1, k_strides, S, BN, HEAD, D, COPIED, False)
+                    s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+                    if tile * BN < S:
+                        count, words = _note(
+                            z < 0, count, words, tile, tile + 1 == stop, bit, lists, NOTED, rows, L,
+                            BM, BN, ROOM, DIRECT,
+                        )  # fmt: skip
+                        if j1 < S:
+                            z = s - threshold
                 else:
-                    z = log_weights(
-                        s, lse, rows, cols, (L, S), (scale, cap), bias, pairs, PREDICATE, SLOTS, SOFTCAP, BIASED,
-                        kind == 1,
-                    )  # fmt: skip
-                # not z >= threshold: a NaN is to be found
-                low = z < threshold
-                if kind == 1:
-                    # below a threshold that is NaN there is nothing, not even keys beyond the end
-                    low |= z == NEVER
-                reach = tl.where(low, 0, bit)
-                word = tl.sum(tl.sum(tl.reshape(reach, [BM, BN // 8, LISTS, 2]), 1), 2)
-                words |= word << (tile % IN_STRETCH * (BN // 4))
-                if (tile % IN_STRETCH == IN_STRETCH - 1) | (tile + 1 == stop):
-                    stretch = tl.zeros([BM, LISTS], tl.int64) + tile // IN_STRETCH
-                    entry = (stretch << 32) | words.to(tl.uint32, bitcast=True).to(tl.int64)
-                    store_in_place(
-                        NOTED + lists * ROOM + count, entry, (words != 0) & (count < ROOM) & (rows < L), DIRECT
+                    cols = (tile * BN + tl.arange(0, BN))[None, :]
+                    k = load_block(K, b, h // GROUP, tile * BN, k_strides, S, BN, HEAD, D, COPIED, kind == 1)
+                    s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+                    if RAW:
+                        z = s
+                        if kind == 1:
+                            z = tl.where(permitted(rows, cols, (L, S), pairs, PREDICATE, SLOTS), s, NEVER)
+                    else:
+                        z = log_weights(
+                            s, lse, rows, cols, (L, S), (scale, cap), bias, pairs, PREDICATE, SLOTS, SOFTCAP, BIASED,
+                            kind == 1,
+                        )  # fmt: skip
+                    # not z >= threshold: a NaN is to be found
+                    low = z < threshold
+                    if kind == 1:
+                        # below a threshold that is NaN there is nothing, not even keys beyond the end
+                        low |= z == NEVER
+                    count, words = _note(
+                        low, count, words, tile, tile + 1 == stop, bit, lists, NOTED, rows, L, BM, BN, ROOM, DIRECT
                     )
-                    count += (words != 0).to(tl.int32)
-                    words = tl.zeros([BM, LISTS], tl.int32)
+            if AHEAD and kind == 0:
+                settled(s, DIRECT)
     tl.store(COUNT + lists, count, mask=rows < L)
 
 
