@@ -498,7 +498,7 @@ def observe(
     """RUNS: the key tiles of each block, see ``encode``; EDGE_RUNS: those that are not plain. PAIRS: lo (PAIRS_HI: hi)
     for INTERVALS, booleans for DENSE; for a BAND two of the strides are its numbers instead. EACH: offsets differ by
     item. BY_BLOCK: key mass goes to MASSES, apart for each block of rows, from which the map is made too. AHEAD:
-    products of matrices run beside other work. DIRECT: not on the interpreter."""
+    products of matrices go on while other things are computed. DIRECT: not on the interpreter."""
     heads = tl.num_programs(1)
     bh = tl.program_id(1)
     if EDGE_MAP or EDGE_DISTANCE:
