@@ -24,6 +24,7 @@ from triton.compiler import ASTSource  # noqa: E402
 
 from regard import bias, masks  # noqa: E402
 from regard._triton import backward, forward, inputs, tile_sizes  # noqa: E402
+from regard._triton.form import Form  # noqa: E402
 
 # bytes of shared memory that a program may have
 LIMITS = {80: 166_912, 89: 101_376, 90: 232_448, 100: 232_448}
@@ -71,22 +72,21 @@ def fits(arch: int, dim: int, dtype: torch.dtype, modifier: str, kind: str, leng
     keys, queries, square = tile_sizes.gradient_tiles(spec)
     tiles = {"forward": tile_sizes.tiles_of(spec), "keys": keys, "queries": queries, "bias": square}[kind]
     wide = max(16, inputs.power(dim))
-    constants: dict[str, Any] = {
-        "H": 2, "GROUP": 1, "HEAD": dim, "D": wide, "VALUE": dim, "DV": wide, "BM": tiles["BM"], "BN": tiles["BN"],
-        "PREDICATE": 3, "SLOTS": 0, "SOFTCAP": spec.softcap is not None, "DROPOUT": spec.dropout > 0, "DIRECT": True,
-        "BIASED": {"slopes": 3, "matrix": 1}.get(modifier, 0), "PRECISION": inputs.PRECISION[dtype], "PADDED": True,
-        "COPIED": False, "SINK": True, "RISING": modifier in ("plain", "causal"), "ROWS": True, "ALONG": False,
-        "ONE_ROW": False, "ONE_KEY": False,
-    }  # fmt: skip
+    form = Form(
+        D=wide, DV=wide, WHOLE=wide == dim, WHOLE_V=wide == dim, UNIT=16 // dtype.itemsize, BM=tiles["BM"],
+        BN=tiles["BN"], PREDICATE=3, SLOTS=0, PADDED=True, SOFTCAP=spec.softcap is not None,
+        BIASED={"slopes": 3, "matrix": 4}.get(modifier, 0), DROPOUT=spec.dropout > 0,
+        PRECISION=inputs.PRECISION[dtype], DIRECT=True, RISING=modifier in ("plain", "causal"), ROWS=True,
+    )  # fmt: skip
     kernel = KERNELS[kind]
     signature, fixed, hints = {}, {}, {}
     for at, name in enumerate(kernel.arg_names):
-        if name in constants:
-            signature[name], fixed[(at,)] = "constexpr", constants[name]
+        if name == "F":
+            signature[name], fixed[(at,)] = "constexpr", form
             continue
         other = DTYPES[dtype] if name in OWN else "fp32" if name in FLOATS else "i32"
         signature[name] = MEMORY.get(name, other)
-        if name in OWN or name in MEMORY or "stride" in name:
+        if name in OWN or name in MEMORY:
             hints[(at,)] = [["tt.divisibility", 16]]
     source = ASTSource(fn=kernel, signature=signature, constexprs=fixed, attrs=hints)
     options = {"num_warps": tiles["num_warps"], "num_stages": tiles["num_stages"]}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,8 +24,9 @@ from regard._triton.encode import (
     pieces,
     tile_lists,
 )
-from regard._triton.inputs import Inputs, can_be_copied, described, has_copy_engine, rows_of_unit_stride
-from regard._triton.launcher import Launch, kept, maker, run_on
+from regard._triton.form import Form
+from regard._triton.inputs import PRECISION, Inputs, can_be_copied, described, has_copy_engine, rows_of_unit_stride
+from regard._triton.launcher import Launch, can_compile_ahead, kept, maker, run_on
 from regard._triton.tile_sizes import tiles_of, widths
 
 if TYPE_CHECKING:
@@ -33,7 +34,9 @@ if TYPE_CHECKING:
     from regard.spec import Call, CallSpec
 
 # forms of a bias, as in tiles.py
-MATRIX, LINE, SLOPES = 1, 2, 3
+MATRIX, LINE, SLOPES, ALIGNED = 1, 2, 3, 4
+# bytes that the compiler can be told to divide addresses and strides
+_UNIT = 16
 # tiles are no larger than this
 _MARGIN = 256
 _make: Any = tuple.__new__  # a named tuple without the Python function that makes one
@@ -137,7 +140,12 @@ def _way_of(call: Call, rows: bool) -> Callable[[Call], Attended]:
         band = band_of(call)
         if band is not None:
             return partial(_decode, decoding.Decoding(call, band))
-    return _Forward(call, rows)
+    way = _Forward(call, rows)
+    if spec.grad and can_compile_ahead(call.query.device):
+        from regard._triton.gradients import compile_ahead
+
+        compile_ahead(call, way.out_dtype)
+    return way
 
 
 def _decode(way: decoding.Decoding, call: Call) -> Attended:
@@ -149,11 +157,15 @@ class Recipe:
     """What calls of one description, on tensors of the same strides, have in common: made from the first of them, and
     without its tensors. The numbers of a band are among it; of other masks, each call brings its own."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: Call, *more: Tensor) -> None:
+        """``more``: other tensors of the call, which are read like its query."""
         spec, given = call.spec, Inputs(call)
-        tensors = (call.query, call.key, call.value)
+        tensors = (call.query, call.key, call.value, *more)
         self.has_unit_strides = all(tensor.stride(3) == 1 for tensor in tensors)
-        self.strides = tuple(n for tensor in tensors for n in rows_of_unit_stride(tensor).stride()[:3])
+        strides, dims = [_outer_strides(tensor) for tensor in tensors], (spec.head_dim, spec.value_dim)
+        unit = _common_unit([*dims, *(number for numbers in strides for number in numbers)], spec.dtype)
+        self.strides = tuple(number // unit for numbers in strides for number in numbers)
+        self.sizes = (spec.heads, spec.heads // spec.kv_heads, *(dim // unit for dim in dims))
         self.scales, self.natural_scales, self.rises = given.scales, given.natural_scales, given.rises()
         self.lead = (spec.batch, spec.heads, spec.queries)
         self.new_row = maker(self.lead, torch.float32, call.query.device)
@@ -163,7 +175,12 @@ class Recipe:
         self._band = None if band is None else test_of_band(band, spec.queries)._replace(lo=None, hi=None)
         self._has_offsets = band is not None and band.offsets is not None
         self.launches: dict[tuple[Any, ...], Launch] = {}  # by what else decides about them
-        self._shape = given.shape(VALUE=spec.value_dim, DV=widths(spec)[1], DROPOUT=spec.dropout > 0)
+        self.widths = widths(spec)
+        self._form: dict[str, Any] = {
+            "D": self.widths[0], "DV": self.widths[1], "WHOLE": self.widths[0] == dims[0],
+            "WHOLE_V": self.widths[1] == dims[1], "UNIT": unit, "SOFTCAP": spec.softcap is not None,
+            "DROPOUT": spec.dropout > 0, "PRECISION": PRECISION[spec.dtype], "DIRECT": spec.device == "cuda",
+        }  # fmt: skip
 
     def tests(self, call: Call, block_q: int) -> Iterable[Test]:
         """As ``tests_of``."""
@@ -177,8 +194,23 @@ class Recipe:
         return (band,)
 
     def constants(self, tiles: Tiles, test: Test, bias: Bias, **more: Any) -> dict[str, Any]:
-        """The compile-time arguments that kernels of attention share."""
-        return {**self._shape, **tiles, **test.constants, "BIASED": bias.form, **more}
+        """What a kernel of attention is compiled for, and how."""
+        options = dict(tiles)
+        sizes = {"BM": options.pop("BM"), "BN": options.pop("BN")}
+        fields: dict[str, Any] = {**self._form, **sizes, **test.constants, "BIASED": bias.form, **more}
+        return {"F": Form(**fields), **options}
+
+
+def _common_unit(numbers: Sequence[int], dtype: torch.dtype) -> int:
+    """How many numbers of this dtype take 16 bytes, where that divides all of these and they need no 64 bits; or 1."""
+    unit = _UNIT // dtype.itemsize
+    return 1 if any(number % unit or number >= 1 << 31 for number in numbers) else unit
+
+
+def _outer_strides(tensor: Tensor) -> tuple[int, ...]:
+    """How far items, heads and tokens lie apart as the kernels read them; 0 where there is one."""
+    read = rows_of_unit_stride(tensor)
+    return tuple(stride if size > 1 else 0 for stride, size in zip(read.stride()[:3], read.shape, strict=False))
 
 
 class _Forward(Recipe):
@@ -188,8 +220,8 @@ class _Forward(Recipe):
         self.rows, self.tiles = rows, tiles_of(spec)
         # the gradients of a bias cancel to the last digits: they are made from an output that was not rounded
         learned = spec.grad and spec.bias is not None and spec.bias.needs_grad
-        dtype = torch.float32 if learned else call.query.dtype
-        self.new_out = maker((*self.lead, spec.value_dim), dtype, call.query.device)
+        self.out_dtype = torch.float32 if learned else call.query.dtype
+        self.new_out = maker((*self.lead, spec.value_dim), self.out_dtype, call.query.device)
         # a descriptor costs the host more than it saves a short call
         self.may_copy = spec.queries >= _LONG and has_copy_engine(call.query.device)
 
@@ -221,20 +253,17 @@ class _Forward(Recipe):
         return made
 
     def _described(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Any, Any, Any]:
-        keys, wide, wide_v = self.tiles["BN"], self._shape["D"], self._shape["DV"]
+        keys, (wide, wide_v) = self.tiles["BN"], self.widths
         return described(query, self.tiles["BM"], wide), described(key, keys, wide), described(value, keys, wide_v)
 
     def _launch(self, call: Call, copied: bool, bias: Bias, test: Test, owners: tuple[int, int, int]) -> Launch:
         from regard._triton.forward import attend as kernel
 
         spec, tiles = call.spec, self.tiles
-        constants = self.constants(
-            tiles, test, bias, COPIED=copied, RISING=self.rises, SINK=spec.sinks, ROWS=self.rows,
-            DIRECT=spec.device == "cuda",
-        )  # fmt: skip
+        constants = self.constants(tiles, test, bias, COPIED=copied, RISING=self.rises, ROWS=self.rows)
         numbers = (
             *self.strides, *bias.strides, *test.numbers, *owners[:2], spec.queries, spec.keys, test.rows.start,
-            owners[2], self.threshold, *self.natural_scales, self.share,
+            owners[2], *self.sizes, int(spec.sinks), self.threshold, *self.natural_scales, self.share,
         )  # fmt: skip
         return Launch(kernel, (-(-len(test.rows) // tiles["BM"]), spec.batch * spec.heads), numbers, constants)
 
@@ -265,16 +294,22 @@ def bias_of(call: Call) -> Bias:
     rule, table = spec.bias.rule, call.bias.detach()
     if rule is None:
         whole = table.expand(spec.batch, spec.heads, spec.queries, spec.keys)
+        *outer, last = whole.stride()
+        unit = _common_unit(outer, table.dtype)
+        if last == 1 and unit > 1:
+            return Bias(ALIGNED, whole, (*(stride // unit for stride in outer), 1))
         return Bias(MATRIX, whole, whole.stride())
     offset = call.offset
     if rule.is_linear and not isinstance(offset, Tensor) and spec.queries + spec.keys + abs(offset) < _EXACT:
         return Bias(SLOPES, table.contiguous(), (0, 1, int(offset), 0))
     # a row of a tile begins one earlier than the row above; tiles reach beyond the ends of the call
     place = offset.view(-1, 1) if isinstance(offset, Tensor) else offset
-    steps = torch.arange(1 - spec.queries - _MARGIN, spec.keys + _MARGIN, device=table.device).unsqueeze(0) - place
-    line = rule.line(table, steps).to(torch.float32).contiguous()  # [B or 1, H, L + S - 1 + 2·margin]
+    # row 0 begins at an address that _UNIT divides, as that of every other tensor
+    before = -(-(spec.queries - 1 + _MARGIN) // _UNIT) * _UNIT
+    steps = torch.arange(-before, spec.keys + _MARGIN, device=table.device).unsqueeze(0) - place
+    line = rule.line(table, steps).to(torch.float32).contiguous()  # [B or 1, H, before + S + margin]
     strides = (line.stride(0) if len(line) > 1 else 0, line.stride(1), -1, 1)
-    return Bias(LINE, line[..., spec.queries - 1 + _MARGIN :], strides)
+    return Bias(LINE, line[..., before:], strides)
 
 
 def _nothing(call: Call, rows: bool) -> Attended:

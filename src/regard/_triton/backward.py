@@ -20,6 +20,7 @@ from regard._triton.tiles import (
     NEVER,
     OFFSETS_GIVEN,
     dropped,
+    in_units,
     key_tiles,
     load_block,
     load_keys,
@@ -35,31 +36,41 @@ from regard._triton.tiles import (
     tile_at,
 )
 
-_NUMBERS = ["L", "S", "blocks", "items", "owners", "pairs_b", "pairs_h", "pairs_q", "pairs_k", "threshold"]
+# what Triton would compile anew for, where one of these is 1 or 16 divides it
+_NUMBERS = [
+    "q_stride_b", "q_stride_h", "q_stride_l", "k_stride_b", "k_stride_h", "k_stride_s", "v_stride_b", "v_stride_h",
+    "v_stride_s", "do_stride_b", "do_stride_h", "do_stride_l", "bias_stride_b", "bias_stride_h", "bias_stride_q",
+    "bias_stride_k", "pairs_b", "pairs_h", "pairs_q", "pairs_k", "items", "owners", "L", "S", "blocks", "heads",
+    "group", "head", "value", "threshold",
+]  # fmt: skip
 
 
 @triton.jit
-def _products_of_rows(
-    OUT, do, b, h, i0, strides, L, BM: tl.constexpr, VALUE: tl.constexpr, DV: tl.constexpr
-):  # fmt: skip
+def _products_of_rows(OUT, do, b, h, i0, strides, L, value, F: tl.constexpr):
     """Delta of BM rows: the product of each row's output and the output's gradient ``do``."""
-    out = load_block(OUT, b, h, i0, strides, L, BM, VALUE, DV, False, True)
+    out = load_block(OUT, b, h, i0, strides, L, F.BM, value, F.DV, False, True, F.WHOLE_V)
     return tl.sum(out.to(tl.float32) * do.to(tl.float32), 1)
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["out_stride_b", "out_stride_h", "out_stride_l", "do_stride_b", "do_stride_h", "do_stride_l", "L",
+                       "heads", "value"]
+)  # fmt: skip
 def row_products(
-    OUT, DO, DELTA, out_stride_b, out_stride_h, out_stride_l, do_stride_b, do_stride_h, do_stride_l, L,
-    H: tl.constexpr, VALUE: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr,
+    OUT, DO, DELTA, out_stride_b, out_stride_h, out_stride_l, do_stride_b, do_stride_h, do_stride_l, L, heads, value,
+    F: tl.constexpr,
 ):  # fmt: skip
     """DELTA [B, H, L], where no gradient of the queries is asked for: ``queries_backward`` makes it on its way."""
     bh = tl.program_id(1)
-    b = bh // H
-    h = bh % H
-    i0 = tl.program_id(0) * BM
-    at = i0 + tl.arange(0, BM)
-    do = load_block(DO, b, h, i0, (do_stride_b, do_stride_h, do_stride_l), L, BM, VALUE, DV, False, True)
-    delta = _products_of_rows(OUT, do, b, h, i0, (out_stride_b, out_stride_h, out_stride_l), L, BM, VALUE, DV)
+    b = bh // heads
+    h = bh % heads
+    i0 = tl.program_id(0) * F.BM
+    at = i0 + tl.arange(0, F.BM)
+    value = F.DV if F.WHOLE_V else value * F.UNIT
+    do_strides = in_units((do_stride_b, do_stride_h, do_stride_l), F.UNIT)
+    out_strides = in_units((out_stride_b, out_stride_h, out_stride_l), F.UNIT)
+    do = load_block(DO, b, h, i0, do_strides, L, F.BM, value, F.DV, False, True, F.WHOLE_V)
+    delta = _products_of_rows(OUT, do, b, h, i0, out_strides, L, value, F)
     tl.store(DELTA + bh.to(tl.int64) * L + at, delta, mask=at < L)
 
 
@@ -80,23 +91,24 @@ def _load_rows(LSE, DELTA, first, rows, L, CHECK: tl.constexpr):
 @triton.jit
 def _weights_and_slopes(
     s, lse, dp, delta, rows, cols, sizes, scales, bias, pairs, keys, row_at, threshold, share,
-    PREDICATE: tl.constexpr, SLOTS: tl.constexpr, SOFTCAP: tl.constexpr, BIASED: tl.constexpr, DROPOUT: tl.constexpr,
-    MASKED: tl.constexpr, DIRECT: tl.constexpr,
+    F: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """(weights after dropout, gradient of the logits before the softcap, gradient of the logits after it)."""
-    z = log_weights(s, lse, rows, cols, sizes, scales, bias, pairs, PREDICATE, SLOTS, SOFTCAP, BIASED, MASKED, DIRECT)
+    z = log_weights(
+        s, lse, rows, cols, sizes, scales, bias, pairs, F.PREDICATE, F.SLOTS, F.SOFTCAP, F.BIASED, MASKED, F.DIRECT
+    )
     p = tl.exp2(z)
     kept = p
-    if DROPOUT:
+    if F.DROPOUT:
         gone = dropped(keys, row_at, cols, threshold)
         kept = tl.where(gone, 0.0, p * share)
         dp = tl.where(gone, 0.0, dp * share)
     ds = p * (dp - delta)
-    if MASKED or BIASED:
+    if MASKED or F.BIASED:
         # what is hidden has no weight; its value may be anything
         ds = tl.where(p == 0.0, 0.0, ds)
     inner = ds
-    if SOFTCAP:
+    if F.SOFTCAP:
         t = tanh(s * scales[0])
         inner = ds * (1.0 - t * t)
     return kept, inner, ds
@@ -107,218 +119,227 @@ def keys_backward(
     Q, K, V, DO, LSE, DELTA, BIAS, PAIRS, PAIRS_HI, SEED, TILES, STARTS, DK, DV_,
     q_stride_b, q_stride_h, q_stride_l, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
     do_stride_b, do_stride_h, do_stride_l, bias_stride_b, bias_stride_h, bias_stride_q, bias_stride_k,
-    pairs_b, pairs_h, pairs_q, pairs_k, items, owners, L, S, blocks, threshold, scale, cap, factor, share,
-    H: tl.constexpr, GROUP: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr, VALUE: tl.constexpr, DV: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, PREDICATE: tl.constexpr, SLOTS: tl.constexpr, SOFTCAP: tl.constexpr,
-    BIASED: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr, DIRECT: tl.constexpr,
-    PADDED: tl.constexpr,
+    pairs_b, pairs_h, pairs_q, pairs_k, items, owners, L, S, blocks, heads, group, head, value, threshold,
+    scale, cap, factor, share, F: tl.constexpr,
 ):  # fmt: skip
-    """DK [B, Hkv, S, HEAD], DV_ [B, Hkv, S, VALUE]. ``scale``, ``cap``: powers of two included; ``factor``: the
-    derivative of a logit by its product, without the softcap. Tiles lie as [keys, rows]."""
+    """DK [B, Hkv, S, head], DV_ [B, Hkv, S, value]. ``scale``, ``cap``: powers of two included; ``factor``: the
+    derivative of a logit by its product, without the softcap. ``group``: heads that share keys. Tiles lie as [keys,
+    rows]."""
     block = tl.program_id(0)
     item = tl.program_id(1)
-    b = item // (H // GROUP)
-    kv = item % (H // GROUP)
-    j0 = block * BN
-    at = j0 + tl.arange(0, BN)
+    b = item // (heads // group)
+    kv = item % (heads // group)
+    j0 = block * F.BN
+    at = j0 + tl.arange(0, F.BN)
     cols = at[:, None]
-    dk = tl.zeros([BN, D], tl.float32)
-    dv = tl.zeros([BN, DV], tl.float32)
-    keys = seed_keys(SEED, DROPOUT)
+    head = F.D if F.WHOLE else head * F.UNIT
+    value = F.DV if F.WHOLE_V else value * F.UNIT
+    q_strides = in_units((q_stride_b, q_stride_h, q_stride_l), F.UNIT)
+    k_strides = in_units((k_stride_b, k_stride_h, k_stride_s), F.UNIT)
+    v_strides = in_units((v_stride_b, v_stride_h, v_stride_s), F.UNIT)
+    do_strides = in_units((do_stride_b, do_stride_h, do_stride_l), F.UNIT)
+    dk = tl.full([F.BN, F.D], 0.0, tl.float32)
+    dv = tl.full([F.BN, F.DV], 0.0, tl.float32)
+    keys = seed_keys(SEED, F.DROPOUT)
     tables = (TILES, STARTS, owners, b * items * blocks + block)
-    if PREDICATE == BAND:
+    if F.PREDICATE == BAND:
         pairs = locate_band(PAIRS, PAIRS_HI, b, S, pairs_b, pairs_h, pairs_q, pairs_k)
-        walk = row_tiles(pairs, j0, L, S, BM, BN)
+        walk = row_tiles(pairs, j0, L, S, F.BM, F.BN)
     else:
-        pairs = locate_pairs(PAIRS, PAIRS_HI, b, kv, j0 * 0, pairs_b, pairs_h, pairs_q, pairs_k, PREDICATE)
+        pairs = locate_pairs(PAIRS, PAIRS_HI, b, kv, j0 * 0, pairs_b, pairs_h, pairs_q, pairs_k, F.PREDICATE)
         walk = (j0, j0, j0, j0)
-    k = load_keys(K, b, kv, j0, (k_stride_b, k_stride_h, k_stride_s), pairs, S, BN, HEAD, D, False, True, PADDED)
-    v = load_keys(V, b, kv, j0, (v_stride_b, v_stride_h, v_stride_s), pairs, S, BN, VALUE, DV, False, True, PADDED)
+    k = load_keys(K, b, kv, j0, k_strides, pairs, S, F.BN, head, F.D, False, True, F.PADDED, F.WHOLE)
+    v = load_keys(V, b, kv, j0, v_strides, pairs, S, F.BN, value, F.DV, False, True, F.PADDED, F.WHOLE_V)
     for kind in tl.static_range(2):
-        start, stop = span_of(tables, walk, kind, PREDICATE)
+        start, stop = span_of(tables, walk, kind, F.PREDICATE)
         # all heads that share these keys, one after the other
-        for turn in range((stop - start) * GROUP):
+        for turn in range((stop - start) * group if F.GROUPED else stop - start):
             h = kv
             step = turn
-            if GROUP > 1:
-                h = kv * GROUP + turn // (stop - start)
+            if F.GROUPED:
+                h = kv * group + turn // (stop - start)
                 step = turn % (stop - start)
-            i0 = tile_at(tables, walk, start + step, kind, PREDICATE) * BM
-            rows = (i0 + tl.arange(0, BM))[None, :]
-            first = (b * H + h).to(tl.int64) * L
-            bias = locate_bias(BIAS, b, h, bias_stride_b, bias_stride_h, bias_stride_q, bias_stride_k, BIASED)
-            if PREDICATE != BAND:
-                pairs = locate_pairs(PAIRS, PAIRS_HI, b, h, i0 * 0, pairs_b, pairs_h, pairs_q, pairs_k, PREDICATE)
-            q = load_block(Q, b, h, i0, (q_stride_b, q_stride_h, q_stride_l), L, BM, HEAD, D, False, kind == 1)
-            s = tl.dot(k, tl.trans(q), input_precision=PRECISION)
+            i0 = tile_at(tables, walk, start + step, kind, F.PREDICATE) * F.BM
+            rows = (i0 + tl.arange(0, F.BM))[None, :]
+            first = (b * heads + h).to(tl.int64) * L
+            bias = locate_bias(BIAS, b, h, bias_stride_b, bias_stride_h, bias_stride_q, bias_stride_k, F.BIASED)
+            if F.PREDICATE != BAND:
+                pairs = locate_pairs(PAIRS, PAIRS_HI, b, h, i0 * 0, pairs_b, pairs_h, pairs_q, pairs_k, F.PREDICATE)
+            q = load_block(Q, b, h, i0, q_strides, L, F.BM, head, F.D, False, kind == 1, F.WHOLE)
+            s = tl.dot(k, tl.trans(q), input_precision=F.PRECISION)
             lse, delta = _load_rows(LSE, DELTA, first, rows, L, kind == 1)
-            do = load_block(DO, b, h, i0, (do_stride_b, do_stride_h, do_stride_l), L, BM, VALUE, DV, False, kind == 1)
-            dp = tl.dot(v, tl.trans(do), input_precision=PRECISION)
+            do = load_block(DO, b, h, i0, do_strides, L, F.BM, value, F.DV, False, kind == 1, F.WHOLE_V)
+            dp = tl.dot(v, tl.trans(do), input_precision=F.PRECISION)
             p, ds, _ = _weights_and_slopes(
                 s, lse, dp, delta, rows, cols, (L, S), (scale, cap), bias, pairs, keys, (first + rows) * S, threshold,
-                share, PREDICATE, SLOTS, SOFTCAP, BIASED, DROPOUT, kind == 1, DIRECT,
+                share, F, kind == 1,
             )  # fmt: skip
-            dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION)
-            dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)
+            dv = tl.dot(p.to(do.dtype), do, dv, input_precision=F.PRECISION)
+            dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=F.PRECISION)
     where = (item.to(tl.int64) * S + at)[:, None]
-    d = tl.arange(0, D)[None, :]
-    e = tl.arange(0, DV)[None, :]
-    tl.store(DK + where * HEAD + d, (dk * factor).to(DK.dtype.element_ty), mask=(cols < S) & (d < HEAD))
-    tl.store(DV_ + where * VALUE + e, dv.to(DV_.dtype.element_ty), mask=(cols < S) & (e < VALUE))
+    d = tl.arange(0, F.D)[None, :]
+    e = tl.arange(0, F.DV)[None, :]
+    inside = cols < S
+    inside_k = inside if F.WHOLE else inside & (d < head)
+    inside_v = inside if F.WHOLE_V else inside & (e < value)
+    tl.store(DK + where * head + d, (dk * factor).to(DK.dtype.element_ty), mask=inside_k)
+    tl.store(DV_ + where * value + e, dv.to(DV_.dtype.element_ty), mask=inside_v)
 
 
-@triton.jit(do_not_specialize=_NUMBERS)
+@triton.jit(do_not_specialize=[*_NUMBERS, "out_stride_b", "out_stride_h", "out_stride_l"])
 def queries_backward(
     Q, K, V, DO, LSE, DELTA, BIAS, PAIRS, PAIRS_HI, SEED, TILES, STARTS, OUT, DQ,
     q_stride_b, q_stride_h, q_stride_l, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
     do_stride_b, do_stride_h, do_stride_l, bias_stride_b, bias_stride_h, bias_stride_q, bias_stride_k,
-    pairs_b, pairs_h, pairs_q, pairs_k, items, owners, L, S, blocks, threshold, scale, cap, factor, share,
-    out_stride_b, out_stride_h, out_stride_l,
-    H: tl.constexpr, GROUP: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr, VALUE: tl.constexpr, DV: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, PREDICATE: tl.constexpr, SLOTS: tl.constexpr, SOFTCAP: tl.constexpr,
-    BIASED: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr, DIRECT: tl.constexpr,
-    PADDED: tl.constexpr,
+    pairs_b, pairs_h, pairs_q, pairs_k, items, owners, L, S, blocks, heads, group, head, value, threshold,
+    scale, cap, factor, share, out_stride_b, out_stride_h, out_stride_l, F: tl.constexpr,
 ):  # fmt: skip
-    """DQ [B, H, L, HEAD], and DELTA [B, H, L], which ``keys_backward`` reads; the rest as there. Tiles lie as [rows,
+    """DQ [B, H, L, head], and DELTA [B, H, L], which ``keys_backward`` reads; the rest as there. Tiles lie as [rows,
     keys]."""
     block = tl.num_programs(0) - 1 - tl.program_id(0)  # with a causal mask the longest come first
     bh = tl.program_id(1)
-    b = bh // H
-    h = bh % H
-    i0 = block * BM
-    at = i0 + tl.arange(0, BM)
+    b = bh // heads
+    h = bh % heads
+    kv = h // group
+    i0 = block * F.BM
+    at = i0 + tl.arange(0, F.BM)
     rows = at[:, None]
+    head = F.D if F.WHOLE else head * F.UNIT
+    value = F.DV if F.WHOLE_V else value * F.UNIT
+    q_strides = in_units((q_stride_b, q_stride_h, q_stride_l), F.UNIT)
+    k_strides = in_units((k_stride_b, k_stride_h, k_stride_s), F.UNIT)
+    v_strides = in_units((v_stride_b, v_stride_h, v_stride_s), F.UNIT)
+    do_strides = in_units((do_stride_b, do_stride_h, do_stride_l), F.UNIT)
+    out_strides = in_units((out_stride_b, out_stride_h, out_stride_l), F.UNIT)
     first = bh.to(tl.int64) * L
-    q = load_block(Q, b, h, i0, (q_stride_b, q_stride_h, q_stride_l), L, BM, HEAD, D, False, True)
-    do = load_block(DO, b, h, i0, (do_stride_b, do_stride_h, do_stride_l), L, BM, VALUE, DV, False, True)
-    delta = _products_of_rows(OUT, do, b, h, i0, (out_stride_b, out_stride_h, out_stride_l), L, BM, VALUE, DV)
+    q = load_block(Q, b, h, i0, q_strides, L, F.BM, head, F.D, False, True, F.WHOLE)
+    do = load_block(DO, b, h, i0, do_strides, L, F.BM, value, F.DV, False, True, F.WHOLE_V)
+    delta = _products_of_rows(OUT, do, b, h, i0, out_strides, L, value, F)
     tl.store(DELTA + first + at, delta, mask=at < L)
     delta = delta[:, None]
     lse = load_lse(LSE + first, rows, L)
-    bias = locate_bias(BIAS, b, h, bias_stride_b, bias_stride_h, bias_stride_q, bias_stride_k, BIASED)
-    if PREDICATE == BAND:
+    bias = locate_bias(BIAS, b, h, bias_stride_b, bias_stride_h, bias_stride_q, bias_stride_k, F.BIASED)
+    if F.PREDICATE == BAND:
         pairs = locate_band(PAIRS, PAIRS_HI, b, S, pairs_b, pairs_h, pairs_q, pairs_k)
-        walk = key_tiles(pairs, i0, L, BM, BN)
+        walk = key_tiles(pairs, i0, L, F.BM, F.BN)
     else:
-        pairs = locate_pairs(PAIRS, PAIRS_HI, b, h, i0 * 0, pairs_b, pairs_h, pairs_q, pairs_k, PREDICATE)
+        pairs = locate_pairs(PAIRS, PAIRS_HI, b, h, i0 * 0, pairs_b, pairs_h, pairs_q, pairs_k, F.PREDICATE)
         walk = (i0, i0, i0, i0)
     tables = (TILES, STARTS, owners, b * items * blocks + block)
-    keys = seed_keys(SEED, DROPOUT)
+    keys = seed_keys(SEED, F.DROPOUT)
     row_at = (first + rows) * S
-    dq = tl.zeros([BM, D], tl.float32)
+    dq = tl.full([F.BM, F.D], 0.0, tl.float32)
     for kind in tl.static_range(2):
-        start, stop = span_of(tables, walk, kind, PREDICATE)
+        start, stop = span_of(tables, walk, kind, F.PREDICATE)
         for step in range(start, stop):
-            j0 = tile_at(tables, walk, step, kind, PREDICATE) * BN
-            cols = (j0 + tl.arange(0, BN))[None, :]
-            k = load_keys(
-                K, b, h // GROUP, j0, (k_stride_b, k_stride_h, k_stride_s), pairs, S,
-                BN, HEAD, D, False, kind == 1, PADDED,
-            )  # fmt: skip
-            v = load_keys(
-                V, b, h // GROUP, j0, (v_stride_b, v_stride_h, v_stride_s), pairs, S,
-                BN, VALUE, DV, False, kind == 1, PADDED,
-            )  # fmt: skip
-            s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-            dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)
+            j0 = tile_at(tables, walk, step, kind, F.PREDICATE) * F.BN
+            cols = (j0 + tl.arange(0, F.BN))[None, :]
+            k = load_keys(K, b, kv, j0, k_strides, pairs, S, F.BN, head, F.D, False, kind == 1, F.PADDED, F.WHOLE)
+            v = load_keys(V, b, kv, j0, v_strides, pairs, S, F.BN, value, F.DV, False, kind == 1, F.PADDED, F.WHOLE_V)
+            s = tl.dot(q, tl.trans(k), input_precision=F.PRECISION)
+            dp = tl.dot(do, tl.trans(v), input_precision=F.PRECISION)
             _, ds, _ = _weights_and_slopes(
                 s, lse, dp, delta, rows, cols, (L, S), (scale, cap), bias, pairs, keys, row_at, threshold, share,
-                PREDICATE, SLOTS, SOFTCAP, BIASED, DROPOUT, kind == 1, DIRECT,
+                F, kind == 1,
             )  # fmt: skip
-            dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
-    d = tl.arange(0, D)[None, :]
-    tl.store(DQ + (first + rows) * HEAD + d, (dq * factor).to(DQ.dtype.element_ty), mask=(rows < L) & (d < HEAD))
+            dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=F.PRECISION)
+    d = tl.arange(0, F.D)[None, :]
+    inside = rows < L
+    inside = inside if F.WHOLE else inside & (d < head)
+    tl.store(DQ + (first + rows) * head + d, (dq * factor).to(DQ.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=[*_NUMBERS, "tiles", "items", "heads", "diagonals"])
+_GRADIENT = ["grad_stride_b", "grad_stride_h", "grad_stride_q", "grad_stride_k", "tiles", "shared_heads", "diagonals"]
+
+
+@triton.jit(do_not_specialize=[*_NUMBERS, *_GRADIENT])
 def bias_backward(
     Q, K, V, DO, LSE, DELTA, BIAS, PAIRS, PAIRS_HI, SEED, DBIAS,
     q_stride_b, q_stride_h, q_stride_l, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
     do_stride_b, do_stride_h, do_stride_l, bias_stride_b, bias_stride_h, bias_stride_q, bias_stride_k,
-    pairs_b, pairs_h, pairs_q, pairs_k, grad_stride_b, grad_stride_h, grad_stride_q, grad_stride_k, L, S, tiles, items,
-    heads, diagonals, threshold, scale, cap, share,
-    H: tl.constexpr, GROUP: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr, VALUE: tl.constexpr, DV: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, PREDICATE: tl.constexpr, SLOTS: tl.constexpr, SOFTCAP: tl.constexpr,
-    BIASED: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr, ALONG: tl.constexpr,
-    ONE_ROW: tl.constexpr, ONE_KEY: tl.constexpr, DIRECT: tl.constexpr, PADDED: tl.constexpr,
+    pairs_b, pairs_h, pairs_q, pairs_k, grad_stride_b, grad_stride_h, grad_stride_q, grad_stride_k, L, S, heads, group,
+    head, value, tiles, items, shared_heads, diagonals, threshold, scale, cap, share, F: tl.constexpr,
 ):  # fmt: skip
     """The gradient of the logits, summed over what shares a number of the bias; each program owns a tile of sums.
 
     Without ALONG the bias is a matrix: program (row tile · key tile, item and head of the bias) walks over the
-    ``items`` and ``heads`` that share it. ONE_ROW, ONE_KEY: all rows or all keys share a number; DBIAS then has a row,
-    or a column, for each tile. With ALONG (BM = BN) the bias goes by distance: program (tile diagonal, item and head)
-    walks along that diagonal in each of ``items``, and leaves a tile to be summed along its diagonals.
+    ``items`` and ``shared_heads`` that share it. ONE_ROW, ONE_KEY: all rows or all keys share a number; DBIAS then has
+    a row, or a column, for each tile. With ALONG (BM = BN) the bias goes by distance: program (tile diagonal, item and
+    head) walks along that diagonal in each of ``items``, and leaves a tile to be summed along its diagonals.
     """
     which = tl.program_id(0)
     owner = tl.program_id(1)
-    keys = seed_keys(SEED, DROPOUT)
-    total = tl.zeros([BM, BN], tl.float32)
-    own_heads = H // heads
-    if ALONG:
+    keys = seed_keys(SEED, F.DROPOUT)
+    total = tl.full([F.BM, F.BN], 0.0, tl.float32)
+    own_heads = heads // shared_heads
+    head = F.D if F.WHOLE else head * F.UNIT
+    value = F.DV if F.WHOLE_V else value * F.UNIT
+    q_strides = in_units((q_stride_b, q_stride_h, q_stride_l), F.UNIT)
+    k_strides = in_units((k_stride_b, k_stride_h, k_stride_s), F.UNIT)
+    v_strides = in_units((v_stride_b, v_stride_h, v_stride_s), F.UNIT)
+    do_strides = in_units((do_stride_b, do_stride_h, do_stride_l), F.UNIT)
+    if F.ALONG:
         # diagonal n has key tile - row tile = n - (row tiles - 1)
-        down = tl.cdiv(L, BM)
+        down = tl.cdiv(L, F.BM)
         apart = which - (down - 1)
         start = tl.maximum(0, -apart)
         steps = tl.maximum(0, tl.minimum(down, tiles - apart) - start)
-        between = apart * BM
+        between = apart * F.BM
     else:
         start = which // tiles
         apart = which % tiles - start
         steps = which * 0 + 1
-        between = which % tiles * BN - start * BM  # from the tile's first row to its first key
-    if PREDICATE == BAND:
+        between = which % tiles * F.BN - start * F.BM  # from the tile's first row to its first key
+    if F.PREDICATE == BAND:
         # a tile that lies outside of the band
         if (pairs_k & OFFSETS_GIVEN) == 0:
-            outside = (between + BN - 1 < pairs_b - pairs_h) | (between - BM + 1 > pairs_b + pairs_q)
+            outside = (between + F.BN - 1 < pairs_b - pairs_h) | (between - F.BM + 1 > pairs_b + pairs_q)
             steps = tl.where(outside, 0, steps)
-    for step in range(steps * items * heads):
+    for step in range(steps * items * shared_heads):
         shared = step // steps
-        b = owner // own_heads + shared // heads
-        h = owner % own_heads + shared % heads
+        b = owner // own_heads + shared // shared_heads
+        h = owner % own_heads + shared % shared_heads
         row_tile = start + step % steps
-        i0 = row_tile * BM
-        j0 = (row_tile + apart) * BN
-        rows = (i0 + tl.arange(0, BM))[:, None]
-        cols = (j0 + tl.arange(0, BN))[None, :]
-        first = (b * H + h).to(tl.int64) * L
-        bias = locate_bias(BIAS, b, h, bias_stride_b, bias_stride_h, bias_stride_q, bias_stride_k, BIASED)
-        if PREDICATE == BAND:
+        i0 = row_tile * F.BM
+        j0 = (row_tile + apart) * F.BN
+        rows = (i0 + tl.arange(0, F.BM))[:, None]
+        cols = (j0 + tl.arange(0, F.BN))[None, :]
+        first = (b * heads + h).to(tl.int64) * L
+        bias = locate_bias(BIAS, b, h, bias_stride_b, bias_stride_h, bias_stride_q, bias_stride_k, F.BIASED)
+        if F.PREDICATE == BAND:
             pairs = locate_band(PAIRS, PAIRS_HI, b, S, pairs_b, pairs_h, pairs_q, pairs_k)
         else:
-            pairs = locate_pairs(PAIRS, PAIRS_HI, b, h, i0 * 0, pairs_b, pairs_h, pairs_q, pairs_k, PREDICATE)
-        q = load_block(Q, b, h, i0, (q_stride_b, q_stride_h, q_stride_l), L, BM, HEAD, D, False, True)
-        k = load_keys(
-            K, b, h // GROUP, j0, (k_stride_b, k_stride_h, k_stride_s), pairs, S, BN, HEAD, D, False, True, PADDED
-        )
-        s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-        do = load_block(DO, b, h, i0, (do_stride_b, do_stride_h, do_stride_l), L, BM, VALUE, DV, False, True)
-        v = load_keys(
-            V, b, h // GROUP, j0, (v_stride_b, v_stride_h, v_stride_s), pairs, S, BN, VALUE, DV, False, True, PADDED
-        )
-        dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)
+            pairs = locate_pairs(PAIRS, PAIRS_HI, b, h, i0 * 0, pairs_b, pairs_h, pairs_q, pairs_k, F.PREDICATE)
+        kv = h // group
+        q = load_block(Q, b, h, i0, q_strides, L, F.BM, head, F.D, False, True, F.WHOLE)
+        k = load_keys(K, b, kv, j0, k_strides, pairs, S, F.BN, head, F.D, False, True, F.PADDED, F.WHOLE)
+        s = tl.dot(q, tl.trans(k), input_precision=F.PRECISION)
+        do = load_block(DO, b, h, i0, do_strides, L, F.BM, value, F.DV, False, True, F.WHOLE_V)
+        v = load_keys(V, b, kv, j0, v_strides, pairs, S, F.BN, value, F.DV, False, True, F.PADDED, F.WHOLE_V)
+        dp = tl.dot(do, tl.trans(v), input_precision=F.PRECISION)
         lse, delta = _load_rows(LSE, DELTA, first, rows, L, True)
         _, _, ds = _weights_and_slopes(
             s, lse, dp, delta, rows, cols, (L, S), (scale, cap), bias, pairs, keys, (first + rows) * S, threshold,
-            share, PREDICATE, SLOTS, SOFTCAP, BIASED, DROPOUT, True, DIRECT,
+            share, F, True,
         )  # fmt: skip
         total += ds
-    r = tl.arange(0, BM)[:, None]
-    c = tl.arange(0, BN)[None, :]
-    if ALONG:
-        at = (owner.to(tl.int64) * diagonals + which) * (BM * BN)
-        tl.store(DBIAS + at + r * BN + c, total)
+    r = tl.arange(0, F.BM)[:, None]
+    c = tl.arange(0, F.BN)[None, :]
+    if F.ALONG:
+        at = (owner.to(tl.int64) * diagonals + which) * (F.BM * F.BN)
+        tl.store(DBIAS + at + r * F.BN + c, total)
     else:
         at = (owner // own_heads).to(tl.int64) * grad_stride_b + (owner % own_heads).to(tl.int64) * grad_stride_h
-        rows = which // tiles * BM + r
-        cols = which % tiles * BN + c
+        rows = which // tiles * F.BM + r
+        cols = which % tiles * F.BN + c
         inside = (rows < L) & (cols < S)
-        if ONE_ROW:
+        if F.ONE_ROW:
             total = tl.sum(total, 0)[None, :]
             rows = tl.full([1, 1], 0, tl.int32) + which // tiles
             inside = cols < S
-        if ONE_KEY:
+        if F.ONE_KEY:
             total = tl.sum(total, 1)[:, None]
             cols = tl.full([1, 1], 0, tl.int32) + which % tiles
-            inside = rows < (L if not ONE_ROW else 1 << 30)
+            inside = rows < (L if not F.ONE_ROW else 1 << 30)
         place = at + rows.to(tl.int64) * grad_stride_q + cols.to(tl.int64) * grad_stride_k
         tl.store(DBIAS + place, total, mask=inside)

@@ -21,7 +21,9 @@ from regard._triton.tiles import (
     LOG2E,
     NEVER,
     SLOPES,
+    any_tile_at,
     dropped,
+    in_units,
     key_tiles,
     load_bias,
     load_block,
@@ -32,6 +34,7 @@ from regard._triton.tiles import (
     permitted,
     seed_keys,
     span_of,
+    steps_of,
     tanh,
     tile_at,
 )
@@ -42,22 +45,18 @@ HUGE = tl.constexpr(1e8)
 
 
 @triton.jit
-def _logits(
-    s, rows, cols, sizes, scales, bias, pairs,
-    PREDICATE: tl.constexpr, SLOTS: tl.constexpr, SOFTCAP: tl.constexpr, BIASED: tl.constexpr, MASKED: tl.constexpr,
-    DIRECT: tl.constexpr,
-):  # fmt: skip
+def _logits(s, rows, cols, sizes, scales, bias, pairs, F: tl.constexpr, MASKED: tl.constexpr):
     """The tile's logits; -inf where a pair is forbidden."""
     z = s
-    if SOFTCAP:
+    if F.SOFTCAP:
         z = tanh(s * scales[0]) * scales[1]
-    if BIASED == SLOPES:
-        z = z + load_bias(bias, rows, cols, sizes, BIASED, DIRECT)
-    elif BIASED:
-        added = load_bias(bias, rows, cols, sizes, BIASED, DIRECT)
+    if F.BIASED == SLOPES:
+        z = z + load_bias(bias, rows, cols, sizes, F.BIASED, F.DIRECT)
+    elif F.BIASED:
+        added = load_bias(bias, rows, cols, sizes, F.BIASED, F.DIRECT)
         z = tl.where(added == _NOTHING, _NOTHING, z + added)
     if MASKED:
-        z = tl.where(permitted(rows, cols, sizes, pairs, PREDICATE, SLOTS), z, _NOTHING)
+        z = tl.where(permitted(rows, cols, sizes, pairs, F.PREDICATE, F.SLOTS), z, _NOTHING)
     return z
 
 
@@ -81,11 +80,9 @@ def _careful_factor(m, powers):
 
 
 @triton.jit
-def _store_rows(
-    results, m, total, e, acc, factor, unit, SINK_AT, mine, kept_share,
-    VALUE: tl.constexpr, DV: tl.constexpr, SINK: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
-    """What follows from a row's numbers, see the module, for the rows that are ``mine``. ``unit``: natural logits."""
+def _store_rows(results, m, total, e, acc, factor, unit, sink, mine, kept_share, value, F: tl.constexpr):
+    """What follows from a row's numbers, see the module, for the rows that are ``mine``. ``unit``: natural logits.
+    ``sink``: -inf where there is none."""
     OUT, LSE, ENTROPY, LARGEST, row = results
     # a row of NaN has no largest logit either
     empty = (m == _NOTHING) & (total == 0.0)
@@ -95,79 +92,97 @@ def _store_rows(
     right = tl.exp2(-rest)
     e = (e - rest * total) * right
     total = total * right
-    whole = total
-    shift = total * 0.0
-    highest = m * unit
-    if SINK:
-        sink = tl.load(SINK_AT).to(tl.float32)
-        base = highest
-        highest = tl.maximum(base, sink)
-        shift = (base - highest) * LOG2E
-        whole = total * tl.exp2(shift) + tl.exp2((sink - highest) * LOG2E)
+    base = m * unit
+    highest = tl.where(sink > base, sink, base)
+    shift = tl.where(sink > base, (base - sink) * LOG2E, 0.0)
+    whole = total * tl.exp2(shift) + tl.where(sink == _NOTHING, 0.0, tl.exp2((sink - highest) * LOG2E))
     whole = tl.where(empty, 1.0, whole)
     share = tl.exp2(shift) / whole
     tl.store(LSE + row, tl.where(empty, _NOTHING, highest + tl.log2(whole) * LN2), mask=mine)
-    if ROWS:
+    if F.ROWS:
         entropy = -LN2 * share * (e + total * (shift - tl.log2(whole)))
         entropy = tl.maximum(entropy, 0.0, propagate_nan=tl.PropagateNan.ALL)
         tl.store(ENTROPY + row, tl.where(empty, float("nan"), entropy), mask=mine)
         tl.store(LARGEST + row, tl.where(empty, float("nan"), share), mask=mine)
     out = tl.where(empty[:, None], 0.0, acc * (share * right * kept_share)[:, None])
-    d = tl.arange(0, DV)[None, :]
-    tl.store(OUT + row[:, None] * VALUE + d, out.to(OUT.dtype.element_ty), mask=mine[:, None] & (d < VALUE))
+    d = tl.arange(0, F.DV)[None, :]
+    inside = mine[:, None] if F.WHOLE_V else mine[:, None] & (d < value)
+    tl.store(OUT + row[:, None] * value + d, out.to(OUT.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _tile(
+    state, q, K, V, j0, factor, rows, bias, pairs, strides, item, sizes, scales, draw,
+    F: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """``state``, see ``_over_tiles``, with the keys from j0 on. MASKED: their pairs are tested."""
+    m, total, e, acc = state
+    b, kv = item
+    L, S, head, value = sizes
+    cols = (j0 + tl.arange(0, F.BN))[None, :]
+    k = load_keys(K, b, kv, j0, strides[0], pairs, S, F.BN, head, F.D, F.COPIED, MASKED, F.PADDED, F.WHOLE)
+    s = tl.dot(q, tl.trans(k), input_precision=F.PRECISION)
+    if not F.RISING and not F.SOFTCAP:
+        s = s * scales[0]
+    z = _logits(s, rows, cols, (L, S), scales, bias, pairs, F, MASKED)
+    top = tl.maximum(m, tl.max(z, 1))
+    base = tl.where(top == _NOTHING, 0.0, top)
+    t = z * factor[:, None] - (base * factor)[:, None]
+    p = tl.exp2(t)
+    before = (m - base) * factor
+    kept = tl.exp2(before)
+    if F.ROWS:
+        if F.BIASED:
+            # finite: 0·t is 0, for logits near the smallest float32 too
+            t = tl.maximum(t, NEVER, propagate_nan=tl.PropagateNan.ALL)
+        elif MASKED:
+            t = tl.where(z == _NOTHING, 0.0, t)
+        e = kept * (e + total * tl.where(m == _NOTHING, 0.0, tl.maximum(before, NEVER))) + tl.sum(p * t, 1)
+    total = total * kept + tl.sum(p, 1)
+    acc = acc * kept[:, None]
+    if F.DROPOUT:
+        p = tl.where(dropped(draw[0], draw[1], cols, draw[2]), 0.0, p)
+    v = load_keys(V, b, kv, j0, strides[1], pairs, S, F.BN, value, F.DV, F.COPIED, MASKED, F.PADDED, F.WHOLE_V)
+    acc = tl.dot(p.to(v.dtype), v, acc, input_precision=F.PRECISION)
+    return top, total, e, acc
 
 
 @triton.jit
 def _over_tiles(
-    q, K, V, m, factor, rows, bias, pairs, tables, walk, k_strides, v_strides, item, sizes, scales, draw,
-    GROUP: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr, VALUE: tl.constexpr, DV: tl.constexpr,
-    COPIED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PREDICATE: tl.constexpr, SLOTS: tl.constexpr,
-    SOFTCAP: tl.constexpr, BIASED: tl.constexpr, RISING: tl.constexpr, ROWS: tl.constexpr, DROPOUT: tl.constexpr,
-    PRECISION: tl.constexpr, DIRECT: tl.constexpr, PADDED: tl.constexpr,
+    q, K, V, m, factor, rows, bias, pairs, tables, walk, strides, item, sizes, scales, draw,
+    F: tl.constexpr, SMALL: tl.constexpr,
 ):  # fmt: skip
     """(m, total, e, acc) of the rows, see the module; ``m``: where it begins. ``factor``: powers of two of a unit.
-    ``draw``: of dropout, (keys of the seed, number of each row's first pair, threshold)."""
-    b, h = item
-    L, S = sizes
-    total = tl.zeros([BM], tl.float32)
-    e = tl.zeros([BM], tl.float32)
-    acc = tl.zeros([BM, DV], tl.float32)
-    for kind in tl.static_range(2):
-        start, stop = span_of(tables, walk, kind, PREDICATE)
-        for step in range(start, stop):
-            j0 = tile_at(tables, walk, step, kind, PREDICATE) * BN
-            cols = (j0 + tl.arange(0, BN))[None, :]
-            k = load_keys(K, b, h // GROUP, j0, k_strides, pairs, S, BN, HEAD, D, COPIED, kind == 1, PADDED)
-            s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-            if not RISING and not SOFTCAP:
-                s = s * scales[0]
-            z = _logits(
-                s, rows, cols, (L, S), scales, bias, pairs, PREDICATE, SLOTS, SOFTCAP, BIASED, kind == 1, DIRECT
-            )
-            top = tl.maximum(m, tl.max(z, 1))
-            base = tl.where(top == _NOTHING, 0.0, top)
-            t = z * factor[:, None] - (base * factor)[:, None]
-            p = tl.exp2(t)
-            before = (m - base) * factor
-            kept = tl.exp2(before)
-            if ROWS:
-                if BIASED:
-                    # finite: 0·t is 0, for logits near the smallest float32 too
-                    t = tl.maximum(t, NEVER, propagate_nan=tl.PropagateNan.ALL)
-                elif kind == 1:
-                    t = tl.where(z == _NOTHING, 0.0, t)
-                e = kept * (e + total * tl.where(m == _NOTHING, 0.0, tl.maximum(before, NEVER))) + tl.sum(p * t, 1)
-            total = total * kept + tl.sum(p, 1)
-            acc = acc * kept[:, None]
-            if DROPOUT:
-                p = tl.where(dropped(draw[0], draw[1], cols, draw[2]), 0.0, p)
-            v = load_keys(V, b, h // GROUP, j0, v_strides, pairs, S, BN, VALUE, DV, COPIED, kind == 1, PADDED)
-            acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)
-            m = top
-    return m, total, e, acc
+    ``draw``: of dropout, (keys of the seed, number of each row's first pair, threshold). SMALL: little code, which runs
+    slower and takes less time to compile."""
+    state = (
+        m,
+        tl.full([F.BM], 0.0, tl.float32),
+        tl.full([F.BM], 0.0, tl.float32),
+        tl.full([F.BM, F.DV], 0.0, tl.float32),
+    )
+    if SMALL:
+        for step in tl.range(0, steps_of(tables, walk, F.PREDICATE), num_stages=1):
+            j0 = any_tile_at(tables, walk, step, F.PREDICATE) * F.BN
+            state = _tile(state, q, K, V, j0, factor, rows, bias, pairs, strides, item, sizes, scales, draw, F, True)
+    else:
+        for kind in tl.static_range(2):
+            start, stop = span_of(tables, walk, kind, F.PREDICATE)
+            for step in range(start, stop):
+                j0 = tile_at(tables, walk, step, kind, F.PREDICATE) * F.BN
+                state = _tile(
+                    state, q, K, V, j0, factor, rows, bias, pairs, strides, item, sizes, scales, draw, F, kind == 1
+                )
+    return state
 
 
-_NUMBERS = ["L", "S", "first_row", "blocks", "items", "owners", "pairs_b", "pairs_h", "pairs_q", "pairs_k", "threshold"]
+# what Triton would compile anew for, where one of these is 1 or 16 divides it
+_NUMBERS = [
+    "q_stride_b", "q_stride_h", "q_stride_l", "k_stride_b", "k_stride_h", "k_stride_s", "v_stride_b", "v_stride_h",
+    "v_stride_s", "bias_stride_b", "bias_stride_h", "bias_stride_q", "bias_stride_k", "pairs_b", "pairs_h", "pairs_q",
+    "pairs_k", "items", "owners", "L", "S", "first_row", "blocks", "heads", "group", "head", "value", "sinks_given",
+    "threshold",
+]  # fmt: skip
 
 
 @triton.jit(do_not_specialize=_NUMBERS)
@@ -175,59 +190,56 @@ def attend(
     Q, K, V, BIAS, PAIRS, PAIRS_HI, SINKS, SEED, TILES, STARTS, OUT, LSE, ENTROPY, LARGEST,
     q_stride_b, q_stride_h, q_stride_l, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
     bias_stride_b, bias_stride_h, bias_stride_q, bias_stride_k,
-    pairs_b, pairs_h, pairs_q, pairs_k, items, owners, L, S, first_row, blocks, threshold, scale, cap, share,
-    H: tl.constexpr, GROUP: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr,
-    VALUE: tl.constexpr, DV: tl.constexpr, COPIED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    PREDICATE: tl.constexpr, SLOTS: tl.constexpr, SOFTCAP: tl.constexpr, BIASED: tl.constexpr, SINK: tl.constexpr,
-    RISING: tl.constexpr, ROWS: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
-    DIRECT: tl.constexpr, PADDED: tl.constexpr,
+    pairs_b, pairs_h, pairs_q, pairs_k, items, owners, L, S, first_row, blocks, heads, group, head, value, sinks_given,
+    threshold, scale, cap, share, F: tl.constexpr,
 ):  # fmt: skip
-    """OUT: [B, H, L, VALUE]; LSE, ENTROPY, LARGEST: [B, H, L]. RISING: a logit is the product times a positive scale,
-    so that the products themselves are compared. ``scale``, ``cap``: see ``natural_scales``. ``pairs_b`` … ``pairs_k``:
-    strides of PAIRS, or for a BAND its offset, left and right, and what is given. ``share``: 1 / (1 - dropout)."""
-    block = tl.num_programs(0) - 1 - tl.program_id(0) + first_row // BM
+    """OUT: [B, H, L, value]; LSE, ENTROPY, LARGEST: [B, H, L]. ``scale``, ``cap``: see ``natural_scales``. ``pairs_b``
+    … ``pairs_k``: strides of PAIRS, or for a BAND its offset, left and right, and what is given. ``group``: heads that
+    share keys. ``share``: 1 / (1 - dropout)."""
+    block = tl.num_programs(0) - 1 - tl.program_id(0) + first_row // F.BM
     bh = tl.program_id(1)
-    b = bh // H
-    h = bh % H
-    i0 = block * BM
-    at = i0 + tl.arange(0, BM)
+    b = bh // heads
+    h = bh % heads
+    i0 = block * F.BM
+    at = i0 + tl.arange(0, F.BM)
     rows = at[:, None]
-    bias = locate_bias(BIAS, b, h, bias_stride_b, bias_stride_h, bias_stride_q, bias_stride_k, BIASED)
-    if PREDICATE == BAND:
+    head = F.D if F.WHOLE else head * F.UNIT
+    value = F.DV if F.WHOLE_V else value * F.UNIT
+    bias = locate_bias(BIAS, b, h, bias_stride_b, bias_stride_h, bias_stride_q, bias_stride_k, F.BIASED)
+    if F.PREDICATE == BAND:
         pairs = locate_band(PAIRS, PAIRS_HI, b, S, pairs_b, pairs_h, pairs_q, pairs_k)
-        walk = key_tiles(pairs, i0, L, BM, BN)
+        walk = key_tiles(pairs, i0, L, F.BM, F.BN)
     else:
-        pairs = locate_pairs(PAIRS, PAIRS_HI, b, h, first_row, pairs_b, pairs_h, pairs_q, pairs_k, PREDICATE)
+        pairs = locate_pairs(PAIRS, PAIRS_HI, b, h, first_row, pairs_b, pairs_h, pairs_q, pairs_k, F.PREDICATE)
         walk = (i0, i0, i0, i0)
-    q = load_block(Q, b, h, i0, (q_stride_b, q_stride_h, q_stride_l), L, BM, HEAD, D, COPIED, True)
+    q_strides = in_units((q_stride_b, q_stride_h, q_stride_l), F.UNIT)
+    q = load_block(Q, b, h, i0, q_strides, L, F.BM, head, F.D, F.COPIED, True, F.WHOLE)
+    sink = tl.load(SINKS + h, mask=sinks_given != 0, other=_NOTHING).to(tl.float32)
     # of a unit of logits: its natural logits, and its powers of two
     unit = scale * 0.0 + 1.0
-    if RISING:
+    if F.RISING:
         unit = scale
     powers = unit * LOG2E
     tables = (TILES, STARTS, owners, b * items * blocks + block)
-    k_strides = (k_stride_b, k_stride_h, k_stride_s)
-    v_strides = (v_stride_b, v_stride_h, v_stride_s)
-    draw = (seed_keys(SEED, DROPOUT), (bh.to(tl.int64) * L + rows) * S, threshold)
-    m = tl.full([BM], _NOTHING, tl.float32)
-    factor = tl.zeros([BM], tl.float32) + powers
-    m, total, e, acc = _over_tiles(
-        q, K, V, m, factor, rows, bias, pairs, tables, walk, k_strides, v_strides, (b, h), (L, S), (scale, cap), draw,
-        GROUP, HEAD, D, VALUE, DV, COPIED, BM, BN, PREDICATE, SLOTS, SOFTCAP, BIASED, RISING, ROWS, DROPOUT, PRECISION,
-        DIRECT, PADDED,
+    strides = (
+        in_units((k_stride_b, k_stride_h, k_stride_s), F.UNIT), in_units((v_stride_b, v_stride_h, v_stride_s), F.UNIT)
     )  # fmt: skip
-    row = bh.to(tl.int64) * L + at
-    results = (OUT, LSE, ENTROPY, LARGEST, row)
+    sizes = (L, S, head, value)
+    draw = (seed_keys(SEED, F.DROPOUT), (bh.to(tl.int64) * L + rows) * S, threshold)
+    m = tl.full([F.BM], _NOTHING, tl.float32)
+    factor = tl.full([F.BM], 0.0, tl.float32) + powers
+    m, total, e, acc = _over_tiles(
+        q, K, V, m, factor, rows, bias, pairs, tables, walk, strides, (b, h // group), sizes, (scale, cap), draw,
+        F, False,
+    )  # fmt: skip
+    results = (OUT, LSE, ENTROPY, LARGEST, bh.to(tl.int64) * L + at)
     huge = ((tl.abs(m) * _power_below(powers) > HUGE) & (m != _NOTHING)) | (total - total != 0.0)
-    _store_rows(
-        results, m, total, e, acc, factor, unit, SINKS + h, (at < L) & (huge == 0), share, VALUE, DV, SINK, ROWS
-    )
+    _store_rows(results, m, total, e, acc, factor, unit, sink, (at < L) & (huge == 0), share, value, F)
     if tl.max(huge.to(tl.int32), 0) > 0:
         # these rows, and no others, once more: from the largest logit on, which is known now
         factor = _careful_factor(m, powers)
         m, total, e, acc = _over_tiles(
-            q, K, V, m, factor, rows, bias, pairs, tables, walk, k_strides, v_strides, (b, h), (L, S), (scale, cap),
-            draw, GROUP, HEAD, D, VALUE, DV, COPIED, BM, BN, PREDICATE, SLOTS, SOFTCAP, BIASED, RISING, ROWS, DROPOUT,
-            PRECISION, DIRECT, PADDED,
+            q, K, V, m, factor, rows, bias, pairs, tables, walk, strides, (b, h // group), sizes, (scale, cap), draw,
+            F, True,
         )  # fmt: skip
-        _store_rows(results, m, total, e, acc, factor, unit, SINKS + h, (at < L) & huge, share, VALUE, DV, SINK, ROWS)
+        _store_rows(results, m, total, e, acc, factor, unit, sink, (at < L) & huge, share, value, F)

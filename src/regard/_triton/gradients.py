@@ -9,11 +9,13 @@ from torch import Tensor
 
 from regard._triton.attend import NO_BIAS, Bias, Recipe, Test, bias_of, lists_of, owners_of
 from regard._triton.encode import intervals, pieces
+from regard._triton.form import Form
 from regard._triton.inputs import rows_of_unit_stride
 from regard._triton.launcher import Launch, kept, maker, run_on
 from regard._triton.tile_sizes import gradient_tiles
 
 if TYPE_CHECKING:
+    from regard._triton.encode import TileLists
     from regard.spec import Call, CallSpec
 
 
@@ -22,13 +24,28 @@ def gradients(
 ) -> tuple[Tensor | None, ...] | None:
     """Gradients of query, key, value and bias (of a rule: of its table); None where ``needs`` is False. None at all
     where the mask has no intervals, and its booleans do not fit one piece."""
-    spec, query, key, value = call.spec, call.query, call.key, call.value
+    spec, query = call.spec, call.query
     if grad_out.dtype != spec.dtype:
         grad_out = grad_out.to(spec.dtype)
+    way = _way_of(call, grad_out, out)
+    return run_on(query.device, way, call, grad_out, out, lse, needs)  # type: ignore[no-any-return]
+
+
+def _way_of(call: Call, grad_out: Tensor, out: Tensor) -> Any:
+    spec, query, key, value = call.spec, call.query, call.key, call.value
     strides = (query.stride(), key.stride(), value.stride(), out.stride(), grad_out.stride())
     kind = ("gradients", spec, query.device, out.dtype, *strides)
-    way: Any = kept(kind, lambda: _nothing if spec.empty else _Backward(call, grad_out, out))
-    return run_on(query.device, way, call, grad_out, out, lse, needs)  # type: ignore[no-any-return]
+    return kept(kind, lambda: _nothing if spec.empty else _Backward(call, grad_out, out))
+
+
+def compile_ahead(call: Call, out_dtype: torch.dtype) -> None:
+    """Begin to compile what the gradients of this call will need, before anybody asks for them."""
+    spec = call.spec
+    shape = (spec.batch, spec.heads, spec.queries, spec.value_dim)
+    out, grad_out = (torch.empty(shape, dtype=dtype, device="meta") for dtype in (out_dtype, spec.dtype))
+    way = _way_of(call, grad_out, out)
+    if isinstance(way, _Backward) and (way.banded or intervals(call) is not None):
+        way.compile_ahead(call, out_dtype)
 
 
 def _nothing(
@@ -46,10 +63,9 @@ _ROWS = 128
 
 class _Backward(Recipe):
     def __init__(self, call: Call, grad_out: Tensor, out: Tensor) -> None:
-        super().__init__(call)
+        super().__init__(call, grad_out, out)
         spec = call.spec
-        self.has_unit_strides = self.has_unit_strides and out.stride(3) == grad_out.stride(3) == 1
-        self.of_out, self.of_grad = (rows_of_unit_stride(tensor).stride()[:3] for tensor in (out, grad_out))
+        self.of_out = self.strides[12:]
         self.tiles = gradient_tiles(spec)
         self.new_query, self.new_key, self.new_value = (
             maker(tensor.shape, tensor.dtype, tensor.device) for tensor in (call.query, call.key, call.value)
@@ -90,14 +106,34 @@ class _Backward(Recipe):
         from regard._triton.backward import row_products
 
         block = 64
-        shape = {"H": spec.heads, "VALUE": spec.value_dim, "DV": self._shape["DV"], "BM": block, "num_warps": 4}
+        form = Form(
+            DV=self.widths[1], WHOLE_V=self._form["WHOLE_V"], UNIT=self._form["UNIT"], BM=block,
+            # what this kernel does not read
+            D=0, WHOLE=False, BN=0, PREDICATE=0, SLOTS=0, PADDED=False, SOFTCAP=False, BIASED=0, DROPOUT=False,
+            PRECISION="", DIRECT=False,
+        )  # fmt: skip
         grid = -(-spec.queries // block), spec.batch * spec.heads
-        return Launch(row_products, grid, (*self.of_out, *self.of_grad, spec.queries), shape)
+        numbers = (*self.of_out, *self.strides[9:12], spec.queries, spec.heads, self.sizes[3])
+        return Launch(row_products, grid, numbers, {"F": form, "num_warps": 4})
+
+    def compile_ahead(self, call: Call, out_dtype: torch.dtype) -> None:
+        dtype, row = call.spec.dtype, torch.float32
+        bias = NO_BIAS if call.bias is None else bias_of(call)
+        (test,) = self.tests(call, _ROWS)
+        given = (bias.memory, test.lo, test.hi, call.seed)
+        memory = (call.query, call.key, call.value, dtype, row, row, *(row if each is None else each for each in given))
+        for of_keys, own in ((False, (out_dtype, dtype)), (True, (dtype, dtype))):
+            launch, lists = self._launch_over(call, bias, test, of_keys)
+            launch.compile_ahead((*memory, *((row, row) if lists is None else lists[:2]), *own), call.query.device)
 
     def _walk(
         self, call: Call, bias: Bias, test: Test, of_keys: bool, memory: tuple[Tensor, ...], *own: Tensor
     ) -> None:
         """Launch ``keys_backward`` or ``queries_backward`` over blocks of its own, with memory of its own."""
+        launch, lists = self._launch_over(call, bias, test, of_keys)
+        launch((*memory, *(memory[4:6] if lists is None else lists[:2]), *own))
+
+    def _launch_over(self, call: Call, bias: Bias, test: Test, of_keys: bool) -> tuple[Launch, TileLists | None]:
         lists = None
         if not self.banded:
             lists = lists_of(call, self.tiles[0 if of_keys else 1], test.constants["PREDICATE"], of_keys)
@@ -106,7 +142,7 @@ class _Backward(Recipe):
         launch = self.launches.get(kind)
         if launch is None:
             launch = self.launches[kind] = self._launch(call.spec, bias, test, of_keys, owners)
-        launch((*memory, *(memory[4:6] if lists is None else lists[:2]), *own))
+        return launch, lists
 
     def _launch(self, spec: CallSpec, bias: Bias, test: Test, of_keys: bool, owners: tuple[int, int, int]) -> Launch:
         from regard._triton.backward import keys_backward, queries_backward
@@ -116,14 +152,15 @@ class _Backward(Recipe):
             kernel, grid = keys_backward, (-(-spec.keys // tiles["BN"]), spec.batch * spec.kv_heads)
         else:
             kernel, grid = queries_backward, (-(-spec.queries // tiles["BM"]), spec.batch * spec.heads)
-        sizes = (*owners[:2], spec.queries, spec.keys, owners[2], self.threshold)
+        sizes = (*owners[:2], spec.queries, spec.keys, owners[2], *self.sizes, self.threshold)
         numbers = (*self._strides(bias, test), *sizes, *self.scales, spec.scale, self.share)
         if not of_keys:
             numbers = (*numbers, *self.of_out)
-        return Launch(kernel, grid, numbers, self.constants(tiles, test, bias, DIRECT=spec.device == "cuda"))
+        grouped = of_keys and spec.heads > spec.kv_heads
+        return Launch(kernel, grid, numbers, self.constants(tiles, test, bias, GROUPED=grouped))
 
     def _strides(self, bias: Bias, test: Test) -> tuple[int, ...]:
-        return (*self.strides, *self.of_grad, *bias.strides, *test.numbers)
+        return (*self.strides[:12], *bias.strides, *test.numbers)
 
     def _bias(self, call: Call, bias: Bias, test: Test, memory: tuple[Tensor, ...]) -> Tensor:
         """Of a tensor its own gradient, of a rule that of its table."""
@@ -167,12 +204,11 @@ class _Backward(Recipe):
 
         tiles = self.tiles[2]
         shared = (1 if own[0] == spec.batch else spec.batch), (1 if own[1] == spec.heads else spec.heads)
-        sizes = (spec.queries, spec.keys, -(-spec.keys // tiles["BN"]), *shared, programs, self.threshold)
+        across = -(-spec.keys // tiles["BN"])
+        sizes = (spec.queries, spec.keys, *self.sizes, across, *shared, programs, self.threshold)
         numbers = (*self._strides(bias, test), *strides, *sizes, *self.scales, self.share)
         along = spec.bias is not None and spec.bias.rule is not None
-        constants = self.constants(
-            tiles, test, bias, DIRECT=spec.device == "cuda", ALONG=along, ONE_ROW=ones[0], ONE_KEY=ones[1]
-        )
+        constants = self.constants(tiles, test, bias, ALONG=along, ONE_ROW=ones[0], ONE_KEY=ones[1])
         return Launch(bias_backward, (programs, own[0] * own[1]), numbers, constants)
 
 

@@ -354,7 +354,7 @@ def _rows(
             z = tl.zeros([BN, BM], tl.float32)
             s = z
             if AHEAD and kind == 0:
-                k = load_block(K, b, h // GROUP, (start + shift) * BN, k_strides, S, BN, HEAD, D, COPIED, True)
+                k = load_block(K, b, h // GROUP, (start + shift) * BN, k_strides, S, BN, HEAD, D, COPIED, True, HEAD == D)
                 s = tl.dot(k, tl.trans(q), input_precision=PRECISION)
                 z = log_weights(s, lse, rows, rows, (L, S), scales, bias, pairs, 0, 0, False, 0, False)
             for step in range(start + shift, stop + shift):
@@ -366,7 +366,7 @@ def _rows(
                     # The product of the next tile is made while the sums of this one are. Both conditions always hold:
                     # by the outer one the compiler does not mix the two, and it waits for the product in the inner one.
                     j1 = tl.where(step + 1 < stop, step + 1, step + 1 - stop + start) * BN
-                    k = load_block(K, b, h // GROUP, j1, k_strides, S, BN, HEAD, D, COPIED, False)
+                    k = load_block(K, b, h // GROUP, j1, k_strides, S, BN, HEAD, D, COPIED, False, HEAD == D)
                     s = tl.dot(k, tl.trans(q), input_precision=PRECISION)
                     if j0 < S:
                         if MAP or DISTANCE:
@@ -391,7 +391,7 @@ def _rows(
                                 offset, one_row, map_cols, by_keys, by_cols, sums, map_row, distance_at, magic,
                                 BM, BN, WARPS, MAP, DISTANCE, WIDE,
                             )  # fmt: skip
-                    k = load_block(K, b, h // GROUP, j0, k_strides, S, BN, HEAD, D, COPIED, kind == 1)
+                    k = load_block(K, b, h // GROUP, j0, k_strides, S, BN, HEAD, D, COPIED, kind == 1, HEAD == D)
                     s = tl.dot(k, tl.trans(q), input_precision=PRECISION)
                     z = log_weights(
                         s, lse, rows, cols, (L, S), scales, bias, pairs, PREDICATE, SLOTS, SOFTCAP, BIASED, kind == 1
@@ -457,7 +457,7 @@ def _edges(
                 j0 = tile * BN
                 keys_at = j0 + tl.arange(0, BN)
                 cols = keys_at[:, None]
-                k = load_block(K, b, h // GROUP, j0, k_strides, S, BN, HEAD, D, COPIED, kind == 2)
+                k = load_block(K, b, h // GROUP, j0, k_strides, S, BN, HEAD, D, COPIED, kind == 2, HEAD == D)
                 s = tl.dot(k, tl.trans(q), input_precision=PRECISION)
                 z = log_weights(
                     s, lse, rows, cols, (L, S), scales, bias, pairs, PREDICATE, SLOTS, SOFTCAP, BIASED, kind == 2

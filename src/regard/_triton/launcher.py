@@ -6,9 +6,11 @@ Working out a launch takes Python longer than a short kernel takes the device. W
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from functools import partial, reduce
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import cache, partial, reduce
 from operator import or_
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -30,7 +32,7 @@ class Launch:
     ``memory``: the kernel's leading arguments, tensors and descriptors; then come the numbers.
     """
 
-    __slots__ = ("_constants", "_grid", "_kernel", "_numbers", "_ready")
+    __slots__ = ("_compiling", "_constants", "_grid", "_kernel", "_numbers", "_ready")
 
     def __init__(
         self, kernel: Any, grid: Sequence[int], numbers: Sequence[float], constants: Mapping[str, Any]
@@ -39,6 +41,24 @@ class Launch:
         self._kernel, self._grid = kernel, (x, y, z)
         self._numbers, self._constants = tuple(numbers), dict(constants)
         self._ready: tuple[Any, ...] | None = None
+        self._compiling: Future[None] | None = None
+
+    def compile_ahead(self, memory: Sequence[Tensor | torch.dtype], device: torch.device) -> None:
+        """Compile, in a thread of its own, for arguments like these; a dtype stands for a tensor that will be made."""
+        if any(isinstance(each, Tensor) and _address(each) % _DIVIDES for each in memory):
+            return
+        dtypes = [each.dtype if isinstance(each, Tensor) else each for each in memory]
+        self._compiling = _threads().submit(self._compile, dtypes, device)
+
+    def _compile(self, dtypes: Sequence[torch.dtype], device: torch.device) -> None:
+        from triton.runtime import driver
+
+        with suppress(Exception), torch.cuda.device(device):  # what fails here fails again where it is launched
+            made = self._kernel.warmup(*dtypes, *self._numbers, grid=self._grid, **self._constants)
+            if made.module is None:
+                # Triton 3.6 compiles C for each list of arguments, and keeps it on the disk; nothing is loaded here,
+                # which could disturb the recording of a graph
+                driver.active.launcher_cls(made.src, made.metadata)
 
     def __call__(self, memory: Sequence[Any]) -> None:
         try:
@@ -55,6 +75,9 @@ class Launch:
                 stream = torch._C._cuda_getCurrentRawStream(device)
                 run(*self._grid, stream, function, metadata, None, None, None, *given, *rest)
                 return
+        if self._compiling is not None:
+            self._compiling.result()
+            self._compiling = None
         made = self._kernel[self._grid](*memory, *self._numbers, **self._constants)
         if made is None or not divides:
             return  # the interpreter compiles nothing
@@ -64,6 +87,20 @@ class Launch:
         rest = (*self._numbers, *(self._constants[name] for name in left))
         device = torch.cuda.current_device()
         self._ready = made.run, made.function, made.packed_metadata, rest, device, knobs.runtime
+
+
+# the two kernels of a backward pass, while the forward one is compiled
+_THREADS = 2
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(_THREADS, thread_name_prefix="regard-compile")
+
+
+def can_compile_ahead(device: torch.device) -> bool:
+    """Whether there are processors for it; the interpreter compiles nothing."""
+    return device.type == "cuda" and (os.cpu_count() or 1) > _THREADS
 
 
 # past torch's dispatcher, as its own compiler does: a third of the time

@@ -24,8 +24,9 @@ COPIES = tl.constexpr(16)
 ANY = tl.constexpr(0)  # every pair is permitted
 INTERVALS = tl.constexpr(1)  # each row permits a few intervals of keys
 DENSE = tl.constexpr(2)  # a boolean for each pair
-# how a bias is given: as a matrix; as a line by distance; as a slope of each head, times the distance
-MATRIX, LINE, SLOPES = tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
+# how a bias is given: as a matrix; as a line by distance; as a slope of each head, times the distance; as a matrix of
+# contiguous rows, whose strides are given in units of 16 bytes
+MATRIX, LINE, SLOPES, ALIGNED = tl.constexpr(1), tl.constexpr(2), tl.constexpr(3), tl.constexpr(4)
 BAND = tl.constexpr(3)  # a band around the diagonal and a range of keys for each item; see ``locate_band``
 # of the last number of a band: lengths count from the first key, or from the last; each item has its own offset
 RIGHT_PADDING, LEFT_PADDING, OFFSETS_GIVEN = tl.constexpr(1), tl.constexpr(2), tl.constexpr(4)
@@ -33,13 +34,20 @@ _FAR = tl.constexpr(1 << 29)
 
 
 @triton.jit
+def in_units(numbers, UNIT: tl.constexpr):
+    """Three strides that were given in units, which the compiler then knows to divide them."""
+    return numbers[0] * UNIT, numbers[1] * UNIT, numbers[2] * UNIT
+
+
+@triton.jit
 def load_block(
-    X, b, h, start, strides, count,
-    SIZE: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr, COPIED: tl.constexpr, CHECK: tl.constexpr,
+    X, b, h, start, strides, count, SIZE: tl.constexpr, HEAD, D: tl.constexpr, COPIED: tl.constexpr,
+    CHECK: tl.constexpr, WHOLE: tl.constexpr = False,
 ):  # fmt: skip
     """Rows start … start+SIZE-1 of head h of a [B, H, count, HEAD] tensor as [SIZE, D], zeros beyond its ends.
 
     COPIED: X is a descriptor for the copy engine. Else it is an address, and CHECK says that rows may lie beyond.
+    WHOLE: HEAD is D.
     """
     if COPIED:
         found = tl.reshape(X.load([b, h, start, 0]), [SIZE, D])
@@ -49,8 +57,9 @@ def load_block(
         base = X + b.to(tl.int64) * strides[0] + h.to(tl.int64) * strides[1]
         where = base + at.to(tl.int64)[:, None] * strides[2] + d[None, :]
         if CHECK:
-            found = tl.load(where, mask=(at < count)[:, None] & (d < HEAD)[None, :], other=0.0)
-        elif HEAD == D:
+            inside = (at < count)[:, None]
+            found = tl.load(where, mask=inside if WHOLE else inside & (d < HEAD)[None, :], other=0.0)
+        elif WHOLE:
             found = tl.load(where)
         else:
             found = tl.load(where, mask=(d < HEAD)[None, :], other=0.0)
@@ -59,9 +68,8 @@ def load_block(
 
 @triton.jit
 def load_keys(
-    X, b, h, start, strides, pairs, count,
-    SIZE: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr, COPIED: tl.constexpr, CHECK: tl.constexpr,
-    PADDED: tl.constexpr,
+    X, b, h, start, strides, pairs, count, SIZE: tl.constexpr, HEAD, D: tl.constexpr, COPIED: tl.constexpr,
+    CHECK: tl.constexpr, PADDED: tl.constexpr, WHOLE: tl.constexpr = False,
 ):  # fmt: skip
     """As ``load_block``, of keys or values. PADDED, where a tile may hold padding: zeros in its place, as what lies
     there may be anything, and 0·NaN is NaN. ``pairs``: of a BAND."""
@@ -74,9 +82,9 @@ def load_keys(
         else:
             base = X + b.to(tl.int64) * strides[0] + h.to(tl.int64) * strides[1]
             where = base + at.to(tl.int64)[:, None] * strides[2] + d[None, :]
-            found = tl.load(where, mask=real & (d < HEAD)[None, :], other=0.0)
+            found = tl.load(where, mask=real if WHOLE else real & (d < HEAD)[None, :], other=0.0)
     else:
-        found = load_block(X, b, h, start, strides, count, SIZE, HEAD, D, COPIED, CHECK)
+        found = load_block(X, b, h, start, strides, count, SIZE, HEAD, D, COPIED, CHECK, WHOLE)
     return found
 
 
@@ -215,6 +223,29 @@ def tile_at(tables, walk, step, kind: tl.constexpr, PREDICATE: tl.constexpr):
 
 
 @triton.jit
+def steps_of(tables, walk, PREDICATE: tl.constexpr):
+    """How many tiles there are, of both kinds."""
+    if PREDICATE == BAND:
+        number = walk[3] - walk[0]
+    else:
+        plain, tested = span_of(tables, walk, 0, PREDICATE), span_of(tables, walk, 1, PREDICATE)
+        number = plain[1] - plain[0] + tested[1] - tested[0]
+    return number
+
+
+@triton.jit
+def any_tile_at(tables, walk, step, PREDICATE: tl.constexpr):
+    """The tile of a step of ``steps_of``."""
+    if PREDICATE == BAND:
+        tile = walk[0] + step
+    else:
+        plain, tested = span_of(tables, walk, 0, PREDICATE), span_of(tables, walk, 1, PREDICATE)
+        many = plain[1] - plain[0]
+        tile = tl.load(tables[0] + tl.where(step < many, plain[0] + step, tested[0] + step - many))
+    return tile
+
+
+@triton.jit
 def load_pairs(matrix, rows, cols, sizes, OTHER: tl.constexpr):
     """A tile of a matrix (address, row stride, column stride); OTHER beyond the ends."""
     at = matrix[0] + rows.to(tl.int64) * matrix[1] + cols.to(tl.int64) * matrix[2]
@@ -224,11 +255,16 @@ def load_pairs(matrix, rows, cols, sizes, OTHER: tl.constexpr):
 @triton.jit
 def locate_bias(BIAS, b, h, stride_b, stride_h, stride_q, stride_k, BIASED: tl.constexpr):
     """What ``load_bias`` reads of this head. Of SLOPES, ``stride_q`` is the position of row 0."""
-    at = BIAS + b.to(tl.int64) * stride_b + h.to(tl.int64) * stride_h
-    if BIASED == SLOPES:
-        return tl.load(at).to(tl.float32), stride_q, stride_k
+    if BIASED == ALIGNED:
+        unit: tl.constexpr = 128 // BIAS.dtype.element_ty.primitive_bitwidth
+        strides = in_units((stride_b, stride_h, stride_q), unit)
+        return BIAS + b.to(tl.int64) * strides[0] + h.to(tl.int64) * strides[1], strides[2], 1
     else:
-        return at, stride_q, stride_k
+        at = BIAS + b.to(tl.int64) * stride_b + h.to(tl.int64) * stride_h
+        if BIASED == SLOPES:
+            return tl.load(at).to(tl.float32), stride_q, stride_k
+        else:
+            return at, stride_q, stride_k
 
 
 @triton.jit

@@ -128,7 +128,7 @@ def find(
             z = tl.zeros([BM, BN], tl.float32)
             s = z
             if AHEAD and kind == 0:
-                k = load_block(K, b, h // GROUP, start * BN, k_strides, S, BN, HEAD, D, COPIED, True)
+                k = load_block(K, b, h // GROUP, start * BN, k_strides, S, BN, HEAD, D, COPIED, True, HEAD == D)
                 s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
                 z = s - threshold
             for tile in range(start, stop):
@@ -136,7 +136,7 @@ def find(
                     # The product of the next tile is made while this one is looked at; of both conditions, which always
                     # hold, see ``observe``.
                     j1 = tl.where(tile + 1 < stop, tile + 1, start) * BN
-                    k = load_block(K, b, h // GROUP, j1, k_strides, S, BN, HEAD, D, COPIED, False)
+                    k = load_block(K, b, h // GROUP, j1, k_strides, S, BN, HEAD, D, COPIED, False, HEAD == D)
                     s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
                     if tile * BN < S:
                         count, words = _note(
@@ -147,7 +147,7 @@ def find(
                             z = s - threshold
                 else:
                     cols = (tile * BN + tl.arange(0, BN))[None, :]
-                    k = load_block(K, b, h // GROUP, tile * BN, k_strides, S, BN, HEAD, D, COPIED, kind == 1)
+                    k = load_block(K, b, h // GROUP, tile * BN, k_strides, S, BN, HEAD, D, COPIED, kind == 1, HEAD == D)
                     s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
                     if RAW:
                         z = s
@@ -334,7 +334,7 @@ def _search_block(
                     cols = (tile * BN + tl.arange(0, BN))[None, :]
                     k = load_block(
                         K, b, h // GROUP, tile * BN, k_strides, S, BN, HEAD, D, False,
-                        kind == 1,
+                        kind == 1, HEAD == D,
                     )  # fmt: skip
                     s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
                     z = log_weights(
