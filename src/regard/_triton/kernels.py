@@ -354,7 +354,9 @@ def _rows(
             z = tl.zeros([BN, BM], tl.float32)
             s = z
             if AHEAD and kind == 0:
-                k = load_block(K, b, h // GROUP, (start + shift) * BN, k_strides, S, BN, HEAD, D, COPIED, True, HEAD == D)
+                k = load_block(
+                    K, b, h // GROUP, (start + shift) * BN, k_strides, S, BN, HEAD, D, COPIED, True, HEAD == D
+                )
                 s = tl.dot(k, tl.trans(q), input_precision=PRECISION)
                 z = log_weights(s, lse, rows, rows, (L, S), scales, bias, pairs, 0, 0, False, 0, False)
             for step in range(start + shift, stop + shift):
