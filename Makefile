@@ -101,12 +101,17 @@ dist: $(READY)
 	  echo "$$file works"; \
 	done
 
+RUN ?= runs/en-de
+TEST_EN = $(firstword $(wildcard $(DATA)/test_2016*.en*))
+TEST_DE = $(firstword $(wildcard $(DATA)/test_2016*.de*))
+
 # Trains the En→De translator of docs/train.md from a folder with train.en, train.de, val.* and test_2016*, then measures it.
 translator: $(READY)
 	@test -d "$(DATA)" || { echo "make translator DATA=folder (with train.en, train.de, val.* and test_2016*, also .gz)"; exit 1; }
-	@$(PY) -m regard.cli train --data $(DATA) --source en --target de --out runs/en-de --set lowercase=true $(ARGS)
-	@$(PY) -m regard.cli evaluate --model runs/en-de \
-	  --test $(firstword $(wildcard $(DATA)/test_2016*.en*)) $(firstword $(wildcard $(DATA)/test_2016*.de*))
+	@test -n "$(TEST_EN)" -a -n "$(TEST_DE)" || { echo "$(DATA) has no test_2016*.en and test_2016*.de to measure the model with"; exit 1; }
+	@case "$(ARGS)" in *--out*) echo "name the folder by RUN=$(RUN), which is also the one that is measured, not by --out"; exit 1;; esac
+	@$(PY) -m regard.cli train --data $(DATA) --source en --target de --out $(RUN) --set lowercase=true $(ARGS)
+	@$(PY) -m regard.cli evaluate --model $(RUN) --test $(TEST_EN) $(TEST_DE)
 
 clean:
 	rm -rf $(VENV) build dist frontend/node_modules frontend/build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -8,7 +8,7 @@ export const WORDS = {
   several_help: ["Choose several heads (or hold Shift)", "选择多个头（或按住 Shift）"],
   item: ["Text {n}", "文本 {n}"], item_run: ["Text {n}, run {run}", "文本 {n}，第 {run} 次运行"], choose_item: ["Which text", "选择文本"],
   recording: ["Recording", "记录"],
-  sight_self: ["every token may look at every token", "每个词元可看所有词元"],
+  sight_self: ["tokens look both ways", "词元可看前后两个方向"],
   sight_causal: ["each token looks at itself and what came before", "每个词元只看自己和之前的词元"],
   sight_cross: ["cross attention: one text looks at another", "交叉注意力：一段文本看另一段"],
   kind_self: ["self", "自"], kind_encoder: ["encoder", "编码器"], kind_decoder: ["decoder", "解码器"], kind_cross: ["cross", "交叉"],

@@ -32,6 +32,8 @@ def test_a_cut_edge_is_gone_in_the_recording_and_the_difference_is_printed(tmp_p
         and "moved most (cosine of each token): it 0." in printed
     )
     recording = load(tmp_path / "run.regard")
+    assert recording.title.endswith(" · --cut it>cat · --ablate 3.5,2")
+    assert "--cut it&gt;cat · --ablate 3.5,2</h1>" in (tmp_path / "run.html").read_text(encoding="utf-8")
     tokens = recording.tokens[0]
     head = recording[2, 4]
     assert head.map.shape[0] == len(tokens)

@@ -348,6 +348,12 @@ def test_an_evaluation_has_signatures_and_compares_systems(folder: Path, tmp_pat
     assert "BLEU, lower-cased  100.00" in perfect.stdout
     compared = [line for line in perfect.stdout.splitlines() if "p = 0.0" in line]
     assert [line[:18].strip() for line in compared] == list(found)
+    short = mine.with_name("short")
+    short.write_text("one line\n")
+    refused = run(f"evaluate --system {mine} {test} --against {short}")
+    assert refused.exit_code == 2 and f"--against names {short}, which has 1 lines; expected" in refused.stderr
+    refused = run(f"evaluate --system {mine} {test} --out {mine.parent / 'nowhere' / 'x'}")
+    assert refused.exit_code == 2 and "--out names the folder" in refused.stderr
     same = run(f"evaluate --system {mine} {test} --against {mine} --samples 50 --json")
     assert same.exit_code == 0, same.output
     for each in json.loads(same.stdout)["compared"]:

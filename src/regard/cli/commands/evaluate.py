@@ -39,12 +39,20 @@ def evaluate(
         if beams < 1:
             raise ValueError(f"--beams is {beams}; expected at least 1")
         pairs = engine.read_pairs(*test)
+        other = None if against is None else engine.read_lines(against)
+        if other is not None and len(other) != len(pairs.target):
+            raise ValueError(
+                f"--against names {against}, which has {len(other)} lines; expected {len(pairs.target)}, one for each "
+                "line of the test"
+            )
+        if out is not None and not out.parent.is_dir():
+            raise ValueError(f"--out names the folder {out.parent}, which is not there")
         lines = _translations(model or [], system, pairs.source, beams, length_penalty, device)
         found = engine.scores(lines, pairs.target)
         compared = []
-        if against is not None:
+        if other is not None:
             with terminal.saying(f"drawing {samples} test sets"):
-                compared = engine.compare(lines, engine.read_lines(against), pairs.target, samples=samples)
+                compared = engine.compare(lines, other, pairs.target, samples=samples)
         if out is not None:
             from regard._files.write import write_atomically
 

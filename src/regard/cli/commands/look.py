@@ -102,7 +102,9 @@ def look(
         spoken, given = TEXT if words is None else words, image or audio
         read = loading.read(loaded, spoken, words is None, image, audio, length)
         recording, made = _run(loaded, read, lang, edits)
-        recording.title = f"{model}: {beginning(spoken if given is None else given.name)}"
+        # a page that is passed on says what was done to the model
+        changed = [f" · --cut {each}" for each in cut or []] + [f" · --ablate {each}" for each in ablate or []]
+        recording.title = f"{model}: {beginning(spoken if given is None else given.name)}{''.join(changed)}"
         if given is None and not edits and not length:
             recording.origin = {"model": model, "text": read.words or spoken}
         with terminal.saying(say(WORDS, lang, "writing")):
