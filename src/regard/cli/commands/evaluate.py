@@ -39,10 +39,10 @@ def evaluate(
         if beams < 1:
             raise ValueError(f"--beams is {beams}; expected at least 1")
         pairs = engine.read_pairs(*test)
-        other = None if against is None else engine.read_lines(against)
-        if other is not None and len(other) != len(pairs.target):
+        theirs = None if against is None else engine.read_lines(against)
+        if theirs is not None and len(theirs) != len(pairs.target):
             raise ValueError(
-                f"--against names {against}, which has {len(other)} lines; expected {len(pairs.target)}, one for each "
+                f"--against names {against}, which has {len(theirs)} lines; expected {len(pairs.target)}, one for each "
                 "line of the test"
             )
         if out is not None and not out.parent.is_dir():
@@ -50,9 +50,9 @@ def evaluate(
         lines = _translations(model or [], system, pairs.source, beams, length_penalty, device)
         found = engine.scores(lines, pairs.target)
         compared = []
-        if other is not None:
+        if theirs is not None:
             with terminal.saying(f"drawing {samples} test sets"):
-                compared = engine.compare(lines, other, pairs.target, samples=samples)
+                compared = engine.compare(lines, theirs, pairs.target, samples=samples)
         if out is not None:
             from regard._files.write import write_atomically
 
