@@ -13,11 +13,13 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+
+import regard
 
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
@@ -209,7 +211,7 @@ def save(file: Path, rows: Iterable[Row], settings: dict[str, object]) -> None:
     groups = json.loads(file.read_text()) if file.exists() else {}
     origin = {
         "machine": machine(),
-        "versions": {package: version(package) for package in ("regard", "torch", "numpy")}
+        "versions": {module.__name__: module.__version__ for module in (regard, torch, np)}
         | {"python": platform.python_version()},
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "commit": commit(),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,6 +18,18 @@ from regard._hash import uniform
 
 FUSED = ("blockwise", "sdpa")
 BACKENDS = ("eager", *FUSED)
+
+
+@contextlib.contextmanager
+def no_synchronisation() -> Iterator[None]:
+    """An error where the host waits for a GPU."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*prototype feature.*")  # torch says so of this mode
+        try:
+            torch.cuda.set_sync_debug_mode("error")
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
 
 
 def tensors(

@@ -15,7 +15,7 @@ TESTS = """
 import time
 import pytest
 pytestmark = pytest.mark.gpu
-@pytest.mark.parametrize("backend", ["auto", "eager", "triton"])
+@pytest.mark.parametrize("backend", ["auto", "eager", "of two words"])
 def test_right(backend): pass
 def test_wrong(): assert False
 def test_other(): pass

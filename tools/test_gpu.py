@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import subprocess
 import sys
 import time
@@ -43,9 +44,8 @@ def outcomes(log: Path) -> dict[str, str]:
     """What became of each test, from the lines that pytest prints as they end."""
     found = {}
     for line in log.read_text(encoding="utf-8", errors="replace").splitlines():
-        name, _, rest = line.partition(" ")
-        if "::" in name and rest.split(" ")[0] in OUTCOMES:
-            found[name] = rest.split(" ")[0]
+        if ended := re.match(rf"(\S+::.+) ({'|'.join(OUTCOMES)}) +\[", line):  # names may have spaces
+            found[ended[1]] = ended[2]
     return found
 
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 from tests.nn.helpers import build, random
 
+from core_calls import no_synchronisation
 from regard import masks
 from regard.cache import BlockPool, KVCache, LatentCache, PagedCache, RollingCache
 from regard.nn import LatentAttention
 
-pytestmark = [
-    pytest.mark.gpu,
-    # torch says so of the mode that makes waiting an error
-    pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype"),
-]
+pytestmark = pytest.mark.gpu
 CAUSAL = masks.causal()
 KINDS = {
     "kv": lambda: KVCache(99),
@@ -42,12 +41,8 @@ def test_the_same_numbers_as_on_the_cpu_without_waiting(kind, ragged):
             cache.fill_unused(torch.nan)
             here(x[:, 50:51].to(device), mask=mask_of(cache), cache=cache)
             rest = x[:, 51:].to(device)
-            if device == "cuda":
-                torch.cuda.set_sync_debug_mode("error")
-            try:
+            with no_synchronisation() if device == "cuda" else contextlib.nullcontext():
                 parts += [here(part, mask=mask_of(cache), cache=cache) for part in rest.split(1, 1)]
-            finally:
-                torch.cuda.set_sync_debug_mode("default")
             outs[device] = torch.cat(parts, 1).cpu()
     apart = (outs["cuda"] - outs["cpu"]).norm() / outs["cpu"].norm()
     assert apart <= (0.01 if "int8" in kind else 1e-10)  # a number between two codes may go either way

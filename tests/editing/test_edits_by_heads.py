@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import regard
+from core_calls import no_synchronisation
 from regard import edits, masks
 from regard.backends import _cuda
 from regard.editing import _fused
@@ -182,6 +183,31 @@ def test_long_calls_on_a_gpu(cut: str, heads: tuple[int, ...]) -> None:
     torch.cuda.reset_peak_memory_stats()
     edited(model, x.bfloat16(), edit, heads)
     assert torch.cuda.max_memory_allocated() < 2**30
+
+
+ASYNCHRONOUS = [edits.cut(masks.columns(4)), edits.cut(keys=[0, 5, 99]), edits.ablate("zero"), edits.steer([0, 5], 1.5)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("heads", [(0, 2, 4, 6), tuple(range(16))])
+@pytest.mark.parametrize(
+    "edit",
+    [edits.cut(masks.columns(4)), edits.cut(keys=[0, 5, 99]), edits.ablate("zero"), edits.steer([0, 5], 1.5)],
+    ids=str,
+)
+def test_an_edited_pass_never_waits_for_the_gpu(edit: edits.Edit, heads: tuple[int, ...]) -> None:
+    """From the second one on: the first one moves to the GPU which heads are edited."""
+    x = torch.randn(3, 1, 16, 8192, 64, device="cuda", dtype=torch.bfloat16)
+
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.scaled_dot_product_attention(*x, is_causal=True)
+
+    model = Model()
+    with torch.no_grad(), regard.edit(model, edit, heads=heads):
+        model(x)
+        with no_synchronisation():
+            model(x)
 
 
 @pytest.mark.parametrize("edit", [*CUTS.values(), edits.ablate("zero"), edits.steer([0, 2], 1.5)], ids=str)

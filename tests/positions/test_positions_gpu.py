@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import warnings
-
 import pytest
 import torch
 
 import regard
+from core_calls import no_synchronisation
 from regard import masks, positions
 from regard.bias import T5Bias, alibi
 
 pytestmark = pytest.mark.gpu
-
-
-@contextlib.contextmanager
-def no_synchronisation():
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*prototype feature.*")
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            yield
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
 
 
 def close(found, wanted, tolerance):

@@ -24,6 +24,7 @@ from regard.statistics import merge
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from regard.masks import Mask
     from regard.masks._areas import Area, Ranges
     from regard.spec import Call, CallSpec
 
@@ -32,14 +33,16 @@ def forward(call: Call) -> tuple[Tensor, Tensor]:
     """(out, lse) of a call whose description has areas; without sinks."""
     spec, areas = call.spec, call.spec.areas
     assert areas is not None
-    if len(areas) == 1 and areas[0].rows == ((0, spec.queries),) and not areas[0].shift:
-        return _forward(call.query, *_keys_of(call, areas[0]), areas[0].causal, spec.scale)
-    out = result_like(call.query, spec.value_dim, spec.dtype)
-    lse = call.query.new_empty(out.shape[:3], dtype=accumulation(spec.dtype))
-    written = joined(tuple(each for area in areas if not area.merges for each in area.rows))
-    for start, stop in outside(written, spec.queries):
-        out[:, :, start:stop] = 0
-        lse[:, :, start:stop] = -torch.inf
+    if areas and areas[0].rows == ((0, spec.queries),) and not areas[0].shift:  # all others join it
+        out, lse = _forward(call.query, *_keys_of(call, areas[0]), areas[0].causal, spec.scale)
+        areas = areas[1:]
+    else:
+        out = result_like(call.query, spec.value_dim, spec.dtype)
+        lse = call.query.new_empty(out.shape[:3], dtype=accumulation(spec.dtype))
+        written = joined(tuple(each for area in areas if not area.merges for each in area.rows))
+        for start, stop in outside(written, spec.queries):
+            out[:, :, start:stop] = 0
+            lse[:, :, start:stop] = -torch.inf
     for area in areas:
         query = _take(call.query, area.rows)
         found, found_lse = _forward(query, *_keys_of(call, area), area.causal, spec.scale)
@@ -144,18 +147,30 @@ def with_shifts_as_bias(call: Call) -> Call:
     areas = spec.areas or ()
     if not any(area.shift for area in areas):
         return call
-    bias = torch.zeros(1, 1, spec.queries, spec.keys, dtype=accumulation(spec.dtype), device=call.query.device)
+    bias = torch.full(
+        (1, 1, spec.queries, spec.keys), -torch.inf, dtype=accumulation(spec.dtype), device=call.query.device
+    )
     for area in areas:
-        for top, bottom in area.rows if area.shift else ():
-            for left, right in area.keys:
-                bias[:, :, top:bottom, left:right] = area.shift
+        shift = bias.new_tensor(area.shift)
+        for (top, bottom), (left, right) in itertools.product(area.rows, area.keys):
+            there = bias[:, :, top:bottom, left:right]
+            there.copy_(torch.logaddexp(there, shift))  # a pair may be in two areas
     described = BiasSpec(tuple(bias.shape), bias.dtype, needs_grad=False)
     return call.replace(spec=spec._replace(bias=described, areas=None), bias=bias)
 
 
-def steered(areas: tuple[Area, ...], more: tuple[Area, ...], amount: float) -> tuple[Area, ...]:
-    """The areas of a call, and ``more`` of other pairs, to whose logits ``amount`` is added."""
-    return (*areas, *(area._replace(merges=True, shift=amount) for area in more))
+def steered(mask: Mask, where: Mask, amount: float, queries: int, keys: int, offset: int) -> tuple[Area, ...] | None:
+    """The areas of a call to the logits of whose pairs ``where`` an amount is added; None where they are not few.
+
+    To add a positive amount is to have each of those pairs once more, with a logit that is larger by log(eᵃ − 1): the
+    call stays whole, where cutting pairs out of it takes copies. To add a negative one is to have them apart."""
+    whole = amount > 0
+    rest = (mask if whole else mask & ~where).areas(queries, keys, offset)
+    more = (mask & where).areas(queries, keys, offset)
+    if rest is None or more is None:
+        return None
+    shift = amount + math.log(-math.expm1(-amount)) if whole else amount
+    return (*rest, *(area._replace(merges=True, shift=shift) for area in more))
 
 
 def _keys_of(call: Call, area: Area, copy: bool = False) -> tuple[Tensor, Tensor]:

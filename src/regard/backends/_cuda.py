@@ -150,12 +150,13 @@ def recipe(spec: CallSpec) -> tuple[str, Flags]:
 
 
 # Pairs of a call and rows from which areas are faster than our kernel, which is one launch and copies nothing: 16 heads
-# of 8192 tokens (benchmarks/gpu.py --only gaps)
+# of 8192 tokens, and of 4096 where there is one area and no backward pass (benchmarks/gpu.py --only gaps)
 AREA_PAIRS, AREA_ROWS = 1 << 30, 1024
 
 
 def is_worth_areas(spec: CallSpec) -> bool:
-    return spec.pairs >= AREA_PAIRS and spec.queries >= AREA_ROWS
+    alone = spec.areas is not None and len(spec.areas) == 1 and not spec.grad
+    return spec.pairs >= (AREA_PAIRS >> 2 if alone else AREA_PAIRS) and spec.queries >= AREA_ROWS
 
 
 def is_banded(spec: CallSpec) -> bool:

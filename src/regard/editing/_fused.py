@@ -78,10 +78,12 @@ def head_rows(place: Place) -> Tensor:
     return _rows_of(place.heads, place.count, place.device)
 
 
+@functools.lru_cache(256)
 def _rows_of(heads: tuple[int, ...], count: int, device: torch.device) -> Tensor:
-    rows = torch.zeros(1, count, 1, 1, dtype=torch.bool)
-    rows[:, list(heads)] = True
-    return rows.to(device)
+    with torch.inference_mode(False):  # kept: to move it for every call would wait for the device each time
+        rows = torch.zeros(1, count, 1, 1, dtype=torch.bool)
+        rows[:, list(heads)] = True
+        return rows.to(device)
 
 
 def all_heads(place: Place) -> bool:
@@ -141,10 +143,10 @@ def in_areas(seen: Seen, added: Added, place: Place) -> Call | None:
     if where is None:
         return None
     mask = masks.everything() if seen.mask is None else seen.mask
-    rest, more = ((mask & edges).areas(*seen.shape[2:], offset) for edges in (~where, where))
-    if rest is None or more is None:
+    areas = steered(mask, where, added.amount, *seen.shape[2:], offset)
+    if areas is None:
         return None
-    call = call.replace(spec=call.spec._replace(areas=steered(rest, more, added.amount)))
+    call = call.replace(spec=call.spec._replace(areas=areas))
     return None if SDPA.refuse(call.spec) else call
 
 
