@@ -22,6 +22,7 @@ from triton.compiler import ASTSource  # noqa: E402
 from regard import Want  # noqa: E402
 from regard._triton import inputs, kernels, observing, top  # noqa: E402
 from regard._triton.encode import ANY, BAND, DENSE, INTERVALS  # noqa: E402
+from regard._triton.form import ObservedForm  # noqa: E402
 
 LIMITS = {80: 166_912, 89: 101_376, 90: 232_448, 100: 232_448}
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
@@ -59,6 +60,8 @@ def compiled(
         "BY_BLOCK": recipe.by_block, "AHEAD": recipe.ahead, "EDGE_MAP": True, "EDGE_DISTANCE": True, "RAW": True,
         "ROOM": recipe.room,
     }  # fmt: skip
+    if kind == "observe":
+        constants = {"F": ObservedForm(**{name: constants[name] for name in ObservedForm._fields})}
     signature, fixed, hints = {}, {}, {}
     for at, name in enumerate(kernel.arg_names):
         if name in constants:

@@ -155,15 +155,12 @@ def _add_total(sums, at, x, magic, BN: tl.constexpr, WARPS: tl.constexpr):
 
 
 @triton.jit
-def _add_totals(
-    sums, map_at, distance_at, x, magic, BN: tl.constexpr, WARPS: tl.constexpr, MAP: tl.constexpr,
-    DISTANCE: tl.constexpr,
-):  # fmt: skip
+def _add_totals(sums, map_at, distance_at, x, magic, F: tl.constexpr):
     """Add all of x [BN] to a cell of the map and to a bucket of distances."""
-    if MAP:
-        _add_total(sums, map_at, x, magic, BN, WARPS)
-    if DISTANCE:
-        _add_total(sums, distance_at, x, magic, BN, WARPS)
+    if F.MAP:
+        _add_total(sums, map_at, x, magic, F.BN, F.WARPS)
+    if F.DISTANCE:
+        _add_total(sums, distance_at, x, magic, F.BN, F.WARPS)
 
 
 @triton.jit
@@ -211,34 +208,33 @@ def _add_to_distances(p, mass, sums, away, bucket, last, magic, BN: tl.constexpr
 @triton.jit
 def _next_place(
     pooled, cell, bucket, place, cell_change, bucket_change, j0, fresh, i0, S, offset, one_row, map_cols, by_keys,
-    by_cols, sums, map_row, distance_at, magic, BM: tl.constexpr, BN: tl.constexpr, WARPS: tl.constexpr,
-    MAP: tl.constexpr, DISTANCE: tl.constexpr, WIDE: tl.constexpr,
+    by_cols, sums, map_row, distance_at, magic, F: tl.constexpr,
 ):  # fmt: skip
     """Where the tile at j0 lies, the first that may lie elsewhere than those before it, whose sums are added up."""
     if place == INSIDE:
-        _add_totals(sums, map_row + cell, distance_at + bucket, pooled, magic, BN, WARPS, MAP, DISTANCE)
+        _add_totals(sums, map_row + cell, distance_at + bucket, pooled, magic, F)
     edges = j0 * 0
     change = edges
-    if MAP:
+    if F.MAP:
         if (j0 >= cell_change) | fresh:
-            cell = _key_cell(j0, S, map_cols, by_keys, WIDE)
-            cell_change = _key_cell_start(cell + 1, S, map_cols, by_cols, WIDE) - BN + 1
+            cell = _key_cell(j0, S, map_cols, by_keys, F.WIDE)
+            cell_change = _key_cell_start(cell + 1, S, map_cols, by_cols, F.WIDE) - F.BN + 1
         change = cell_change
         edges = tl.where(one_row & (j0 < change), 0, 2)
-    if DISTANCE:
+    if F.DISTANCE:
         last = bucket
         if (j0 >= bucket_change) | fresh:
-            bucket, last = _reach(offset, i0, j0, BM, BN)
-            until = _same_bucket_until(offset, i0, j0, bucket, BM, BN)
+            bucket, last = _reach(offset, i0, j0, F.BM, F.BN)
+            until = _same_bucket_until(offset, i0, j0, bucket, F.BM, F.BN)
             bucket_change = tl.where(last == bucket, until, j0 + 1)
-        if MAP:
+        if F.MAP:
             change = tl.minimum(change, bucket_change)
         else:
             change = bucket_change
         edges += last - bucket
     place = tl.where(edges == 0, INSIDE, tl.where(edges == 1, ACROSS, ELSEWHERE))
     change = tl.where(edges == 0, change, j0 + 1)
-    return tl.zeros([BN], tl.float32), cell, bucket, place, change, cell_change, bucket_change
+    return tl.zeros([F.BN], tl.float32), cell, bucket, place, change, cell_change, bucket_change
 
 
 @triton.jit
@@ -264,37 +260,41 @@ def _add_both_sides(
 @triton.jit
 def _fold(
     z, entropy, largest, firsts, pooled, rows, keys_at, j0, i0, S, first, offset, limit, place, cell, bucket,
-    sums, map_row, distance_at, line, magic, BM: tl.constexpr, BN: tl.constexpr, WARPS: tl.constexpr,
-    ROWS: tl.constexpr, MASS: tl.constexpr, MAP: tl.constexpr, DISTANCE: tl.constexpr, FIRSTS: tl.constexpr,
-    LIMIT: tl.constexpr, TOP: tl.constexpr, GROUPS: tl.constexpr, BY_BLOCK: tl.constexpr, DIRECT: tl.constexpr,
+    sums, map_row, distance_at, line, magic, MAP: tl.constexpr, DISTANCE: tl.constexpr, F: tl.constexpr,
 ):  # fmt: skip
     """What a tile adds to all sums; ``line``: where key masses of this block of rows are kept apart."""
     cols = keys_at[:, None]
     if DISTANCE:
         if place == ACROSS:
             _add_both_sides(
-                z, keys_at, sums, distance_at, map_row + cell, i0, j0, offset, bucket, magic, BM, BN, WARPS, MAP, DIRECT
-            )
+                z, keys_at, sums, distance_at, map_row + cell, i0, j0, offset, bucket, magic,
+                F.BM, F.BN, F.WARPS, MAP, F.DIRECT,
+            )  # fmt: skip
     p = tl.exp2(z)
-    if ROWS:
-        entropy = settled(_add_products(entropy, p, z, BM, BN, WARPS), DIRECT)
-    if ROWS or TOP:
-        largest = settled(tl.maximum(largest, _lane_maxima(z, BM, BN, WARPS, GROUPS)), DIRECT)
-    if FIRSTS:
+    if F.ROWS:
+        entropy = settled(_add_products(entropy, p, z, F.BM, F.BN, F.WARPS), F.DIRECT)
+    if F.ROWS or F.TOP:
+        largest = settled(tl.maximum(largest, _lane_maxima(z, F.BM, F.BN, F.WARPS, F.GROUPS)), F.DIRECT)
+    if F.FIRSTS:
         if j0 < first:
-            firsts += _lane_sums(tl.where(cols < first, p, 0.0), BM, BN, WARPS)
-    if MASS or MAP or DISTANCE:
+            firsts += _lane_sums(tl.where(cols < first, p, 0.0), F.BM, F.BN, F.WARPS)
+    if F.MASS or MAP or DISTANCE:
         mass = tl.sum(p, 1)
         if MAP or DISTANCE:
             # of a tile that is not INSIDE this is not used
             pooled += mass
-        if LIMIT:
+        if F.LIMIT:
             mass = tl.sum(tl.where((rows >= limit[0]) & (rows < limit[1]), p, 0.0), 1)
-        if BY_BLOCK:
+        if F.BY_BLOCK:
             tl.store(line + keys_at, mass, mask=keys_at < S)
-        elif MASS:
+        elif F.MASS:
             add_exactly(sums, keys_at, mass, magic, keys_at < S)
     return entropy, largest, firsts, pooled
+
+
+@triton.jit
+def _keys(K, b, h, j0, strides, S, EDGE: tl.constexpr, F: tl.constexpr):
+    return load_block(K, b, h // F.GROUP, j0, strides, S, F.BN, F.HEAD, F.D, F.COPIED, EDGE, F.HEAD == F.D)
 
 
 _SIZES = ["L", "S", "first_row", "offset", "limit_start", "limit_stop", "map_rows", "map_cols", "first"]
@@ -305,13 +305,7 @@ _DIVISORS = ["by_keys", "by_keys_shift", "by_cols", "by_cols_shift"]
 @triton.jit
 def _rows(
     q, K, lse, bias, pairs, tables, sums_at, results, k_strides, item, sizes, offset, limit, cells, first,
-    by_keys, by_cols, scales, magic, blocks,
-    GROUP: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr, COPIED: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, WARPS: tl.constexpr,
-    PREDICATE: tl.constexpr, SLOTS: tl.constexpr, SOFTCAP: tl.constexpr, BIASED: tl.constexpr,
-    ROWS: tl.constexpr, MASS: tl.constexpr, MAP: tl.constexpr, DISTANCE: tl.constexpr, FIRSTS: tl.constexpr,
-    LIMIT: tl.constexpr, TOP: tl.constexpr, GROUPS: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
-    H: tl.constexpr, BY_BLOCK: tl.constexpr, AHEAD: tl.constexpr, DIRECT: tl.constexpr,
+    by_keys, by_cols, scales, magic, blocks, F: tl.constexpr,
 ):  # fmt: skip
     """What belongs to rows, key mass, and of map and distances what plain tiles give."""
     b, h, block = item
@@ -319,120 +313,113 @@ def _rows(
     map_rows, map_cols = cells
     sums, map_at, distance_at = sums_at
     LSE, ENTROPY, LARGEST, FIRST, MAXIMA, MASSES = results
-    bh = b * H + h
-    i0 = block * BM
-    rows = (i0 + tl.arange(0, BM))[None, :]
+    bh = b * F.H + h
+    i0 = block * F.BM
+    rows = (i0 + tl.arange(0, F.BM))[None, :]
     map_row = map_at
     one_row = True
-    if MAP:
-        row_cell = _cell(i0, L, map_rows, WIDE)
-        one_row = row_cell == _cell(tl.minimum(i0 + BM, L) - 1, L, map_rows, WIDE)
+    if F.MAP:
+        row_cell = _cell(i0, L, map_rows, F.WIDE)
+        one_row = row_cell == _cell(tl.minimum(i0 + F.BM, L) - 1, L, map_rows, F.WIDE)
         map_row = map_at + row_cell * map_cols
 
-    entropy = tl.zeros([WARPS, 8, BM], tl.float32)
-    firsts = tl.zeros([WARPS, 8, BM], tl.float32)
-    largest = tl.full([WARPS, GROUPS // WARPS, BM], NEVER, tl.float32)
+    entropy = tl.zeros([F.WARPS, 8, F.BM], tl.float32)
+    firsts = tl.zeros([F.WARPS, 8, F.BM], tl.float32)
+    largest = tl.full([F.WARPS, F.GROUPS // F.WARPS, F.BM], NEVER, tl.float32)
     line = MASSES + (bh.to(tl.int64) * blocks + block) * S
     for kind in tl.static_range(2):
         runs = tl.load(tables[1] + 2 * kind)
         table = tables[0] + tl.load(tables[1] + 3 + 2 * kind) + tables[2] * runs * 2
         if kind == 1:
-            rows = (forgotten(i0, DIRECT) + tl.arange(0, BM))[None, :]
+            rows = (forgotten(i0, F.DIRECT) + tl.arange(0, F.BM))[None, :]
         for run in range(runs):
             start = tl.load(table + 2 * run)
             stop = tl.load(table + 2 * run + 1)
             # what plain tiles gave since the cell of the map or the bucket of distances last changed
-            pooled = tl.zeros([BN], tl.float32)
+            pooled = tl.zeros([F.BN], tl.float32)
             cell = start * 0
             bucket = start * 0
             place = start * 0 + ELSEWHERE
-            change = start * BN
-            cell_change = start * BN
-            bucket_change = start * BN
+            change = start * F.BN
+            cell_change = start * F.BN
+            bucket_change = start * F.BN
             # Programs begin at different keys: in step with each other they would all add to the same sums.
             shift = block % tl.maximum(stop - start, 1)
-            z = tl.zeros([BN, BM], tl.float32)
+            z = tl.zeros([F.BN, F.BM], tl.float32)
             s = z
-            if AHEAD and kind == 0:
-                k = load_block(
-                    K, b, h // GROUP, (start + shift) * BN, k_strides, S, BN, HEAD, D, COPIED, True, HEAD == D
-                )
-                s = tl.dot(k, tl.trans(q), input_precision=PRECISION)
+            if F.AHEAD and kind == 0:
+                k = _keys(K, b, h, (start + shift) * F.BN, k_strides, S, True, F)
+                s = tl.dot(k, tl.trans(q), input_precision=F.PRECISION)
                 z = log_weights(s, lse, rows, rows, (L, S), scales, bias, pairs, 0, 0, False, 0, False)
             for step in range(start + shift, stop + shift):
                 tile = tl.where(step < stop, step, step - stop + start)
-                j0 = tile * BN
-                keys_at = j0 + tl.arange(0, BN)
+                j0 = tile * F.BN
+                keys_at = j0 + tl.arange(0, F.BN)
                 cols = keys_at[:, None]
-                if AHEAD and kind == 0:
+                if F.AHEAD and kind == 0:
                     # The product of the next tile is made while the sums of this one are. Both conditions always hold:
                     # by the outer one the compiler does not mix the two, and it waits for the product in the inner one.
-                    j1 = tl.where(step + 1 < stop, step + 1, step + 1 - stop + start) * BN
-                    k = load_block(K, b, h // GROUP, j1, k_strides, S, BN, HEAD, D, COPIED, False, HEAD == D)
-                    s = tl.dot(k, tl.trans(q), input_precision=PRECISION)
+                    j1 = tl.where(step + 1 < stop, step + 1, step + 1 - stop + start) * F.BN
+                    k = _keys(K, b, h, j1, k_strides, S, False, F)
+                    s = tl.dot(k, tl.trans(q), input_precision=F.PRECISION)
                     if j0 < S:
-                        if MAP or DISTANCE:
+                        if F.MAP or F.DISTANCE:
                             if (j0 >= change) | (tile == start):
                                 pooled, cell, bucket, place, change, cell_change, bucket_change = _next_place(
                                     pooled, cell, bucket, place, cell_change, bucket_change, j0, tile == start, i0, S,
-                                    offset, one_row, map_cols, by_keys, by_cols, sums, map_row, distance_at, magic,
-                                    BM, BN, WARPS, MAP, DISTANCE, WIDE,
+                                    offset, one_row, map_cols, by_keys, by_cols, sums, map_row, distance_at, magic, F,
                                 )  # fmt: skip
                         entropy, largest, firsts, pooled = _fold(
                             z, entropy, largest, firsts, pooled, rows, keys_at, j0, i0, S, first, offset, limit, place,
-                            cell, bucket, sums, map_row, distance_at, line, magic, BM, BN, WARPS, ROWS, MASS, MAP,
-                            DISTANCE, FIRSTS, LIMIT, TOP, GROUPS, BY_BLOCK, DIRECT,
+                            cell, bucket, sums, map_row, distance_at, line, magic, F.MAP, F.DISTANCE, F,
                         )  # fmt: skip
                         if j1 < S:
                             z = log_weights(s, lse, rows, rows, (L, S), scales, bias, pairs, 0, 0, False, 0, False)
                 else:
-                    if (MAP or DISTANCE) and kind == 0:
+                    if (F.MAP or F.DISTANCE) and kind == 0:
                         if (j0 >= change) | (tile == start):
                             pooled, cell, bucket, place, change, cell_change, bucket_change = _next_place(
                                 pooled, cell, bucket, place, cell_change, bucket_change, j0, tile == start, i0, S,
-                                offset, one_row, map_cols, by_keys, by_cols, sums, map_row, distance_at, magic,
-                                BM, BN, WARPS, MAP, DISTANCE, WIDE,
+                                offset, one_row, map_cols, by_keys, by_cols, sums, map_row, distance_at, magic, F,
                             )  # fmt: skip
-                    k = load_block(K, b, h // GROUP, j0, k_strides, S, BN, HEAD, D, COPIED, kind == 1, HEAD == D)
-                    s = tl.dot(k, tl.trans(q), input_precision=PRECISION)
+                    k = _keys(K, b, h, j0, k_strides, S, kind == 1, F)
+                    s = tl.dot(k, tl.trans(q), input_precision=F.PRECISION)
                     z = log_weights(
-                        s, lse, rows, cols, (L, S), scales, bias, pairs, PREDICATE, SLOTS, SOFTCAP, BIASED, kind == 1
-                    )
+                        s, lse, rows, cols, (L, S), scales, bias, pairs,
+                        F.PREDICATE, F.SLOTS, F.SOFTCAP, F.BIASED, kind == 1,
+                    )  # fmt: skip
                     entropy, largest, firsts, pooled = _fold(
                         z, entropy, largest, firsts, pooled, rows, keys_at, j0, i0, S, first, offset, limit, place,
-                        cell, bucket, sums, map_row, distance_at, line, magic, BM, BN, WARPS, ROWS, MASS,
-                        MAP and kind == 0, DISTANCE and kind == 0, FIRSTS, LIMIT, TOP, GROUPS, BY_BLOCK, DIRECT,
+                        cell, bucket, sums, map_row, distance_at, line, magic,
+                        F.MAP and kind == 0, F.DISTANCE and kind == 0, F,
                     )  # fmt: skip
-            if AHEAD and kind == 0:
-                settled(s, DIRECT)
-            if (MAP or DISTANCE) and kind == 0:
+            if F.AHEAD and kind == 0:
+                settled(s, F.DIRECT)
+            if (F.MAP or F.DISTANCE) and kind == 0:
                 if place == INSIDE:
-                    _add_totals(sums, map_row + cell, distance_at + bucket, pooled, magic, BN, WARPS, MAP, DISTANCE)
+                    _add_totals(sums, map_row + cell, distance_at + bucket, pooled, magic, F)
 
-    rows = forgotten(i0, DIRECT) + tl.arange(0, BM)
+    rows = forgotten(i0, F.DIRECT) + tl.arange(0, F.BM)
     row = bh.to(tl.int64) * L + rows
     lse = load_lse(LSE + bh.to(tl.int64) * L, rows, L)
-    if ROWS:
+    if F.ROWS:
         empty = lse == -NEVER
         total = tl.maximum(tl.sum(tl.sum(entropy, 1), 0) * -LN2, 0.0, propagate_nan=tl.PropagateNan.ALL)
         tl.store(ENTROPY + row, tl.where(empty, float("nan"), total), mask=rows < L)
         top = tl.exp2(tl.max(tl.max(largest, 1), 0))
         tl.store(LARGEST + row, tl.where(empty | (lse != lse), float("nan"), top), mask=rows < L)
-    if FIRSTS:
+    if F.FIRSTS:
         tl.store(FIRST + row, tl.sum(tl.sum(firsts, 1), 0), mask=rows < L)
-    if TOP:
-        group = bh.to(tl.int64) * GROUPS + tl.arange(0, GROUPS)
+    if F.TOP:
+        group = bh.to(tl.int64) * F.GROUPS + tl.arange(0, F.GROUPS)
         at = group[:, None] * L + rows[None, :]
-        tl.store(MAXIMA + at, tl.reshape(largest, [GROUPS, BM]), mask=(rows < L)[None, :])
+        tl.store(MAXIMA + at, tl.reshape(largest, [F.GROUPS, F.BM]), mask=(rows < L)[None, :])
 
 
 @triton.jit
 def _edges(
     q, K, lse, bias, pairs, tables, sums_at, k_strides, item, sizes, position, limit, cells, scales, magic,
-    GROUP: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr, COPIED: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, WARPS: tl.constexpr,
-    PREDICATE: tl.constexpr, SLOTS: tl.constexpr, SOFTCAP: tl.constexpr, BIASED: tl.constexpr,
-    MAP: tl.constexpr, DISTANCE: tl.constexpr, LIMIT: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
+    F: tl.constexpr,
 ):  # fmt: skip
     """Map and distances of the tiles that are not plain."""
     b, h, block = item
@@ -440,14 +427,14 @@ def _edges(
     limit_start, limit_stop = limit
     map_rows, map_cols = cells
     sums, map_at, distance_at = sums_at
-    i0 = block * BM
-    rows = (i0 + tl.arange(0, BM))[None, :]
+    i0 = block * F.BM
+    rows = (i0 + tl.arange(0, F.BM))[None, :]
     height = limit_stop - limit_start
     first_cell = 0
     last_cell = 0
-    if MAP:
-        first_cell = _cell(_clipped(i0, limit_start, limit_stop), height, map_rows, WIDE)
-        last_cell = _cell(_clipped(i0 + BM - 1, limit_start, limit_stop), height, map_rows, WIDE)
+    if F.EDGE_MAP:
+        first_cell = _cell(_clipped(i0, limit_start, limit_stop), height, map_rows, F.WIDE)
+        last_cell = _cell(_clipped(i0 + F.BM - 1, limit_start, limit_stop), height, map_rows, F.WIDE)
     for kind in tl.static_range(1, 3):
         # tiles that straddle cells or buckets; tiles with forbidden pairs
         runs = tl.load(tables[1] + kind)
@@ -456,27 +443,28 @@ def _edges(
             start = tl.load(table + 2 * run)
             stop = tl.load(table + 2 * run + 1)
             for tile in range(start, stop):
-                j0 = tile * BN
-                keys_at = j0 + tl.arange(0, BN)
+                j0 = tile * F.BN
+                keys_at = j0 + tl.arange(0, F.BN)
                 cols = keys_at[:, None]
-                k = load_block(K, b, h // GROUP, j0, k_strides, S, BN, HEAD, D, COPIED, kind == 2, HEAD == D)
-                s = tl.dot(k, tl.trans(q), input_precision=PRECISION)
+                k = _keys(K, b, h, j0, k_strides, S, kind == 2, F)
+                s = tl.dot(k, tl.trans(q), input_precision=F.PRECISION)
                 z = log_weights(
-                    s, lse, rows, cols, (L, S), scales, bias, pairs, PREDICATE, SLOTS, SOFTCAP, BIASED, kind == 2
-                )
+                    s, lse, rows, cols, (L, S), scales, bias, pairs,
+                    F.PREDICATE, F.SLOTS, F.SOFTCAP, F.BIASED, kind == 2,
+                )  # fmt: skip
                 p = tl.exp2(z)
                 mass = tl.sum(p, 1)
-                if DISTANCE:
-                    near, far = _reach(position, i0, j0, BM, BN)
+                if F.EDGE_DISTANCE:
+                    near, far = _reach(position, i0, j0, F.BM, F.BN)
                     away = tl.abs(position + rows - cols)
-                    _add_to_distances(p, mass, sums + distance_at, away, near, far, magic, BN, WARPS)
-                if MAP:
-                    if LIMIT:
+                    _add_to_distances(p, mass, sums + distance_at, away, near, far, magic, F.BN, F.WARPS)
+                if F.EDGE_MAP:
+                    if F.LIMIT:
                         p = tl.where((rows >= limit_start) & (rows < limit_stop), p, 0.0)
                         mass = tl.sum(p, 1)
                     _add_to_map(
                         p, mass, sums + map_at, rows - limit_start, keys_at, first_cell, last_cell, height, map_rows,
-                        j0, S, map_cols, magic, BN, WARPS, WIDE,
+                        j0, S, map_cols, magic, F.BN, F.WARPS, F.WIDE,
                     )  # fmt: skip
 
 
@@ -489,58 +477,49 @@ def observe(
     pairs_stride_b, pairs_stride_h, pairs_stride_q, pairs_stride_k, runs_group,
     L, S, first_row, offset, limit_start, limit_stop, map_rows, map_cols, first, blocks,
     by_keys, by_keys_shift, by_cols, by_cols_shift, sums_stride, map_at, distance_at, scale, cap, magic,
-    H: tl.constexpr, GROUP: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr, COPIED: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, WARPS: tl.constexpr,
-    PREDICATE: tl.constexpr, SLOTS: tl.constexpr, SOFTCAP: tl.constexpr, BIASED: tl.constexpr,
-    ROWS: tl.constexpr, MASS: tl.constexpr, MAP: tl.constexpr, DISTANCE: tl.constexpr, FIRSTS: tl.constexpr,
-    LIMIT: tl.constexpr, TOP: tl.constexpr, GROUPS: tl.constexpr, WIDE: tl.constexpr, EACH: tl.constexpr,
-    EDGE_MAP: tl.constexpr, EDGE_DISTANCE: tl.constexpr, BY_BLOCK: tl.constexpr, AHEAD: tl.constexpr,
-    PRECISION: tl.constexpr, DIRECT: tl.constexpr,
+    F: tl.constexpr,
 ):  # fmt: skip
     """RUNS: the key tiles of each block, see ``encode``; EDGE_RUNS: those that are not plain. PAIRS: lo (PAIRS_HI: hi)
-    for INTERVALS, booleans for DENSE; for a BAND two of the strides are its numbers instead. EACH: offsets differ by
-    item. BY_BLOCK: key mass goes to MASSES, apart for each block of rows, from which the map is made too. AHEAD:
-    products of matrices go on while other things are computed. DIRECT: not on the interpreter."""
+    for INTERVALS, booleans for DENSE; for a BAND two of the strides are its numbers instead."""
     heads = tl.num_programs(1)
     bh = tl.program_id(1)
-    if EDGE_MAP or EDGE_DISTANCE:
+    if F.EDGE_MAP or F.EDGE_DISTANCE:
         # the second half of the programs sees to the edges: they are short, and fill the end, when few others run
         heads = heads // 2
         bh = tl.where(bh < heads, bh, bh - heads)
     # late rows see the most keys under causal masks: they start first
-    block = tl.num_programs(0) - 1 - tl.program_id(0) + first_row // BM
-    b = bh // H
-    h = bh % H
+    block = tl.num_programs(0) - 1 - tl.program_id(0) + first_row // F.BM
+    b = bh // F.H
+    h = bh % F.H
     bias = (BIAS + b.to(tl.int64) * bias_stride_b + h.to(tl.int64) * bias_stride_h, bias_stride_q, bias_stride_k)
-    if PREDICATE == BAND:
+    if F.PREDICATE == BAND:
         pairs = (pairs_stride_b, pairs_stride_h, 0, S)
     else:
         pairs = locate_pairs(
-            PAIRS, PAIRS_HI, b, h, first_row, pairs_stride_b, pairs_stride_h, pairs_stride_q, pairs_stride_k, PREDICATE
-        )
-    q = load_block(Q, b, h, block * BM, (q_stride_b, q_stride_h, q_stride_l), L, BM, HEAD, D, COPIED, True)
-    rows = (block * BM + tl.arange(0, BM))[None, :]
+            PAIRS, PAIRS_HI, b, h, first_row,
+            pairs_stride_b, pairs_stride_h, pairs_stride_q, pairs_stride_k, F.PREDICATE,
+        )  # fmt: skip
+    q = load_block(Q, b, h, block * F.BM, (q_stride_b, q_stride_h, q_stride_l), L, F.BM, F.HEAD, F.D, F.COPIED, True)
+    rows = (block * F.BM + tl.arange(0, F.BM))[None, :]
     lse = load_lse(LSE + bh.to(tl.int64) * L, rows, L)
     sums = SUMS + bh.to(tl.int64) * sums_stride
     distance_at += block % COPIES * BUCKETS
     owner = b * runs_group * blocks + block
     k_strides = (k_stride_b, k_stride_h, k_stride_s)
-    if EDGE_MAP or EDGE_DISTANCE:
+    if F.EDGE_MAP or F.EDGE_DISTANCE:
         if tl.program_id(1) >= heads:
             position = offset
-            if EACH:
+            if F.EACH:
                 position = tl.load(OFFSETS + b).to(tl.int32)
             _edges(
                 q, K, lse, bias, pairs, (EDGE_RUNS, EDGE_COUNTS, owner), (sums, map_at, distance_at), k_strides,
                 (b, h, block), (L, S), position, (limit_start, limit_stop), (map_rows, map_cols), (scale, cap), magic,
-                GROUP, HEAD, D, COPIED, BM, BN, WARPS, PREDICATE, SLOTS, SOFTCAP, BIASED,
-                EDGE_MAP, EDGE_DISTANCE, LIMIT, WIDE, PRECISION,
+                F,
             )  # fmt: skip
     if tl.program_id(1) < heads:
         _rows(
             q, K, lse, bias, pairs, (RUNS, COUNTS, owner), (sums, map_at, distance_at),
             (LSE, ENTROPY, LARGEST, FIRST, MAXIMA, MASSES), k_strides, (b, h, block), (L, S), offset,
             (limit_start, limit_stop), (map_rows, map_cols), first, (by_keys, by_keys_shift), (by_cols, by_cols_shift),
-            (scale, cap), magic, blocks, GROUP, HEAD, D, COPIED, BM, BN, WARPS, PREDICATE, SLOTS, SOFTCAP, BIASED,
-            ROWS, MASS, MAP, DISTANCE, FIRSTS, LIMIT, TOP, GROUPS, WIDE, PRECISION, H, BY_BLOCK, AHEAD, DIRECT,
+            (scale, cap), magic, blocks, F,
         )  # fmt: skip

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from regard._triton import inputs
 from regard._triton.encode import BAND, Tiling, band_of, encode
+from regard._triton.form import ObservedForm
 from regard._triton.inputs import Inputs, Piece, described, pieces_of, power
 from regard._triton.launcher import Launch, kept_launch, on
 from regard.statistics import BUCKETS
@@ -338,27 +339,24 @@ def _observation_pass(given: Inputs, piece: Piece, want: Want, recipe: Recipe, f
     plain = summed if edges is None or (edges.split and not flags["LIMIT"]) else dict.fromkeys(summed, False)
 
     def make() -> Work:
-        sizes = (
+        lengths = (
             spec.queries, spec.keys, piece.rows.start, 0 if isinstance(offset, Tensor) else offset,
             recipe.limit.start, recipe.limit.stop, *recipe.grid, want.first, runs.blocks,
         )  # fmt: skip
         divisors = *divisor(spec.keys), *divisor(max(1, recipe.grid[1]))
         map_at, cells = (0, 0) if recipe.by_block else (spec.keys * want.key_mass, math.prod(recipe.grid))
         numbers = (
-            *_strides(given, piece), int(runs.groups > 1), *sizes, *divisors,
+            *_strides(given, piece), int(runs.groups > 1), *lengths, *divisors,
             recipe.sums, map_at, map_at + cells, *given.scales, recipe.magic,
         )  # fmt: skip
-        shape = given.shape(**tiles, **piece.test, WARPS=tiles["num_warps"], COPIED=given.copied, WIDE=recipe.wide)
-        constants = {
-            **flags,
-            **plain,
-            **shape,
-            "EACH": each,
-            "BY_BLOCK": recipe.by_block,
-            "AHEAD": recipe.ahead,
-            "DIRECT": spec.device == "cuda",
-            **{f"EDGE_{name}": used for name, used in summed.items()},
-        }
+        options = dict(tiles)
+        sizes = {"BM": options.pop("BM"), "BN": options.pop("BN"), "WARPS": options["num_warps"]}
+        form = ObservedForm(
+            **{**flags, **plain, **given.shape(**sizes, **piece.test)},
+            COPIED=given.copied, WIDE=recipe.wide, EACH=each, BY_BLOCK=recipe.by_block, AHEAD=recipe.ahead,
+            DIRECT=spec.device == "cuda", EDGE_MAP=summed["MAP"], EDGE_DISTANCE=summed["DISTANCE"],
+        )  # fmt: skip
+        constants = {"F": form, **options}
         programs = spec.batch * spec.heads * (1 if edges is None else 2)
         return (-(-len(piece.rows) // tiles["BM"]), programs), numbers, constants
 
