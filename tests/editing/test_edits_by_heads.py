@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -62,7 +62,7 @@ class Elsewhere(Tensor):
 
 
 @pytest.fixture
-def apart(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def apart(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """Calls are taken apart on a CPU too; how often they were."""
     real, counted = _fused.by_heads, []
 
@@ -73,7 +73,9 @@ def apart(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return None if parts is None else [(heads, here(part)) for heads, part in parts]
 
     monkeypatch.setattr(_fused, "by_heads", by_heads)
-    return counted
+    monkeypatch.setattr(_fused, "_kept", lambda numbers, device: torch.tensor(numbers))
+    yield counted
+    _fused._index.cache_clear()
 
 
 def here(part: Any) -> Any:

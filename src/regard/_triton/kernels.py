@@ -234,7 +234,7 @@ def _next_place(
         edges += last - bucket
     place = tl.where(edges == 0, INSIDE, tl.where(edges == 1, ACROSS, ELSEWHERE))
     change = tl.where(edges == 0, change, j0 + 1)
-    return tl.zeros([F.BN], tl.float32), cell, bucket, place, change, cell_change, bucket_change
+    return tl.full([F.BN], 0.0, tl.float32), cell, bucket, place, change, cell_change, bucket_change
 
 
 @triton.jit
@@ -323,8 +323,9 @@ def _rows(
         one_row = row_cell == _cell(tl.minimum(i0 + F.BM, L) - 1, L, map_rows, F.WIDE)
         map_row = map_at + row_cell * map_cols
 
-    entropy = tl.zeros([F.WARPS, 8, F.BM], tl.float32)
-    firsts = tl.zeros([F.WARPS, 8, F.BM], tl.float32)
+    # tl.zeros is written in Triton, and in Triton 3.6 such functions take no fields of a structure in a list
+    entropy = tl.full([F.WARPS, 8, F.BM], 0.0, tl.float32)
+    firsts = tl.full([F.WARPS, 8, F.BM], 0.0, tl.float32)
     largest = tl.full([F.WARPS, F.GROUPS // F.WARPS, F.BM], NEVER, tl.float32)
     line = MASSES + (bh.to(tl.int64) * blocks + block) * S
     for kind in tl.static_range(2):
@@ -336,7 +337,7 @@ def _rows(
             start = tl.load(table + 2 * run)
             stop = tl.load(table + 2 * run + 1)
             # what plain tiles gave since the cell of the map or the bucket of distances last changed
-            pooled = tl.zeros([F.BN], tl.float32)
+            pooled = tl.full([F.BN], 0.0, tl.float32)
             cell = start * 0
             bucket = start * 0
             place = start * 0 + ELSEWHERE
@@ -345,7 +346,7 @@ def _rows(
             bucket_change = start * F.BN
             # Programs begin at different keys: in step with each other they would all add to the same sums.
             shift = block % tl.maximum(stop - start, 1)
-            z = tl.zeros([F.BN, F.BM], tl.float32)
+            z = tl.full([F.BN, F.BM], 0.0, tl.float32)
             s = z
             if F.AHEAD and kind == 0:
                 k = _keys(K, b, h, (start + shift) * F.BN, k_strides, S, True, F)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 SDPA = backends.ALL["sdpa"]
 _STEP = 8
 _MOST_RUNS = 3  # of queries, and of keys, that are steered apart
-Heads = slice | list[int]
+Heads = slice | Tensor
 
 
 class Pattern(NamedTuple):
@@ -80,10 +80,13 @@ def head_rows(place: Place) -> Tensor:
 
 @functools.lru_cache(256)
 def _rows_of(heads: tuple[int, ...], count: int, device: torch.device) -> Tensor:
-    with torch.inference_mode(False):  # kept: to move it for every call would wait for the device each time
-        rows = torch.zeros(1, count, 1, 1, dtype=torch.bool)
-        rows[:, list(heads)] = True
-        return rows.to(device)
+    return _kept([[[[head in heads]] for head in range(count)]], device)
+
+
+def _kept(numbers: Any, device: torch.device) -> Tensor:
+    """A small tensor that outlives its call: to move it for every call would wait for the device each time."""
+    with torch.inference_mode(False):
+        return torch.tensor(numbers, device=device)
 
 
 def all_heads(place: Place) -> bool:
@@ -159,18 +162,20 @@ def _of_heads(seen: Seen, heads: list[int], mask: Mask | None) -> tuple[Heads, S
     groups = sorted({head // group for head in heads})
     if [each * group + at for each in groups for at in range(group)] != heads:  # parts of groups: keys of each head
         groups = [head // group for head in heads]
-    own, shared = _as_slice(heads), _as_slice(groups)
+    own, shared = (_index(tuple(numbers), seen.query.device) for numbers in (heads, groups))
     sinks = None if seen.sinks is None else seen.sinks[own]
     return own, seen._replace(
         query=seen.query[:, own], key=seen.key[:, shared], value=seen.value[:, shared], mask=mask, sinks=sinks, lse=None
     )
 
 
-def _as_slice(numbers: list[int]) -> Heads:
+@functools.lru_cache(256)
+def _index(numbers: tuple[int, ...], device: torch.device) -> Heads:
     """Evenly spaced heads are a view of the tensor, others a copy."""
     step = numbers[1] - numbers[0] if len(numbers) > 1 else 1
-    even = step > 0 and numbers == list(range(numbers[0], numbers[-1] + 1, step))
-    return slice(numbers[0], numbers[-1] + 1, step) if even else numbers
+    if step > 0 and numbers == tuple(range(numbers[0], numbers[-1] + 1, step)):
+        return slice(numbers[0], numbers[-1] + 1, step)
+    return _kept(numbers, device)
 
 
 def _steered(seen: Seen, u: Tensor, b: Tensor, place: Place) -> Seen:
