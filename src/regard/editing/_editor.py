@@ -324,16 +324,16 @@ class Editor(Follower):
 
     def attend(self, seen: Seen, dropout: float, run: Callable[[], Tensor], met: Met) -> Tensor:
         """[batch, head, query, dim] of a call, edited; ``run`` gives the output of the call as it was."""
+        # others are shown calls as the model made them
+        alone = len(_around.here()) == 1 and not self._listens()
         with unheard():
             place = self.place(met, seen.detached(), seen.key.shape[1])
             place.has_edges = self._edges_of(seen, place)
             changes, width = self.changes(place), seen.value.shape[3]
-            # others are shown calls as the model made them
-            alone = len(_around.here()) == 1 and not self._listens()
             parts = _fused.by_heads(seen, changes, place) if alone and not dropout else None
             if parts is None:
                 seen = self.applied(seen, changes, place)
-        with self.running():
+        with unheard() if alone else self.running():
             if parts and len(parts) == 1:
                 out = self._run(parts[0][1], place, dropout)
             elif parts:

@@ -8,9 +8,8 @@ that are not watched, on this thread or another, run as before.
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, overrides
@@ -74,34 +73,35 @@ class Listening(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        kind = _kinds.get(id(func)) or _kind_of(func)
+        if kind.plain and not self.tracker:  # most of what a model runs
+            return func(*args, **kwargs)
         if silent() and not self.watcher.hears_in_silence:
             return func(*args, **kwargs)
-        packet = getattr(func, "overloadpacket", None)
-        if packet is None:
+        if kind.packet is None:
             return self._higher_order(func, args, kwargs)
-        if not types and _is_composite(func) and not _has_nested(args):
+        if kind.composite and not types and not _has_nested(args):
             # in inference mode, and below autograd, torch hands operators over before it takes them apart
-            with self, _views_as_ever(packet):
+            with self, _views_as_ever(kind.packet):
                 return func._op_dk(_COMPOSITE, *args, **kwargs)
-        kernel = _fused.KERNELS.get(packet)
-        if kernel is not None:
-            out = func(*args, **kwargs)
+        if kind.kernel is not None:
+            kernel, out = kind.kernel, func(*args, **kwargs)
             self.watcher.see(lambda: kernel(_named(func, args, kwargs), out))
             return out
-        if self.tracker and packet in _IN_PLACE:
+        if self.tracker and kind.in_place:
             self._safely(self.tracker.before, args)
         out, begins = func(*args, **kwargs), None
-        if packet in EXPONENTIALS and (self.watcher.entered or (packet in SOFTMAXES and self.watcher.inside())):
-            if packet in SOFTMAXES and args[0].is_nested:
+        if kind.exponential and (self.watcher.entered or (kind.softmax and self.watcher.inside())):
+            if kind.softmax and args[0].is_nested:
                 self.watcher.miss("nested tensors")
             else:
-                begins = self._safely(EXPONENTIALS[packet], self.tracker, args, kwargs, out)
+                begins = self._safely(kind.exponential, self.tracker, args, kwargs, out)
         if self.tracker and not begins:
             self._safely(self.tracker.follow, func, args, kwargs, out)
-        if packet is aten.bernoulli_ or packet is aten.bernoulli:
+        if kind.noise:
             self.tracker.note_noise(out)
-        elif _looks_like_attention(packet):
-            self.watcher.miss(f"torch.ops.{packet} is an attention kernel that is not known here")
+        elif kind.attention:
+            self.watcher.miss(f"torch.ops.{kind.packet} is an attention kernel that is not known here")
         return out
 
     def _safely(self, look: Callable[..., Any], *args: Any) -> Any:
@@ -164,14 +164,48 @@ def _has_nested(args: tuple[Any, ...]) -> bool:
     )
 
 
-@functools.lru_cache(maxsize=4096)
+class _Kind(NamedTuple):
+    """What an operator is, whatever its arguments are."""
+
+    func: Any  # kept, so that no other operator gets its number
+    packet: Any  # None for higher-order operators
+    composite: bool
+    kernel: Callable[..., Any] | None  # of fused attention
+    exponential: Callable[..., Any] | None
+    softmax: bool
+    in_place: bool
+    noise: bool
+    attention: bool  # by its name, of a kernel that is not known here
+    plain: bool = False  # nothing of all this
+
+
+_kinds: dict[int, _Kind] = {}
+
+
+def _kind_of(func: Any) -> _Kind:
+    packet = getattr(func, "overloadpacket", None)
+    kernel = _fused.KERNELS.get(packet)
+    kind = _Kind(
+        func,
+        packet,
+        composite=packet is not None and _is_composite(func),
+        kernel=kernel,
+        exponential=EXPONENTIALS.get(packet),
+        softmax=packet in SOFTMAXES,
+        in_place=packet in _IN_PLACE,
+        noise=packet in (aten.bernoulli_, aten.bernoulli),
+        attention=packet is not None and kernel is None and _looks_like_attention(packet),
+    )
+    kind = _kinds[id(func)] = kind._replace(plain=packet is not None and not any(kind[2:]))
+    return kind
+
+
 def _is_composite(func: Any) -> bool:
     name = func.name()
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     return has(name, "CompositeImplicitAutograd") and not has(name, "CPU") and not has(name, "CUDA")
 
 
-@functools.lru_cache(maxsize=4096)
 def _looks_like_attention(packet: Any) -> bool:
     name = str(packet).lower()
     forward = "backward" not in name and "choice" not in name
