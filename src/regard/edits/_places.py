@@ -62,7 +62,9 @@ def keys(where: Where | None, place: Place) -> Chosen:
     counts = [place.keys] if place.read is None else [min(count, place.keys) for count in _numbers(place.read)]
     rows = _each(where, [place.dropped + count for count in counts], place, "keys")
     rows = [row[:, place.dropped :] for row in rows]
-    return np.concatenate([np.pad(row, ((0, 0), (0, place.keys - row.shape[1]))) for row in rows])
+    if any(row.shape[1] < place.keys for row in rows):
+        rows = [np.pad(row, ((0, 0), (0, place.keys - row.shape[1]))) for row in rows]
+    return np.concatenate(rows)
 
 
 def _numbers(given: int | Tensor) -> list[int]:

@@ -92,7 +92,9 @@ def rectangle(rows: NDArray[np.bool_], columns: NDArray[np.bool_], most: int) ->
 
 
 def _parts(chosen: NDArray[np.bool_]) -> Parts:
-    edges = np.flatnonzero(np.diff(chosen.astype(np.int8), prepend=0, append=0)).tolist()
+    padded = np.zeros(len(chosen) + 2, dtype=np.bool_)
+    padded[1:-1] = chosen
+    edges = np.flatnonzero(padded[1:] != padded[:-1]).tolist()
     ends = [None if stop == len(chosen) else stop for stop in edges[1::2]]
     return tuple(zip(edges[::2], ends, strict=True))
 
