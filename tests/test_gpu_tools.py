@@ -37,6 +37,15 @@ def test_gpu_tests_are_dealt_out_and_what_fails_is_named(tmp_path: Path) -> None
     assert len(list((tmp_path / "logs").glob("*.log"))) == 2
 
 
+def test_the_others_run_where_a_file_cannot_be_imported(tmp_path: Path) -> None:
+    (tmp_path / "test_some.py").write_text(TESTS)
+    (tmp_path / "test_other.py").write_text("import a_package_that_is_not_there")
+    words = [sys.executable, str(ROOT / "tools/test_gpu.py"), "--logs", str(tmp_path / "logs")]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "NOT READ test_other.py" in done.stdout and "4 passed, 1 failed, 0 skipped" in done.stdout
+
+
 def test_gpu_tests_that_do_not_end_count_as_failed(tmp_path: Path) -> None:
     (tmp_path / "test_slow.py").write_text(SLOW)
     words = [sys.executable, str(ROOT / "tools/test_gpu.py"), "--seconds", "3", "--logs", str(tmp_path / "logs")]
