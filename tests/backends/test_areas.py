@@ -3,6 +3,7 @@ the same form, so that all else is tested here."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,7 @@ from regard.masks._rectangle import Rectangle
 from regard.spec import Call, Result
 
 L = 150
+LOG_2 = math.log(2)  # of this amount, a pair is there twice with the same logit
 COLUMNS = {
     "first": ((0, 4),),
     "middle": ((60, 67),),
@@ -221,7 +223,7 @@ def steered_areas(mask: masks.Mask, where: masks.Mask, amount: float) -> Any:
     return areas
 
 
-@pytest.mark.parametrize("amount", [2.0, -4.0, 300.0])
+@pytest.mark.parametrize("amount", [2.0, -4.0, 300.0, LOG_2])
 @pytest.mark.parametrize("where", STEERED[1:], ids=str)
 @pytest.mark.parametrize("mask", [masks.causal(), masks.everything(), MASKS["causal without single"]], ids=str)
 @pytest.mark.parametrize("dim", [11, 128])
@@ -231,12 +233,13 @@ def test_an_amount_joins_the_logits_of_some_areas(mask: masks.Mask, where: masks
     check(tensors(1, 4, 2, L, L, dim), 2e-11, mask=mask, bias=bias, areas=areas)
 
 
+@pytest.mark.parametrize("amount", [-1.3, 2.0, LOG_2])
 @pytest.mark.parametrize("where", STEERED, ids=str)
-def test_a_second_derivative_goes_through_eager_unless_sdpa_was_named(where: masks.Mask | None) -> None:
+def test_a_second_derivative_goes_through_eager_unless_sdpa_was_named(where: masks.Mask | None, amount: float) -> None:
     inputs = tensors(1, 2, 2, L, L, 8, grad=True)
     mask = MASKS["late rows"]
-    bias = None if where is None else -1.3 * where.dense(L, L).double()[None, None]
-    call = on_cuda(*inputs, mask=mask, areas=None if where is None else steered_areas(mask, where, -1.3))
+    bias = None if where is None else amount * where.dense(L, L).double()[None, None]
+    call = on_cuda(*inputs, mask=mask, areas=None if where is None else steered_areas(mask, where, amount))
     outs = run(call).out, regard.attention(*inputs, mask=mask, bias=bias, backend="eager")
     first = [torch.autograd.grad(out.square().sum(), inputs, create_graph=True) for out in outs]
     for one, other in zip(*first, strict=True):

@@ -33,7 +33,7 @@ def forward(call: Call) -> tuple[Tensor, Tensor]:
     """(out, lse) of a call whose description has areas; without sinks."""
     spec, areas = call.spec, call.spec.areas
     assert areas is not None
-    if areas and areas[0].rows == ((0, spec.queries),) and not areas[0].shift:  # all others join it
+    if areas and areas[0].rows == ((0, spec.queries),) and areas[0].shift is None:  # all others join it
         out, lse = _forward(call.query, *_keys_of(call, areas[0]), areas[0].causal, spec.scale)
         areas = areas[1:]
     else:
@@ -46,7 +46,7 @@ def forward(call: Call) -> tuple[Tensor, Tensor]:
     for area in areas:
         query = _take(call.query, area.rows)
         found, found_lse = _forward(query, *_keys_of(call, area), area.causal, spec.scale)
-        if area.shift:
+        if area.shift is not None:
             found_lse = found_lse + area.shift
         for rows, own in _places(area.rows):
             if area.merges:
@@ -65,7 +65,7 @@ def backward(call: Call, grad_out: Tensor, out: Tensor, lse: Tensor) -> tuple[Te
     for area in areas:
         d_out, query, own_out = (_take(tensor, area.rows, copy=True) for tensor in (grad_out, call.query, out))
         key, value = _keys_of(call, area, copy=True)
-        own_lse = torch.cat([lse[:, :, start:stop] for start, stop in area.rows], 2) - area.shift
+        own_lse = torch.cat([lse[:, :, start:stop] for start, stop in area.rows], 2) - (area.shift or 0.0)
         found.append(_backward(d_out, query, key, value, own_out, own_lse, area.causal, spec.scale))
     rows, keys = [area.rows for area in areas], [area.keys for area in areas]
     return (
@@ -145,13 +145,13 @@ def with_shifts_as_bias(call: Call) -> Call:
     """The call with a bias of all pairs in place of shifts: for plain operations, which have all pairs anyway."""
     spec = call.spec
     areas = spec.areas or ()
-    if not any(area.shift for area in areas):
+    if all(area.shift is None for area in areas):
         return call
     bias = torch.full(
         (1, 1, spec.queries, spec.keys), -torch.inf, dtype=accumulation(spec.dtype), device=call.query.device
     )
     for area in areas:
-        shift = bias.new_tensor(area.shift)
+        shift = bias.new_tensor(area.shift or 0.0)
         for (top, bottom), (left, right) in itertools.product(area.rows, area.keys):
             there = bias[:, :, top:bottom, left:right]
             there.copy_(torch.logaddexp(there, shift))  # a pair may be in two areas

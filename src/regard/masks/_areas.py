@@ -30,7 +30,7 @@ class Area(NamedTuple):
     keys: Ranges
     causal: bool = False
     merges: bool = False  # the rows are in areas before this one too
-    shift: float = 0.0  # joins the logits of all of its pairs
+    shift: float | None = None  # of a steer: joins the logits of all of its pairs
 
 
 def areas_of(intervals: RowIntervals | None) -> tuple[Area, ...] | None:

@@ -201,8 +201,9 @@ def _kind_of(func: Any) -> _Kind:
 
 
 def _is_composite(func: Any) -> bool:
-    name = func.name()
-    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    name, has = func.name(), torch._C._dispatch_has_kernel_for_dispatch_key
+    if not torch._C._dispatch_has_kernel(name):  # what tensors of other kinds are asked: a device, a size
+        return False
     return has(name, "CompositeImplicitAutograd") and not has(name, "CPU") and not has(name, "CUDA")
 
 
