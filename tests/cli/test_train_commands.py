@@ -20,6 +20,7 @@ from tests.train.small import DATA
 from typer.testing import CliRunner
 
 from regard import interop
+from regard._files.write import write_atomically
 from regard.cli import app
 from regard.recording import Recording
 from regard.train import LAST, Trainer, Translator, align, read_metrics
@@ -66,6 +67,8 @@ def test_a_folder_with_a_run_is_not_overwritten_but_resumed(folder: Path) -> Non
     assert refused.exit_code == 2 and "holds a run already; go on with --resume" in refused.stderr
     refused = run(f"{words} --resume --set ff_dim=32")
     assert refused.exit_code == 2 and "ff_dim is 24 in" in refused.stderr and "only steps," in refused.stderr
+    refused = run(f"{words} --resume --source de --target en")
+    assert refused.exit_code == 2 and "source is en in" in refused.stderr
     refused = run(f"{words} --resume --seed 9")
     assert refused.exit_code == 2 and "seed is 1 in" in refused.stderr
     refused = run(f"train --toy --out {folder / 'run'} --device cpu --resume --steps 12")
@@ -107,6 +110,8 @@ def test_a_folder_with_a_run_is_not_overwritten_but_resumed(folder: Path) -> Non
         ("train --toy --tensor-parallel --shard", "--shard and --tensor-parallel were both given"),
         ("train --toy --set max_tokens=2", "all 3901 sentences have max_tokens=2 tokens or more; raise it"),
         ("train --task lm", "--task lm needs --text FILE"),
+        ("train --task lm --text a --set norm=pre", "--set norm is for translators, and a language model has no use"),
+        ("translate hello --model . --beams 4 --temperature 1", "--beams 4 and --temperature 1 were both given"),
         ("train --task lm --text none.txt", "none.txt: No such file"),
         ("train --text a.txt --toy", "--text is for --task lm"),
         ("train --task sing", "task must be one of translate, lm, got 'sing'"),
@@ -281,6 +286,38 @@ def test_a_text_of_too_few_tokens_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("a b a b\na\n")
     done = run(f"train --task lm --text {tmp_path / 'text'} --out {tmp_path / 'run'} --steps 2 {SIZES} --device cpu")
     assert done.exit_code == 2 and "too few tokens: of its 2 lines, the first 1 and the other 1" in done.stderr
+
+
+def test_a_text_of_one_line_is_cut_between_two_words(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("the cat sees the dog and the dog sees the cat " * 60)
+    words = f"train --task lm --text {tmp_path / 'text'} --out {tmp_path / 'run'} --steps 2 {SIZES} --device cpu"
+    done = run(f"{words} --set max_tokens=32 --set batch_tokens=200")
+    assert done.exit_code == 0, done.stderr
+
+
+def test_what_a_run_left_that_saved_nothing_is_not_taken_over(tmp_path: Path, folder: Path) -> None:
+    out = tmp_path / "run"
+    out.mkdir()
+    for name in ("tokenizer.json", "metrics.jsonl"):
+        shutil.copy(folder / "run" / name, out / name)
+    words = f"train --data {folder} --out {out} --steps 2 {SIZES} {PACE} --set vocab_size=90 --device cpu"
+    done = run(words)
+    assert done.exit_code == 0, done.stderr
+    assert len(json.loads((out / "tokenizer.json").read_text())["model"]["vocab"]) == 90
+    assert [event["step"] for event in read_metrics(out / "metrics.jsonl")] == [2]
+    (out / LAST).unlink()
+    refused = run(words)
+    assert refused.exit_code == 2 and "holds a model already" in refused.stderr
+
+
+def test_a_full_disk_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left") as caught:
+        write_atomically(tmp_path / "out.txt", [b"a"])
+    assert caught.value.filename == str(tmp_path / "out.txt")
 
 
 def test_a_full_disk_is_told_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -201,15 +201,20 @@ def data_file(path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], **m
     stoi = collections.defaultdict(unknown, {word: number for number, word in enumerate(words)})
     vocab.__dict__.update(stoi=stoi, itos=words, freqs=collections.Counter(words))
     field.__dict__.update(vocab=vocab, tokenize=unknown, lower=True, pad_token="<blank>")
-    data = {"settings": argparse.Namespace(max_len=100), "vocab": {"src": field, "trg": field}, "train": [], **more}
+    fields: Any = field if more.pop("one_field", False) else {"src": field, "trg": field}
+    data = {"settings": argparse.Namespace(max_len=100), "vocab": fields, "train": [], **more}
     path.write_bytes(pickle.dumps(data))
     monkeypatch.delitem(sys.modules, "torchtext_like")
 
 
-def test_vocabularies_are_read_without_running_anything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("one_field", [False, True])
+def test_vocabularies_are_read_without_running_anything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_field: bool
+) -> None:
+    """Where its text was split into byte pairs, both languages have one field."""
     monkeypatch.chdir(tmp_path)
     words = ["<unk>", "<blank>", "<s>", "</s>", "a", "man"]
-    data_file(tmp_path / "data.pkl", monkeypatch, words, trap=Runs())
+    data_file(tmp_path / "data.pkl", monkeypatch, words, trap=Runs(), one_field=one_field)
     source, target = load_quoted_vocabularies(tmp_path / "data.pkl")
     assert source.words == target.words == words
     assert source.encode(["a", "man", "rides"]) == [2, 4, 5, 0, 3]

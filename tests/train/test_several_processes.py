@@ -19,7 +19,7 @@ from tests.train.small import DATA, SMALL
 
 import regard
 from regard import models
-from regard.train import LAST, read_metrics, translation_trainer
+from regard.train import LAST, on_all, read_metrics, translation_trainer
 from regard.train._checkpoint import read
 
 WORDS = (
@@ -35,9 +35,11 @@ def command(processes: int, words: str) -> list[str]:
     return [*launch, "regard", *shlex.split(words)]
 
 
-def learn(out: str, how: str) -> float:
+def learn(out: str, how: str, tokens: int = SMALL.batch_tokens) -> float:
     """A short run without dropout, alone or as one of a group."""
-    settings = dataclasses.replace(SMALL, dropout=0.0, attention_dropout=0.0, steps=6, validate_every=3, r_drop=0.5)
+    settings = dataclasses.replace(
+        SMALL, dropout=0.0, attention_dropout=0.0, steps=6, validate_every=3, r_drop=0.5, batch_tokens=tokens
+    )
     run = translation_trainer(settings, DATA, out, with_bleu=False, how=how)
     run.start()
     run.run()
@@ -64,6 +66,34 @@ def test_processes_together_learn_what_one_learns(alone: Path, tmp_path: Path, p
     for name, weight in wanted.items():
         if name.startswith(("model.", "average.", "optimizer.")):
             torch.testing.assert_close(found[name], weight, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(("processes", "how"), [(2, "copies"), (4, "shards")])
+def test_batches_of_fewer_sentences_than_processes_are_learnt_too(tmp_path: Path, processes: int, how: str) -> None:
+    """One sentence of 12 tokens, or two of 6: some processes have none."""
+    learn(str(tmp_path / "alone"), "copies", 12)
+    together(processes, learn, str(tmp_path / "run"), how, 12)
+    (wanted, _), (found, _) = read(tmp_path / "alone" / LAST), read(tmp_path / "run" / LAST)
+    for name, weight in wanted.items():
+        if name.startswith(("model.", "average.")):
+            torch.testing.assert_close(found[name], weight, rtol=1e-3, atol=1e-4)
+
+
+def look(rank_that_fails: int) -> str:
+    def looks() -> int:
+        if torch.distributed.get_rank() == rank_that_fails:
+            raise ValueError(f"process {rank_that_fails} has no checkpoint")
+        return 5
+
+    try:
+        return str(on_all(looks))
+    except ValueError as error:
+        return str(error)
+
+
+def test_what_one_process_refuses_all_refuse(tmp_path: Path) -> None:
+    assert together(2, look, 1) == ["process 1 has no checkpoint"] * 2
+    assert together(2, look, 7) == ["5", "5"]
 
 
 def go_on(out: str, how: str) -> int:

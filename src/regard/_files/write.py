@@ -64,11 +64,14 @@ class Staged:
             os.close(handle)  # another writer's clearing came between the two: this name is taken away
 
     def write(self, content: Iterable[bytes | memoryview]) -> None:
-        with os.fdopen(self._file, "wb", closefd=False) as file:
-            for piece in content:
-                file.write(piece)
-            file.flush()
-            os.fsync(file.fileno())
+        try:
+            with os.fdopen(self._file, "wb", closefd=False) as file:
+                for piece in content:
+                    file.write(piece)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:  # a full disk, say: the system names no file
+            raise OSError(error.errno, error.strerror, error.filename or str(self.path)) from None
 
     def commit(self) -> None:
         # mkstemp makes files that only their owner may read

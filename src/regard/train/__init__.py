@@ -21,6 +21,7 @@ from regard.train._loop import Stopped, Trainer, read_metrics
 from regard.train._processes import in_group as in_group
 from regard.train._processes import join_group as join_group
 from regard.train._processes import leave_group as leave_group
+from regard.train._processes import on_all as on_all
 from regard.train._quoted import Vocabulary, load_quoted, load_quoted_vocabularies, quoted_config
 from regard.train._settings import Settings
 from regard.train._settings import read_settings as read_settings

@@ -125,10 +125,8 @@ def language_trainer(
 ) -> Trainer:
     """A `Trainer` of a `Decoder` on a running text; its last tenth is held out."""
     device = torch.device(device)
-    cut = max(1, len(lines) * 9 // 10)
-    if cut >= len(lines):
-        raise ValueError(f"expected a text of at least two lines, to hold one out for validation; got {len(lines)}")
-    words = Words.learn(lines[:cut], vocab_size=settings.vocab_size, lowercase=settings.lowercase)
+    learnt, held_out = _tenth_apart(lines)
+    words = Words.learn(learnt, vocab_size=settings.vocab_size, lowercase=settings.lowercase)
     words = Words.read(Processes(device).agree(words.as_json()))
     torch.manual_seed(settings.seed)
     model = model_of(settings, len(words), device)
@@ -136,15 +134,25 @@ def language_trainer(
     def corpus(part: Sequence[str]) -> Corpus:
         return running([token for ids in words.encode(part) for token in ids], settings.max_tokens)
 
-    train, valid = corpus(lines[:cut]), corpus(lines[cut:])
+    train, valid = corpus(learnt), corpus(held_out)
     if not len(train.target.lengths) or not len(valid.target.lengths):
         raise ValueError(
-            f"the text has too few tokens: of its {len(lines)} lines, the first {cut} and the other "
-            f"{len(lines) - cut}, which are held out for validation, need two tokens each"
+            f"the text has too few tokens: of its {len(lines)} lines, the first {len(learnt)} and the other "
+            f"{len(held_out)}, which are held out for validation, need two tokens each"
         )
     trainer = Trainer(model, settings, words, lambda epoch: train, valid, Path(out), device, how=how)
     trainer.text = _digest(lines)
     return trainer
+
+
+def _tenth_apart(lines: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """The first nine tenths and the last one: of the lines, or of one long line, between two words."""
+    if len(lines) > 1:
+        cut = len(lines) * 9 // 10
+        return lines[: max(1, cut)], lines[max(1, cut) :]
+    text = "".join(lines)
+    cut = text.rfind(" ", 0, len(text) * 9 // 10) + 1 or len(text) * 9 // 10
+    return [text[:cut]], [text[cut:]]
 
 
 def _digest(*texts: Sequence[str]) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from regard import interop
 from regard._files.write import write_atomically
@@ -25,7 +25,7 @@ from regard.train._processes import Processes, whole
 from regard.train._schedule import learning_rate
 from regard.train._settings import Settings
 from regard.train._step import Stepper, logits_of
-from regard.train._tokens import STOP, Words
+from regard.train._tokens import PAD, STOP, Words
 
 LAST = "last.safetensors"
 METRICS = "metrics.jsonl"
@@ -93,6 +93,8 @@ class Trainer:
         if not self.processes.first:
             return
         self.out.mkdir(parents=True, exist_ok=True)
+        if not (self.out / LAST).is_file():
+            (self.out / METRICS).unlink(missing_ok=True)  # of a run that ended before it saved anything
         write_atomically(self.out / "settings.json", [self.settings.as_json().encode()])
         write_atomically(self.out / "tokenizer.json", [self.words.as_json().encode()])
 
@@ -204,18 +206,30 @@ class Trainer:
                         self.save()
                         return
                 elif self.step % 10 == 0 and self.processes.first:
-                    report({"step": self.step})
+                    report({"step": self.step} | self._so_far(window_sums, window_since))
                 if stop or (self._asked_to_stop and self.processes.count == 1):
                     self.save()
                     raise Stopped(self._signal)
                 if self.step % self.settings.save_every == 0:
                     self.save()
 
+    def _so_far(self, sums: Tensor, since: float) -> dict[str, float]:
+        """The loss and speed since the last validation, of this process's sentences; a GPU is asked less often, since
+        the host waits for its answer."""
+        if self.device.type != "cpu" and self.step % 50:
+            return {}
+        nll, tokens, _ = sums.tolist()
+        speed = self.processes.data[1] * tokens / max(time.monotonic() - since, 1e-9)
+        return {"loss_so_far": nll / max(tokens, 1), "tokens_per_second": speed}
+
     def _stop(self, number: int = signal.SIGTERM) -> None:
         self._asked_to_stop, self._signal = True, number
 
     def _batches(self) -> Iterator[tuple[Batch, int]]:
         """This process's part of each batch and the tokens of the whole one, from where the run stands on."""
+        patience = self.settings.patience
+        if self.ended == "patience" and patience and self.since_best >= patience:
+            return
         if self.ended is not None and self.step >= self.settings.steps:
             return
         while True:
@@ -229,11 +243,15 @@ class Trainer:
                 multiple=settings.round_lengths,
             )
             corpus = corpus.to(self.device)
-            parts = [each.part(*self.processes.data) for each in planned]
+            # a process that has no sentence of a batch runs one that counts for nothing: the others wait for it
+            parts = [each.part(*self.processes.data) or each.rows[:1] for each in planned]
             rows = torch.tensor([row for part in parts for row in part], device=self.device, dtype=torch.int64)
             begins = [0, *itertools.accumulate(map(len, parts))]
             for at in range(self.position, len(planned)):
-                yield corpus.take(rows[begins[at] : begins[at + 1]], planned[at].widths), planned[at].tokens
+                batch = corpus.take(rows[begins[at] : begins[at + 1]], planned[at].widths)
+                if not planned[at].part(*self.processes.data):
+                    batch = batch._replace(outputs=torch.full_like(batch.outputs, PAD))
+                yield batch, planned[at].tokens
             self.epoch, self.position = self.epoch + 1, 0
 
     # -- validation

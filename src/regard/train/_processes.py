@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+Result = TypeVar("Result")
 WAYS = ("copies", "shards", "heads")  # DDP, FSDP2, tensor parallelism
 
 
@@ -118,6 +120,22 @@ def join_group(device: torch.device, *, minutes: float = 10.0) -> bool:
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(minutes=minutes))
     return True
+
+
+def on_all(look: Callable[[], Result]) -> Result:
+    """What ``look`` gives; where it raises ValueError in one process, all of them raise, and none waits for it."""
+    found, problem = None, None
+    try:
+        found = look()
+    except ValueError as error:
+        problem = str(error)
+    if in_group():
+        problems: list[str | None] = [None] * dist.get_world_size()
+        dist.all_gather_object(problems, problem)
+        problem = next((each for each in problems if each is not None), None)
+    if problem is not None:
+        raise ValueError(problem)
+    return found  # type: ignore[return-value]
 
 
 def leave_group() -> None:

@@ -145,8 +145,9 @@ def load_quoted_vocabularies(path: str | Path) -> tuple[Vocabulary, Vocabulary]:
         with Path(path).open("rb") as file:
             held = _Inert(file).load()
         found = []
+        fields = held["vocab"]  # one for both languages where its text was split into byte pairs
         for side in ("src", "trg"):
-            field = held["vocab"][side]
+            field = fields[side] if isinstance(fields, dict) else fields
             words = dict(vars(vars(field)["vocab"])["stoi"])
             if not all(isinstance(k, str) and isinstance(v, int) for k, v in words.items()):
                 raise ValueError("its words have no numbers")

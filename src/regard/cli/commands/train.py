@@ -32,9 +32,11 @@ def train(
         Path | None,
         typer.Option(help="Data folder with train.SOURCE, train.TARGET and val.* (also .gz).", envvar="REGARD_DATA"),
     ] = None,
-    source: Annotated[str, typer.Option(help="File extension of the source language.")] = "en",
-    target: Annotated[str, typer.Option(help="File extension of the target language.")] = "de",
-    task: Annotated[str, typer.Option(help="Task: translate, or lm (language model).")] = "translate",
+    source: Annotated[str | None, typer.Option(help="File extension of the source language (default: en).")] = None,
+    target: Annotated[str | None, typer.Option(help="File extension of the target language (default: de).")] = None,
+    task: Annotated[
+        str | None, typer.Option(help="Task: translate, or lm, a language model (default: translate).")
+    ] = None,
     text: Annotated[Path | None, typer.Option(help="With --task lm: text file to train on.")] = None,
     toy: Annotated[
         bool, typer.Option("--toy", help="Train on a small generated language: needs no data, takes about a minute.")
@@ -92,7 +94,10 @@ def train(
         _show_settings(engine.Settings(), as_json)
         return
     try:
-        base = engine.toy_settings() if toy else engine.Settings(task=task, source=source, target=target)
+        words: dict[str, Any] = {
+            name: value for name, value in (("task", task), ("source", source), ("target", target)) if value
+        }
+        base = engine.toy_settings() if toy else engine.Settings(**words)
         given: dict[str, Any] = {
             name: value for name, value in (("steps", steps), ("minutes", minutes), ("seed", seed)) if value is not None
         }
@@ -103,25 +108,27 @@ def train(
         for name in sorted(changes.keys() & {"vocab_size", "lowercase", "bpe_dropout"}) if distill else ():
             raise ValueError(f"--distill: a student splits text as its teachers do; leave out --set {name}")
         chosen = dataclasses.replace(base, **given, **changes)
-        chosen = _resumed(out, chosen, given, change or []) if resume else _fresh(out, chosen)
-        _check_words(chosen, task, data, text, toy, distill or [])
-        where = _device(device)
         if shard and tensor_parallel:
             raise ValueError("--shard and --tensor-parallel were both given; give one")
+        where = _device(device)
         engine.join_group(where)
+        # every process looks into --out, which on several machines may not be the same folder
+        named = {*given, *changes, *(() if toy else words)}
+        chosen = engine.on_all(lambda: _resumed(out, chosen, named) if resume else _fresh(out, chosen))
+        _check_words(chosen, task, data, text, toy, distill or [], changes)
         if (shard or tensor_parallel) and not engine.in_group():
             raise ValueError(
                 f"--{'shard' if shard else 'tensor-parallel'} needs several processes: torchrun --nproc-per-node 2 -m "
                 "regard train …"
             )
         how = "shards" if shard else "heads" if tensor_parallel else "copies"
-        trainer = _trainer(chosen, out, data, text, toy, where, distill or [], how)
+        trainer = _trainer(chosen, out, data, text, toy, where, distill or [], how, resume)
         if resume:
             trainer.resume()  # before anything is written: it may refuse
         trainer.start()
         if trainer.processes.first:
             _say_start(trainer, learnt=not (toy or resume or distill))
-        with _reporting(chosen, out, tensorboard, as_json) as report:
+        with _reporting(chosen, out, tensorboard and trainer.processes.first, as_json) as report:
             trainer.run(report)
     except engine.Stopped as stopped:
         typer.echo(f"regard: stopped at step {trainer.step}; {out} is saved, go on with --resume", err=True)
@@ -132,9 +139,9 @@ def train(
         if not engine.in_group():
             raise
         reason = str(error).splitlines()[0][:160]
-        terminal.stop(
-            f"another process of this run ended ({reason}); the checkpoint in {out} is whole: start again with --resume"
-        )
+        saved = (out / engine.LAST).is_file()
+        then = f"the checkpoint in {out} is whole: start again with --resume" if saved else "nothing was saved yet"
+        terminal.stop(f"another process of this run ended ({reason}); {then}")
     except (ValueError, TypeError) as error:
         terminal.stop(str(error))
     except OSError as error:
@@ -196,18 +203,22 @@ def _fresh(out: Path, chosen: Settings) -> Settings:
 
     if (out / LAST).exists():
         raise ValueError(f"{out} holds a run already; go on with --resume, or give another --out")
+    if (out / "model.safetensors").exists():
+        raise ValueError(f"{out} holds a model already, which this run would replace; give another --out")
     return chosen
 
 
-def _resumed(out: Path, chosen: Settings, given: dict[str, Any], changes: list[str]) -> Settings:
-    """The run's own settings, with what may be changed on the way."""
+def _resumed(out: Path, chosen: Settings, named: set[str]) -> Settings:
+    """The run's own settings, with what may be changed on the way; ``named``: settings that were given now."""
     from regard.train import LAST, read_settings
 
     path = out / "settings.json"
     if not path.is_file() or not (out / LAST).is_file():
-        raise ValueError(f"{out} holds no checkpoint to resume from; start without --resume")
+        shared = "; on several machines --out must be a folder that all of them share"
+        raise ValueError(
+            f"{out} holds no checkpoint to resume from; start without --resume{shared * ('RANK' in os.environ)}"
+        )
     held = read_settings(path)
-    named = {*given, *(word.partition("=")[0] for word in changes)}
     for name in sorted(named - set(MAY_CHANGE)):
         if getattr(chosen, name) != getattr(held, name):
             raise ValueError(
@@ -217,11 +228,23 @@ def _resumed(out: Path, chosen: Settings, given: dict[str, Any], changes: list[s
     return dataclasses.replace(held, **{name: getattr(chosen, name) for name in named & set(MAY_CHANGE)})
 
 
+# what a language model has no use for
+_OF_TRANSLATORS = ("bpe_dropout", "norm", "branch_init", "ff_dropout", "bleu_every", "distill")
+
+
 def _check_words(
-    chosen: Settings, task: str, data: Path | None, text: Path | None, toy: bool, distill: list[Path]
+    chosen: Settings,
+    task: str | None,
+    data: Path | None,
+    text: Path | None,
+    toy: bool,
+    distill: list[Path],
+    changes: dict[str, Any],
 ) -> None:
-    if toy and task != "translate":
+    if toy and task not in (None, "translate"):
         raise ValueError(f"--toy trains a translator; leave out --task {task}")
+    for name in (name for name in _OF_TRANSLATORS if chosen.task == "lm" and name in changes):
+        raise ValueError(f"--set {name} is for translators, and a language model has no use for it: leave it out")
     held = os.environ.get("REGARD_DATA")
     given = data is not None and (not held or data != Path(held))
     if given and (toy or chosen.task == "lm"):
@@ -259,6 +282,7 @@ def _trainer(
     device: Any,
     distill: list[Path],
     how: str,
+    resume: bool,
 ) -> Trainer:
     from regard import train as engine
 
@@ -273,8 +297,8 @@ def _trainer(
             read = engine.read_folder(data, chosen.source, chosen.target)
         teachers = engine.Translator.load(*distill, device=device) if distill else None
         words = teachers.words if teachers is not None else None
-        held = out / "tokenizer.json"
-        words = engine.Words.load(held) if words is None and held.is_file() else words
+        if resume and words is None:
+            words = engine.Words.load(out / "tokenizer.json")
         trainer = engine.translation_trainer(chosen, read, out, words=words, device=device, how=how)
     if teachers is not None:
         with terminal.progress() as bars:
@@ -303,8 +327,11 @@ def _reporting(
             if len(seen) == 2 and "loss" not in event and not sys.stderr.isatty():
                 # where no bar is drawn: an early word on how long it will take
                 pace = (time.monotonic() - began) / (seen[1] - seen[0] + 10)
-                left = pace * (chosen.steps - event["step"])
+                left = min(pace * (chosen.steps - event["step"]), 60 * (chosen.minutes or float("inf")))
                 typer.echo(f"step {event['step']:6}  of {chosen.steps}: about {left:.0f} s to go", err=True)
+            if "loss_so_far" in event:
+                told = f"loss {event['loss_so_far']:.3f}, {event['tokens_per_second']:,.0f} tokens/s"
+                bars.update(bar, description=told)
             if "loss" not in event:
                 return
             speed = f"{event['tokens_per_second']:,.0f} tokens/s"

@@ -21,7 +21,7 @@ def translate(
     model: options.Trained = None,
     file: Annotated[Path | None, typer.Option(help="Read one sentence per line from this file (also .gz).")] = None,
     out: Annotated[Path | None, typer.Option(help="Write to this file (default: standard output).")] = None,
-    beams: Annotated[int, typer.Option(help="Beam width; 1 is greedy search.")] = 5,
+    beams: Annotated[int | None, typer.Option(help="Beam width; 1 is greedy search (default: 5).")] = None,
     best: Annotated[int, typer.Option(help="Number of translations per sentence, best first.")] = 1,
     length_penalty: options.LengthPenalty = 1.0,
     temperature: Annotated[
@@ -61,6 +61,12 @@ def translate(
         if page is not None and not show:
             raise ValueError("--page names the page that --show writes; give --show too")
         sampled = temperature > 0
+        if sampled and beams is not None and beams != 1:
+            raise ValueError(
+                f"--beams {beams} and --temperature {temperature:g} were both given: tokens are sampled "
+                "without beams; give one"
+            )
+        beams = 5 if beams is None else beams
         how: dict[str, Any] = {
             "beams": 1 if sampled else beams,
             "best": best,
