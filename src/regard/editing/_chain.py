@@ -6,6 +6,7 @@ axes are the heads): the softmax is taken of other logits, and all that followed
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -20,18 +21,23 @@ if TYPE_CHECKING:
     from regard.watching._tracked import Weights
 
 
+_numbers = itertools.count()
+
+
 class Node:
     """A function call whose result came from a softmax; its arguments are tensors, or nodes where those did too."""
 
-    __slots__ = ("args", "at", "axis", "dims", "func", "kwargs", "shape", "version", "whole")
+    __slots__ = ("args", "at", "axis", "broken", "dims", "func", "kwargs", "number", "shape", "version", "whole")
 
     def __init__(self, func: Callable[..., Any], args: Any, kwargs: Any, at: int | None) -> None:
         self.func, self.args, self.kwargs, self.at = func, args, kwargs, at
         self.shape: tuple[int, ...] | None = None  # of the weights, where this call took the softmax
+        self.number = next(_numbers)
         self.axis = -1
         self.version = 0
         self.whole = True  # whether the function gave the weights as the softmax has them
         self.dims: Dims | None = None  # of the output, where this call multiplied weights and values
+        self.broken = False  # to compute it again would give something else: see overwritten and note_beside
 
     @property
     def takes_softmax(self) -> bool:
@@ -46,6 +52,16 @@ class Node:
         out = self.func(*args, **kwargs)
         return out if self.at is None else out[self.at]  # type: ignore[no-any-return]
 
+    def softmaxes(self) -> set[int]:
+        """The numbers of those that it came from."""
+        return {each.number for each in self.line() if each.shape is not None}
+
+    def line(self) -> Iterator[Node]:
+        """The node, and all that it was computed from."""
+        yield self
+        for before in nodes(self.args, self.kwargs):
+            yield from before.line()
+
 
 class Chain:
     """The nodes of tensors that live."""
@@ -53,6 +69,8 @@ class Chain:
     def __init__(self) -> None:
         self._nodes: dict[int, Node] = {}
         self._alive: dict[int, weakref.ref[Tensor]] = {}
+        # what was computed from weights and is none itself: the softmaxes of each
+        self._beside: dict[int, tuple[weakref.ref[Tensor], set[int]]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._nodes)
@@ -60,9 +78,21 @@ class Chain:
     def clear(self) -> None:
         self._nodes.clear()
         self._alive.clear()
+        self._beside.clear()
 
     def of(self, tensor: object) -> Node | None:
         return self._nodes.get(id(tensor)) if self._nodes else None
+
+    def softmaxes_beside(self, given: list[Tensor]) -> set[int]:
+        """Of what was computed beside the chain, among these tensors."""
+        if not self._beside:
+            return set()
+        found = (self._beside.get(id(each)) for each in given)
+        return {softmax for each in found if each is not None for softmax in each[1]}
+
+    def note_beside(self, tensor: Tensor, softmaxes: set[int]) -> None:
+        at = id(tensor)
+        self._beside[at] = weakref.ref(tensor, lambda _: self._beside.pop(at, None)), softmaxes
 
     def living(self) -> list[Tensor]:
         return [tensor for ref in list(self._alive.values()) if (tensor := ref()) is not None]
@@ -78,9 +108,12 @@ class Chain:
         self._alive[at] = weakref.ref(tensor, forget)
 
     def add(self, func: Any, args: Any, kwargs: Any, out: Tensor, at: int | None) -> Node:
-        node = Node(func, self.linked(args), self.linked(kwargs), at)
+        node = self.node(func, args, kwargs, at)
         self.note(out, node)
         return node
+
+    def node(self, func: Any, args: Any, kwargs: Any, at: int | None = None) -> Node:
+        return Node(func, self.linked(args), self.linked(kwargs), at)
 
     def root(self, func: Any, args: Any, kwargs: Any, out: Tensor, known: Weights) -> Node:
         node = self.add(func, args, kwargs, out, None)
@@ -90,7 +123,20 @@ class Chain:
             node.args = (out.detach() if not out.requires_grad else out,)
             node.kwargs = {}
         node.version = _version(node.logits)
+        out = kwargs.get("out")
+        node.broken = isinstance(out, Tensor) and _share(out, node.logits)
         return node
+
+    def overwritten(self, into: Tensor) -> None:
+        """A function is about to write into this tensor. What shares its memory cannot be computed again."""
+        for tensor in self.living():
+            node = self._nodes[id(tensor)]
+            for each in node.line():
+                each.broken = each.broken or any(_share(leaf, into) for leaf in tensors(each.args, each.kwargs))
+            if tensor is not into and _share(tensor, into):  # what was computed from it before stays right
+                late = Node(node.func, node.args, node.kwargs, node.at)
+                late.broken = True
+                self._nodes[id(tensor)] = late
 
     def linked(self, given: Any) -> Any:
         """Arguments, with nodes in place of tensors that have one."""
@@ -122,6 +168,11 @@ class Replay:
         return given
 
     def _run(self, node: Node) -> Tensor:
+        if node.broken:
+            raise CannotEdit(
+                "a tensor that its attention was computed with, or gave, is written into afterwards, or something else "
+                "is computed from its weights and comes back to them"
+            )
         if node.shape is not None:
             if not node.whole:
                 raise CannotEdit("the softmax is taken inside a function that cannot be taken apart")
@@ -134,13 +185,38 @@ class Replay:
 
 def tensors(*given: Any) -> Iterator[Tensor]:
     """The tensors among arguments, in lists and dicts too."""
+    return _among(Tensor, given)
+
+
+def nodes(*given: Any) -> Iterator[Node]:
+    return _among(Node, given)
+
+
+def _among(kind: type, given: Any) -> Iterator[Any]:
     for one in given:
-        if isinstance(one, Tensor):
+        if isinstance(one, kind):
             yield one
         elif isinstance(one, (tuple, list)):
-            yield from tensors(*one)
+            yield from _among(kind, one)
         elif isinstance(one, dict):
-            yield from tensors(*one.values())
+            yield from _among(kind, one.values())
+
+
+def _share(one: Tensor, other: Tensor) -> bool:
+    """Whether the memory of two tensors overlaps, as far as their first and last numbers tell."""
+    if one.device != other.device or not one.numel() or not other.numel():
+        return False
+    (a, b), (c, d) = _range(one), _range(other)
+    return a < d and c < b
+
+
+def _range(tensor: Tensor) -> tuple[int, int]:
+    try:
+        start = tensor.data_ptr()
+        length = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+    except RuntimeError:  # it has no memory of its own
+        return 0, 0
+    return start, start + length * tensor.element_size()
 
 
 def _version(tensor: Tensor) -> int:

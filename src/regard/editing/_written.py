@@ -50,17 +50,37 @@ class Written:
             return out
         given = list(tensors(args, kwargs))
         known = [self.chain.of(tensor) for tensor in given]
+        into = _written_into(func, args, kwargs)
+        if into is not None:
+            self.chain.overwritten(into)
         if not any(node is not None for node in known):
             out = func(*args, **kwargs)
             self._note(func, args, kwargs, out)
             return out
+        if into is not None and self.chain.of(into) is not None and _name(func) == "__setitem__":
+            node = self.chain.node(_with_item, args, kwargs)
+            out = func(*args, **kwargs)
+            self.chain.note(into, node)
+            return out
+        write = None
+        if into is not None:
+            with silence():
+                write = _Write(into, into.clone())
         if not _may_end(func) and not any(isinstance(self.editor.tracker.of(one), Product) for one in given):
             out = func(*args, **kwargs)
-            self._note(func, args, kwargs, out)
+            self._note(func, *self._again(args, kwargs, write), out)
             return out
-        return self._tried(func, args, kwargs, given, others_listen)
+        return self._tried(func, args, kwargs, given, others_listen, write)
 
-    def _tried(self, func: Any, args: Any, kwargs: Any, given: list[Tensor], others_listen: bool) -> Any:
+    def _again(self, args: Any, kwargs: Any, write: _Write | None) -> tuple[Any, Any]:
+        """The arguments with which a function is done again: what it writes into is as it was before."""
+        if write is None or self.chain.of(write.into) is not None:
+            return args, kwargs
+        return _put(args, write), _put(kwargs, write)
+
+    def _tried(
+        self, func: Any, args: Any, kwargs: Any, given: list[Tensor], others_listen: bool, write: _Write | None
+    ) -> Any:
         """Run a function out of sight of others, to see what it is."""
         editor = self.editor
         ends = [one.call for tensor in given if isinstance(one := editor.tracker.of(tensor), Product)]
@@ -76,26 +96,28 @@ class Written:
         used, settled = editor.used, editor.settled
         editor.used, editor.settled = [], []
         edited = [one for one in used if one.met is not None]
+        again = self._again(args, kwargs, write)
         if edited:
-            self._begin(func, args, kwargs, out, edited)
+            self._begin(func, *again, out, edited)
         elif ends:
             followed = any(isinstance(editor.tracker.of(part), Product) for part in tensors(out))
-            if not settled and next(tensors(out), None) is None:
-                return out  # its size was asked for, say
+            if not settled and next(tensors(out), None) is None and _tells_no_content(out):
+                return out
             if not settled and followed:
-                self._note(func, args, kwargs, out)
+                self._note(func, *again, out)
                 return out
             trace = next((found for _, found in settled), Trace())
-            return self._ended(ends[0], trace, func, args, kwargs)
+            return self._ended(ends[0], trace, func, args, kwargs, write)
         elif others_listen:
+            _undo(write)
             out = func(*args, **kwargs)
-            self._note(func, args, kwargs, out)
+            self._note(func, *again, out)
         else:
-            self._note(func, args, kwargs, out)
+            self._note(func, *again, out)
         if edited and settled:  # one function multiplied, and laid the heads together
-            return self._ended(edited[0], settled[0][1], func, args, kwargs)
+            return self._ended(edited[0], settled[0][1], func, args, kwargs, write)
         if edited and not isinstance(editor.tracker.of(out), Product):  # nobody follows it: now, or not at all
-            return self._ended(edited[0], Trace(), func, args, kwargs)
+            return self._ended(edited[0], Trace(), func, args, kwargs, write)
         return out
 
     def _note(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
@@ -103,14 +125,21 @@ class Written:
         if not tracker:
             return
         parts = [(None, out)] if isinstance(out, Tensor) else list(enumerate(out)) if type(out) in (tuple, list) else []
+        given = list(tensors(args, kwargs))
+        linked = [node for one in given if (node := self.chain.of(one)) is not None]
+        beside = self.chain.softmaxes_beside(given)
         for at, part in parts:
             known = tracker.of(part)
             if not isinstance(known, (Weights, Partial, Product)):
+                if known is None and isinstance(part, Tensor) and (linked or beside):
+                    self.chain.note_beside(part, beside.union(*(node.softmaxes() for node in linked)))
                 continue
-            before = [tracker.of(one) for one in tensors(args, kwargs) if self.chain.of(one) is not None]
+            before = [tracker.of(one) for one in given if self.chain.of(one) is not None]
             begins = isinstance(known, Weights) and not any(_same_softmax(known, one) for one in before)
             if before and not begins:
-                self.chain.add(func, args, kwargs, part, at)
+                node = self.chain.add(func, args, kwargs, part, at)
+                # with other weights, what was computed beside it would be another number too
+                node.broken = node.broken or not beside.isdisjoint(node.softmaxes())
             elif isinstance(known, Weights) and at is None:
                 self.chain.root(func, args, kwargs, part, known)
 
@@ -119,13 +148,15 @@ class Written:
         if isinstance(out, Tensor):
             node = self.chain.add(func, args, kwargs, out, None)
             node.dims = known.dims if isinstance(known, Product) else ()
+            node.broken = not self.chain.softmaxes_beside(list(tensors(args, kwargs))).isdisjoint(node.softmaxes())
             for one in used:
                 self._nodes[id(one)] = node
 
     # The end of it
 
-    def _ended(self, use: Used, trace: Trace, func: Any, args: Any, kwargs: Any) -> Any:
+    def _ended(self, use: Used, trace: Trace, func: Any, args: Any, kwargs: Any, write: _Write | None = None) -> Any:
         """What a function gives, of an output of attention that was edited."""
+        _undo(write)
         replay = self._replay(use, trace)
         with _running(use, self.editor):
             return func(*replay.value(self.chain.linked(args)), **replay.value(self.chain.linked(kwargs)))
@@ -360,5 +391,56 @@ def _same_softmax(known: Weights, other: Any) -> bool:
     return isinstance(other, Weights) and other.softmax is known.softmax
 
 
+class _Write(NamedTuple):
+    into: Tensor
+    before: Tensor  # what stood there
+
+
+def _undo(write: _Write | None) -> None:
+    """Make a tensor as it was, before a function writes into it a second time."""
+    if write is not None:
+        with silence():
+            write.into.copy_(write.before)
+
+
+def _put(given: Any, write: _Write) -> Any:
+    """Arguments with the tensor as it was in place of the one that was written into."""
+    if isinstance(given, dict):
+        return {name: _put(one, write) for name, one in given.items()}
+    if type(given) in (tuple, list):
+        return type(given)(_put(one, write) for one in given)
+    return write.before if given is write.into else given
+
+
+def _name(func: Any) -> str:
+    return getattr(func, "__name__", "")
+
+
+def _written_into(func: Any, args: Any, kwargs: Any) -> Tensor | None:
+    """The tensor that a function writes into."""
+    name, out = _name(func), kwargs.get("out")
+    if isinstance(out, Tensor):
+        return out
+    writes = name in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))
+    return args[0] if writes and args and isinstance(args[0], Tensor) else None
+
+
+_IN_PLACE = {"__setitem__"} | {f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")}
+
+
+def _with_item(target: Tensor, index: Any, value: Any) -> Tensor:
+    """``target[index] = value``, in a tensor of its own."""
+    target = target.clone()
+    target[index] = value
+    return target
+
+
+def _tells_no_content(out: Any) -> bool:
+    """Whether this is what a tensor's size or kind was asked for. None comes from what put its numbers elsewhere."""
+    if isinstance(out, tuple):
+        return all(map(_tells_no_content, out))
+    return isinstance(out, (bool, int, str, torch.dtype, torch.device, torch.layout, torch.memory_format))
+
+
 def _may_end(func: Any) -> bool:
-    return getattr(func, "__name__", "") in PRODUCTS
+    return _name(func) in PRODUCTS
