@@ -59,12 +59,14 @@ def edge_effects_of_weights(
     batch, heads, queries, keys = weights.shape
     made = Effects((batch, heads, queries, keys), grid, top_k, weights.device, accumulation(weights.dtype))
     step = max(1, _NUMBERS // max(1, batch * heads * keys))
+    # how far from 1 rounding leaves the sum of a row
+    noise = torch.finfo(weights.dtype).eps * (32 if weights.dtype.itemsize > 2 else 4)
     with torch.no_grad():
         for start in range(0, queries, step):
             rows = range(start, min(queries, start + step))
             p, g = (t[:, :, rows.start : rows.stop].to(made.dtype) for t in (weights, grad_weights))
             left = 1.0 - p.sum(-1)  # more than rounding: a sink that has no key
-            sink = left.masked_fill(left < 1e-4, 0.0)
+            sink = left.masked_fill(left < noise, 0.0)
             made.fold(Part(p, g, slice(0, batch), slice(0, heads), rows, ((0, keys),), sink))
     return made.result()
 
