@@ -28,8 +28,8 @@ def test_the_effect_of_a_cut_counts_a_sink_of_little_weight() -> None:
     torch.manual_seed(0)
     model, x, to = Sink(), torch.randn(1, 3, 8).double(), torch.randn(1, 3, 8).double()
     found = regard.attribute(model, (x,), loss=lambda out: (out * to).sum(), top_k=2)
-    base = float((model(x) * to).sum())
+    base = float((model(x) * to).sum().detach())
     for edge in found.top(4):
         with regard.edit(model, edits.cut(queries=edge.query, keys=edge.key), heads=[edge.head]):
-            really = float((model(x) * to).sum()) - base
+            really = float((model(x) * to).sum().detach()) - base
         assert edge.effect == pytest.approx(really, rel=1e-9)
