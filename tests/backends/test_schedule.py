@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -8,8 +10,9 @@ import torch
 
 import regard
 from core_calls import every_mask, permitted, prepare, tensors
-from regard import masks
-from regard.backends._schedule import permitted_of, steps_of
+from regard import bias, masks
+from regard.backends import _schedule
+from regard.backends._schedule import STEP_PAIRS, permitted_of, steps_of
 from regard.backends._steps import Step
 from regard.spec import Call
 
@@ -54,6 +57,12 @@ SIZES = [(5, 7), (64, 64), (63, 200), (130, 65), (200, 200), (1, 111), (111, 1)]
 KINDS = list(every_mask(2, 3, 5, 7))
 
 
+@pytest.fixture(params=[0, STEP_PAIRS], ids=["items apart", "short items together"])
+def step_pairs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_schedule, "STEP_PAIRS", request.param)
+
+
+@pytest.mark.usefixtures("step_pairs")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(2))
 def test_the_steps_cover_the_permitted_pairs_once_each(kind: str, seed: int) -> None:
@@ -67,6 +76,7 @@ def test_the_steps_cover_the_permitted_pairs_once_each(kind: str, seed: int) -> 
             check_kinds(steps, allowed)
 
 
+@pytest.mark.usefixtures("step_pairs")
 @pytest.mark.parametrize("seed", range(40))
 def test_the_steps_of_joined_masks_cover_the_permitted_pairs_once_each(seed: int) -> None:
     draw = np.random.default_rng(seed)
@@ -125,6 +135,59 @@ def test_short_documents_share_steps() -> None:
 def test_padding_of_its_own_length_gives_each_item_its_rectangle() -> None:
     steps = steps_of(call_of(masks.padding([63, 111]), 2, 1, 65, 111))
     assert [(step.batch, step.kind, step.width) for step in steps] == [(0, "rect", 63), (1, "rect", 111)]
+
+
+@pytest.mark.parametrize("rows", [1, 7])
+def test_items_of_few_rows_share_a_step_while_their_keys_are_few(rows: int) -> None:
+    mask, offset = masks.padding([63, 111]), torch.tensor([63, 111]) - rows
+    (step,) = steps_of(call_of(mask, 2, 1, rows, 111, offset))
+    assert (step.batch, step.kind, step.rows, step.width) == (None, "tile", rows, 111)
+    keys = 32 * STEP_PAIRS // max(4, rows) + 1  # of head dim 2
+    steps = steps_of(call_of(mask, 2, 1, rows, keys, offset))
+    assert [(step.batch, step.width) for step in steps] == [(0, 63), (1, 111)]
+
+
+@pytest.mark.parametrize(
+    ("backend", "given"),
+    [
+        ("sdpa", {}),
+        ("sdpa", {"bias": bias.alibi(4)}),
+        ("blockwise", {}),
+        ("blockwise", {"bias": bias.alibi(4)}),
+        ("blockwise", {"softcap": 5.0}),
+    ],
+    ids=str,
+)
+def test_a_decoded_token_takes_as_much_python_for_many_items_as_for_few(backend: str, given: dict[str, Any]) -> None:
+    counts = []
+    for items in (3, 48):
+        inputs = tensors(items, 4, 2, 1, 40, 8)
+        lengths = torch.arange(items) % 40 + 1
+
+        def attend(name: str, inputs: Any = inputs, lengths: Any = lengths) -> torch.Tensor:
+            # as in a new step of decoding: a mask and offsets of which nothing is remembered
+            rule = masks.padding(lengths.clone())
+            return regard.attention(*inputs, mask=rule, query_offset=lengths - 1, backend=name, **given)
+
+        assert torch.allclose(attend(backend), attend("reference"), rtol=0, atol=1e-12)
+        counts.append(python_calls(lambda attend=attend: attend(backend)))
+    assert counts[1] <= counts[0] + 10
+
+
+def python_calls(work: Callable[[], object]) -> int:
+    count = 0
+
+    def note(frame: Any, event: str, _: Any) -> None:
+        nonlocal count
+        count += event == "call"
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        work()
+    finally:
+        sys.setprofile(before)
+    return count
 
 
 @pytest.mark.parametrize(

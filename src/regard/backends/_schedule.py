@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from regard.masks import Mask
     from regard.spec import Call
 
+# pairs of a head of 64 that each step has to save against one masked call of all pairs (benchmarks/cpu.py --only
+# crossover)
+STEP_PAIRS = 16_000
 # below this many rows, a step of its own costs more to launch than the pairs it saves
 SHORT = 32
 # rows of a tile step; small, since a band of width w pays for w + TILE keys per row
@@ -34,10 +37,21 @@ def steps_of(call: Call) -> list[Step]:
     rows, keys = spec.queries, spec.keys
     if mask is None:
         return _everything(rows, keys)
-    if not mask.readable() or (isinstance(call.offset, Tensor) and call.offset.device.type != "cpu"):
+    unread = not mask.readable() or (isinstance(call.offset, Tensor) and call.offset.device.type != "cpu")
+    if unread or _items_are_short(call, mask):
         return [Step(None, 0, rows, (Run(0, keys, False),), "tile", None, None)]
     key = ("steps", rows, keys, call.offset, spec.batch)
     return mask.remember(key, call.offset, lambda: _build(mask, rows, keys, call.offset, spec.batch))
+
+
+def _items_are_short(call: Call, mask: Mask) -> bool:
+    """Whether each item, as of a padded batch that is decoded, sees keys of its own, but too few for a step of its own.
+    Neither the mask nor the offsets are read for it: those of a decoded token are new, and nothing is remembered."""
+    spec = call.spec
+    apart = mask.batch > 1 or (isinstance(call.offset, Tensor) and call.offset.numel() > 1)
+    rows = max(4, spec.queries)  # to bring the keys from memory takes as long as a few rows
+    pairs = spec.heads * rows * spec.keys * spec.head_dim / 64
+    return apart and spec.queries < SHORT and pairs <= STEP_PAIRS
 
 
 @lru_cache(256)

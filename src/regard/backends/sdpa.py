@@ -16,7 +16,7 @@ from regard.backends._base import reads_values, refuse_transforms
 from regard.backends._bias import bias_over, is_rule, items_of, may_hide, short_steps
 from regard.backends._grouped import Steps, grouped_steps
 from regard.backends._kernel_call import KernelCall, show_nan
-from regard.backends._schedule import permitted_of, steps_of
+from regard.backends._schedule import STEP_PAIRS, permitted_of, steps_of
 from regard.backends._steps import Gathered, Run, Step
 from regard.backends._tiled import TiledBackend, add_sinks, by_heads, sink_gradient
 from regard.spec import Result
@@ -29,9 +29,6 @@ if TYPE_CHECKING:
     from regard.backends._tiled import Grads
     from regard.spec import Call, CallSpec
 
-# pairs of a head of 64 that each step has to save against one masked call of all pairs (benchmarks/cpu.py --only
-# crossover)
-STEP_PAIRS = 16_000
 # the largest mask that is built whole; a larger one is built a step at a time, whatever that costs
 MASK_NUMBERS = 1 << 22
 # the largest that is kept with its mask for the next call
