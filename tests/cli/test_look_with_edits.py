@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -80,16 +81,43 @@ def test_a_model_that_writes_says_what_comes_next(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("0:4", (edits.cut(keys=slice(0, 4)), None, None)),
-        ("it > cat", (edits.cut(queries="it", keys="cat"), None, None)),
-        ("3.5@-1>cat,dog,2", (edits.cut(queries=-1, keys=["cat", "dog", 2]), 3, 5)),
-        ('3@"a,b",","', (edits.cut(keys=["a,b", ","]), 3, None)),
-        ("4:>:2", (edits.cut(queries=slice(4, None), keys=slice(None, 2)), None, None)),
-        ("it>", (edits.cut(queries="it"), None, None)),
+        ("0:4", (edits.cut(keys=slice(0, 4)), None, None, False)),
+        ("it > cat", (edits.cut(queries="it", keys="cat"), None, None, True)),
+        ("3.5@-1>cat,dog,2", (edits.cut(queries=-1, keys=["cat", "dog", 2]), 3, 5, True)),
+        ('3@"a,b",","', (edits.cut(keys=["a,b", ","]), 3, None, True)),
+        ('2@"@"', (edits.cut(keys="@"), 2, None, True)),
+        ("4:>:2", (edits.cut(queries=slice(4, None), keys=slice(None, 2)), None, None, False)),
+        ("it>", (edits.cut(queries="it"), None, None, True)),
     ],
 )
 def test_what_is_typed(text: str, expected: Any) -> None:
     assert acting.typed([text], []) == [expected]
+
+
+def test_a_text_is_given_to_edits_that_name_its_tokens() -> None:
+    """An edit of the encoder does not read the decoder's text, which is another one."""
+    seen: list[Any] = []
+
+    @contextlib.contextmanager
+    def edit(*_: Any, tokens: Any, **__: Any) -> Any:
+        seen.append(tokens)
+        yield
+
+    given = acting.typed(["0", "it>0"], ["1.2"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(regard, "edit", edit)
+        with acting.edited(None, given, [["it"]]):
+            pass
+    assert seen == [None, [["it"]], None]
+
+
+def test_the_answer_of_a_model_of_pictures_and_texts_is_what_they_become() -> None:
+    class Out(dict):  # type: ignore[type-arg]
+        __getattr__ = dict.get
+
+    one, other = torch.randn(1, 8), torch.randn(1, 8)
+    found = acting.answer(Out(logits_per_image=one @ other.T, image_embeds=one, text_embeds=other), None)
+    assert torch.equal(found.states, torch.cat([one, other]))
 
 
 def test_what_cannot_be_read_or_done_is_said_in_one_line(tmp_path: Path) -> None:
@@ -99,6 +127,7 @@ def test_what_cannot_be_read_or_done_is_said_in_one_line(tmp_path: Path) -> None
         (("--cut", "x@cat"), "--cut has 'x'; expected LAYER.HEAD, such as 3.5"),
         (("--cut", "0:2,5"), "has a range among others"),
         (("--ablate", "3."), "--ablate has '3.'; expected LAYER.HEAD"),
+        (("--ablate", "²"), "--ablate has '²'; expected LAYER.HEAD"),
         (("--ablate", "9.1"), "layers=[9] were asked for, and the layers that attend are 0 … 5"),
         (("--ablate", "3.12"), "heads=[12] were asked for, and encoder.layer.3.attention.self (layer 3) has 12 heads"),
         (("--cut", "dog"), "keys names the token 'dog', which is not among the tokens"),

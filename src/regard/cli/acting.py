@@ -27,7 +27,8 @@ WORDS: Catalogue = {
 }
 _MOST = 5
 _ITEM = re.compile(r'"([^"]*)"|([^,]+)')
-_ARROW = re.compile(r'>(?=(?:[^"]*"[^"]*")*[^"]*$)')  # outside of quotes
+_OUTSIDE = r'(?=(?:[^"]*"[^"]*")*[^"]*$)'  # of quotes
+_ARROW, _AT = re.compile(f">{_OUTSIDE}"), re.compile(f"@{_OUTSIDE}")
 _NUMBER = re.compile(r"-?\d+")
 _RANGE = re.compile(r"(-?\d+)?:(-?\d+)?")
 
@@ -38,6 +39,7 @@ class Typed(NamedTuple):
     edit: Edit
     layer: int | None
     head: int | None
+    by_text: bool = False  # whether it names tokens by their text
 
 
 def typed(cut: list[str], ablate: list[str]) -> list[Typed]:
@@ -55,7 +57,8 @@ def typed(cut: list[str], ablate: list[str]) -> list[Typed]:
 def _cut(text: str) -> Typed:
     from regard import edits
 
-    place, _, edges = text.rpartition("@")
+    *places, edges = _AT.split(text)
+    place = "@".join(places)
     layer, head = _place(place, "--cut") if place else (None, None)
     sides = _ARROW.split(edges)
     if len(sides) > 2:
@@ -66,12 +69,13 @@ def _cut(text: str) -> Typed:
     }
     if not where:
         raise ValueError(f"--cut {text!r} names no tokens; expected KEYS or QUERIES>KEYS, such as '0:4' or 'it>cat'")
-    return Typed(edits.cut(**where), layer, head)
+    named = [one for given in where.values() for one in (given if isinstance(given, list) else [given])]
+    return Typed(edits.cut(**where), layer, head, any(isinstance(one, str) for one in named))
 
 
 def _place(text: str, option: str) -> tuple[int, int | None]:
     layer, _, head = text.partition(".")
-    if not layer.isdigit() or (head and not head.isdigit()) or text.endswith("."):
+    if not layer.isdecimal() or (head and not head.isdecimal()) or text.endswith("."):
         raise ValueError(f"{option} has {text!r}; expected LAYER.HEAD, such as 3.5, or LAYER for all of its heads")
     return int(layer), int(head) if head else None
 
@@ -109,7 +113,8 @@ def edited(model: Any, given: list[Typed], tokens: list[list[str]]) -> Any:
                     one.edit,
                     layers=None if one.layer is None else [one.layer],
                     heads=None if one.head is None else [one.head],
-                    tokens=tokens or None,
+                    # those of the text: a model with two sides reads another one in its encoder
+                    tokens=(tokens or None) if one.by_text else None,
                 )
             )
             for one in given
@@ -134,6 +139,10 @@ def answer(out: Any, ids: Any) -> Answer:
             loss = float(torch.nn.functional.cross_entropy(logits[0, :-1].float(), ids[0, 1:]))
         return Answer(logits[0, -1].float().softmax(-1), loss)
     states = getattr(out, "last_hidden_state", None)
+    # what a picture and a text become; their likeness, which comes first, is a single number
+    embedded = [one for name in ("image_embeds", "text_embeds") if (one := getattr(out, name, None)) is not None]
+    if states is None and embedded:
+        states = torch.cat(embedded).unsqueeze(0)
     if states is None:
         states = logits if logits is not None else next(iter(out.values()))
     return Answer(states=states[0].float().reshape(-1, states.shape[-1]))
