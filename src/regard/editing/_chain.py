@@ -153,7 +153,7 @@ class Replay:
     """The calls of a chain, done again with other weights."""
 
     def __init__(self, weights: Callable[[Node], Tensor], output: Callable[[Node, Tensor], Tensor]) -> None:
-        self._weights, self._output = weights, output
+        self.weights, self.output = weights, output
         self._done: dict[int, tuple[Node, Tensor]] = {}
 
     def value(self, given: Any) -> Any:
@@ -178,9 +178,9 @@ class Replay:
                 raise CannotEdit("the softmax is taken inside a function that cannot be taken apart")
             if _version(node.logits) != node.version:
                 raise CannotEdit("the logits were overwritten after the softmax, so it cannot be taken again")
-            return self._weights(node)
+            return self.weights(node)
         out = node.run(self.value(node.args), self.value(node.kwargs))
-        return out if node.dims is None else self._output(node, out)
+        return out if node.dims is None else self.output(node, out)
 
 
 def tensors(*given: Any) -> Iterator[Tensor]:

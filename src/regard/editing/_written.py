@@ -35,11 +35,13 @@ class Written:
     def __init__(self, editor: Editor) -> None:
         self.editor, self.chain = editor, Chain()
         self._nodes: dict[int, Node] = {}  # by use: the product
+        self._uses: dict[int, Used] = {}  # by the numbers of softmaxes and products: of several attentions, which it is
         self._replays: dict[int, tuple[Used, Replay]] = {}
 
     def clear(self) -> None:
         self.chain.clear()
         self._nodes.clear()
+        self._uses.clear()
         self._replays.clear()
 
     def step(self, func: Any, args: Any, kwargs: Any, others_listen: bool) -> Any:
@@ -151,6 +153,9 @@ class Written:
             node.broken = not self.chain.softmaxes_beside(list(tensors(args, kwargs))).isdisjoint(node.softmaxes())
             for one in used:
                 self._nodes[id(one)] = node
+                softmaxes = node.softmaxes()
+                own = next((self._uses[number] for number in softmaxes if number in self._uses), one)
+                self._uses.update(dict.fromkeys((node.number, *softmaxes), own))
 
     # The end of it
 
@@ -194,7 +199,19 @@ class Written:
             why = "it divides its weights by more than their sum, and other weights would need another divisor"
             raise editor._refuse(met.site, met.layer, why)
         call = _Call([(editor, met), *use.also], use, found, self._nodes.get(id(use)))
-        replay = Replay(call.weights, call.output)
+
+        def weights(node: Node) -> Tensor:
+            """Outputs of several attentions may meet before heads are laid side by side: each has its own edit."""
+            own = self._uses.get(node.number)
+            if own is None:
+                return node.run(node.args, node.kwargs) if node.takes_softmax else node.logits
+            return call.weights(node) if own is use else self._replay(own, trace).weights(node)
+
+        def output(node: Node, out: Tensor) -> Tensor:
+            own = self._uses.get(node.number)
+            return call.output(node, out) if own is use or own is None else self._replay(own, trace).output(node, out)
+
+        replay = Replay(weights, output)
         self._replays[id(use)] = (use, replay)
         return replay
 
