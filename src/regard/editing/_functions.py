@@ -13,13 +13,13 @@ from torch import Tensor
 from regard import masks
 from regard.compat import _attention as compat
 from regard.editing._flex import is_flex, seen_of
-from regard.editing._written import Written
+from regard.editing._written import HIDDEN, Written
 from regard.edits._edit import CannotEdit
 from regard.watching._layout import _count
 from regard.watching._modules import frames
 from regard.watching._operators import ListeningToFunctions, never_compiled
 from regard.watching._packed import packed_heads, unpacked, unpacked_mask
-from regard.watching._seen import Seen, hiding
+from regard.watching._seen import Seen
 from regard.watching._silence import silent
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class Functions(ListeningToFunctions):
         if heads := packed_heads(*q.shape[1:3]):
             mask, bias, q = _unpacked_heads(mask, bias, q, heads)
         scale = given.get("scale")
-        seen = Seen(q, k, v, mask, hiding(bias), None if scale is None else float(scale), offset=offset, placed=causal)
+        seen = Seen(q, k, v, mask, _hiding(bias), None if scale is None else float(scale), offset=offset, placed=causal)
         shape = q.shape[:3]
         out = editor.attend(
             seen, float(given.get("dropout_p") or 0.0), lambda: plain().reshape(*shape, v.shape[3]), met
@@ -120,6 +120,14 @@ def _in_four_dims(three: list[Tensor], grouped: bool, met: Met) -> tuple[Tensor,
         heads = heads if batch[0] % heads == 0 else 1
         q, k, v = (x.expand(1, batch[0], -1, -1).reshape(-1, heads, *x.shape[2:]) for x in (q, k, v))
     return q, k, v, batch
+
+
+def _hiding(bias: Tensor | None) -> Tensor | None:
+    """Models write some large negative number where they mean "hidden": a row that is then cut must not look there. A
+    row in which all is hidden looks everywhere, as the model has it."""
+    if bias is None or not bias.numel():
+        return bias
+    return bias.masked_fill(bias < bias.detach().amax(-1, keepdim=True) - HIDDEN, -torch.inf)
 
 
 def _of_heads(mask: Any, bias: Tensor | None, q: Tensor) -> tuple[Any, Tensor | None]:

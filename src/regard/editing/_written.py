@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from regard.editing._editor import Editor, Met, Used
 
 # Logits so far below the largest of their row are those that a model has hidden, whatever number it writes there.
-_HIDDEN = 5000.0
+HIDDEN = 5000.0
 
 
 class Written:
@@ -359,7 +359,7 @@ def _changed(x: Tensor, change: Change, place: Place) -> tuple[Tensor, Tensor | 
     hide = torch.nn.functional.pad(hide & mine, (0, extra)).expand(*x.shape[:2], -1, -1)
     with torch.no_grad():
         top = x.amax(-1, keepdim=True)
-        shown = (x > -torch.inf) & (x >= top - _HIDDEN)
+        shown = (x > -torch.inf) & (x >= top - HIDDEN)
         empty = ~(shown & ~hide).any(-1, keepdim=True) & hide.any(-1, keepdim=True)
     # a row without keys keeps its logits, which are numbers, and then loses its weights
     return x.masked_fill(hide & ~empty, -torch.inf), empty
