@@ -438,11 +438,17 @@ def _written_into(func: Any, args: Any, kwargs: Any) -> Tensor | None:
     name, out = _name(func), kwargs.get("out")
     if isinstance(out, Tensor):
         return out
-    writes = name in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))
+    writes = name in _IN_PLACE or (name.endswith("_") and not name.endswith("__") and name not in _OF_NO_NUMBERS)
     return args[0] if writes and args and isinstance(args[0], Tensor) else None
 
 
 _IN_PLACE = {"__setitem__"} | {f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")}
+
+# they change what is known of a tensor, not its numbers
+_OF_NO_NUMBERS = frozenset(
+    ("requires_grad_", "detach_", "share_memory_", "rename_", "squeeze_", "unsqueeze_", "t_", "transpose_", "swapaxes_",
+     "swapdims_", "as_strided_")
+)  # fmt: skip
 
 
 def _with_item(target: Tensor, index: Any, value: Any) -> Tensor:
