@@ -37,7 +37,7 @@ class Node:
         self.version = 0
         self.whole = True  # whether the function gave the weights as the softmax has them
         self.dims: Dims | None = None  # of the output, where this call multiplied weights and values
-        self.broken = False  # to compute it again would give something else: see overwritten and note_beside
+        self.broken = False  # to compute it again would give something else: see overwritten and note_aside
 
     @property
     def takes_softmax(self) -> bool:
@@ -70,7 +70,7 @@ class Chain:
         self._nodes: dict[int, Node] = {}
         self._alive: dict[int, weakref.ref[Tensor]] = {}
         # what was computed from weights and is none itself: the softmaxes of each
-        self._beside: dict[int, tuple[weakref.ref[Tensor], set[int]]] = {}
+        self._aside: dict[int, tuple[weakref.ref[Tensor], set[int]]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._nodes)
@@ -78,21 +78,21 @@ class Chain:
     def clear(self) -> None:
         self._nodes.clear()
         self._alive.clear()
-        self._beside.clear()
+        self._aside.clear()
 
     def of(self, tensor: object) -> Node | None:
         return self._nodes.get(id(tensor)) if self._nodes else None
 
-    def softmaxes_beside(self, given: list[Tensor]) -> set[int]:
-        """Of what was computed beside the chain, among these tensors."""
-        if not self._beside:
+    def softmaxes_aside(self, given: list[Tensor]) -> set[int]:
+        """Of what was computed aside from the chain, among these tensors."""
+        if not self._aside:
             return set()
-        found = (self._beside.get(id(each)) for each in given)
+        found = (self._aside.get(id(each)) for each in given)
         return {softmax for each in found if each is not None for softmax in each[1]}
 
-    def note_beside(self, tensor: Tensor, softmaxes: set[int]) -> None:
+    def note_aside(self, tensor: Tensor, softmaxes: set[int]) -> None:
         at = id(tensor)
-        self._beside[at] = weakref.ref(tensor, lambda _: self._beside.pop(at, None)), softmaxes
+        self._aside[at] = weakref.ref(tensor, lambda _: self._aside.pop(at, None)), softmaxes
 
     def living(self) -> list[Tensor]:
         return [tensor for ref in list(self._alive.values()) if (tensor := ref()) is not None]

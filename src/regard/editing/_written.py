@@ -129,19 +129,19 @@ class Written:
         parts = [(None, out)] if isinstance(out, Tensor) else list(enumerate(out)) if type(out) in (tuple, list) else []
         given = list(tensors(args, kwargs))
         linked = [node for one in given if (node := self.chain.of(one)) is not None]
-        beside = self.chain.softmaxes_beside(given)
+        aside = self.chain.softmaxes_aside(given)
         for at, part in parts:
             known = tracker.of(part)
             if not isinstance(known, (Weights, Partial, Product)):
-                if known is None and isinstance(part, Tensor) and (linked or beside):
-                    self.chain.note_beside(part, beside.union(*(node.softmaxes() for node in linked)))
+                if known is None and isinstance(part, Tensor) and (linked or aside):
+                    self.chain.note_aside(part, aside.union(*(node.softmaxes() for node in linked)))
                 continue
             before = [tracker.of(one) for one in given if self.chain.of(one) is not None]
             begins = isinstance(known, Weights) and not any(_same_softmax(known, one) for one in before)
             if before and not begins:
                 node = self.chain.add(func, args, kwargs, part, at)
-                # with other weights, what was computed beside it would be another number too
-                node.broken = node.broken or not beside.isdisjoint(node.softmaxes())
+                # with other weights, what was computed from them aside would be another number too
+                node.broken = node.broken or not aside.isdisjoint(node.softmaxes())
             elif isinstance(known, Weights) and at is None:
                 self.chain.root(func, args, kwargs, part, known)
 
@@ -150,7 +150,7 @@ class Written:
         if isinstance(out, Tensor):
             node = self.chain.add(func, args, kwargs, out, None)
             node.dims = known.dims if isinstance(known, Product) else ()
-            node.broken = not self.chain.softmaxes_beside(list(tensors(args, kwargs))).isdisjoint(node.softmaxes())
+            node.broken = not self.chain.softmaxes_aside(list(tensors(args, kwargs))).isdisjoint(node.softmaxes())
             for one in used:
                 self._nodes[id(one)] = node
                 softmaxes = node.softmaxes()
