@@ -12,6 +12,7 @@ from torch import Tensor
 from regard.editing import _fused
 from regard.editing._chain import PRODUCTS, Chain, Node, Replay, tensors
 from regard.editing._fused import Pattern
+from regard.editing._writes import Write, name_of, put, undo, with_item, written_into
 from regard.edits._edit import Change, Place
 from regard.statistics import Want
 from regard.watching import _axes
@@ -52,36 +53,36 @@ class Written:
             return out
         given = list(tensors(args, kwargs))
         known = [self.chain.of(tensor) for tensor in given]
-        into = _written_into(func, args, kwargs)
+        into = written_into(func, args, kwargs)
         if into is not None:
             self.chain.overwritten(into)
         if not any(node is not None for node in known):
             out = func(*args, **kwargs)
             self._note(func, args, kwargs, out)
             return out
-        if into is not None and self.chain.of(into) is not None and _name(func) == "__setitem__":
-            node = self.chain.node(_with_item, args, kwargs)
+        if into is not None and self.chain.of(into) is not None and name_of(func) == "__setitem__":
+            node = self.chain.node(with_item, args, kwargs)
             out = func(*args, **kwargs)
             self.chain.note(into, node)
             return out
         write = None
         if into is not None:
             with silence():
-                write = _Write(into, into.clone())
+                write = Write(into, into.clone())
         if not _may_end(func) and not any(isinstance(self.editor.tracker.of(one), Product) for one in given):
             out = func(*args, **kwargs)
             self._note(func, *self._again(args, kwargs, write), out)
             return out
         return self._tried(func, args, kwargs, given, others_listen, write)
 
-    def _again(self, args: Any, kwargs: Any, write: _Write | None) -> tuple[Any, Any]:
+    def _again(self, args: Any, kwargs: Any, write: Write | None) -> tuple[Any, Any]:
         """The arguments with which a function is done again: what it writes into is as it was before."""
         if write is None or self.chain.of(write.into) is not None:
             return args, kwargs
-        return _put(args, write), _put(kwargs, write)
+        return put(args, write), put(kwargs, write)
 
     def _tried(
-        self, func: Any, args: Any, kwargs: Any, given: list[Tensor], others_listen: bool, write: _Write | None
+        self, func: Any, args: Any, kwargs: Any, given: list[Tensor], others_listen: bool, write: Write | None
     ) -> Any:
         """Run a function out of sight of others, to see what it is."""
         editor = self.editor
@@ -111,7 +112,7 @@ class Written:
             trace = next((found for _, found in settled), Trace())
             return self._ended(ends[0], trace, func, args, kwargs, write)
         elif others_listen:
-            _undo(write)
+            undo(write)
             out = func(*args, **kwargs)
             self._note(func, *again, out)
         else:
@@ -159,9 +160,9 @@ class Written:
 
     # The end of it
 
-    def _ended(self, use: Used, trace: Trace, func: Any, args: Any, kwargs: Any, write: _Write | None = None) -> Any:
+    def _ended(self, use: Used, trace: Trace, func: Any, args: Any, kwargs: Any, write: Write | None = None) -> Any:
         """What a function gives, of an output of attention that was edited."""
-        _undo(write)
+        undo(write)
         replay = self._replay(use, trace)
         with _running(use, self.editor):
             return func(*replay.value(self.chain.linked(args)), **replay.value(self.chain.linked(kwargs)))
@@ -408,56 +409,6 @@ def _same_softmax(known: Weights, other: Any) -> bool:
     return isinstance(other, Weights) and other.softmax is known.softmax
 
 
-class _Write(NamedTuple):
-    into: Tensor
-    before: Tensor  # what stood there
-
-
-def _undo(write: _Write | None) -> None:
-    """Make a tensor as it was, before a function writes into it a second time."""
-    if write is not None:
-        with silence():
-            write.into.copy_(write.before)
-
-
-def _put(given: Any, write: _Write) -> Any:
-    """Arguments with the tensor as it was in place of the one that was written into."""
-    if isinstance(given, dict):
-        return {name: _put(one, write) for name, one in given.items()}
-    if type(given) in (tuple, list):
-        return type(given)(_put(one, write) for one in given)
-    return write.before if given is write.into else given
-
-
-def _name(func: Any) -> str:
-    return getattr(func, "__name__", "")
-
-
-def _written_into(func: Any, args: Any, kwargs: Any) -> Tensor | None:
-    """The tensor that a function writes into."""
-    name, out = _name(func), kwargs.get("out")
-    if isinstance(out, Tensor):
-        return out
-    writes = name in _IN_PLACE or (name.endswith("_") and not name.endswith("__") and name not in _OF_NO_NUMBERS)
-    return args[0] if writes and args and isinstance(args[0], Tensor) else None
-
-
-_IN_PLACE = {"__setitem__"} | {f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")}
-
-# they change what is known of a tensor, not its numbers
-_OF_NO_NUMBERS = frozenset(
-    ("requires_grad_", "detach_", "share_memory_", "rename_", "squeeze_", "unsqueeze_", "t_", "transpose_", "swapaxes_",
-     "swapdims_", "as_strided_")
-)  # fmt: skip
-
-
-def _with_item(target: Tensor, index: Any, value: Any) -> Tensor:
-    """``target[index] = value``, in a tensor of its own."""
-    target = target.clone()
-    target[index] = value
-    return target
-
-
 def _tells_no_content(out: Any) -> bool:
     """Whether this is what a tensor's size or kind was asked for. None comes from what put its numbers elsewhere."""
     if isinstance(out, tuple):
@@ -466,4 +417,4 @@ def _tells_no_content(out: Any) -> bool:
 
 
 def _may_end(func: Any) -> bool:
-    return _name(func) in PRODUCTS
+    return name_of(func) in PRODUCTS
