@@ -247,7 +247,7 @@ def check_fused(words: int, device: torch.device) -> str:
                 soft = Soft(top.indices, top.values)
                 loss = _loss.loss_of(logits, outputs, smoothing=0.1, r_drop=0.7, soft=soft, distill=distill)
                 (grad,) = torch.autograd.grad(loss.total, logits)
-                found.append((float(loss.total), float(loss.nll), grad.float()))
+                found.append((float(loss.total.detach()), float(loss.nll.detach()), grad.float()))
             (a, n, g), (b, m, h) = found
             off = float((g - h).norm() / h.norm())
             said.append(f"loss {a:.4f} and {b:.4f}, gradients differ by {off:.1e}")

@@ -1,15 +1,13 @@
 """Small translators, trained and measured in one process and in a given time; a second call goes on where it stopped.
 
     export REGARD_DATA=multi30k                                                                        on a GPU
-    python benchmarks/translator_seeds.py --out build/en-de --seconds 250 --until lessons
-    python benchmarks/translator_seeds.py --out build/de-en --seconds 250 --until lessons --source de --target en
-    python benchmarks/translator_seeds.py --out build/en-de --seconds 400 --back build/de-en
-    python benchmarks/translator_seeds.py --out build/de-en --seconds 400 --back build/en-de --source de --target en
-    python benchmarks/translator_seeds.py --out build/r-drop --teacher-r-drop 1 --lessons-by ensemble --lessons 80
+    python benchmarks/translator_seeds.py --out build/en-de --seconds 560 --until lessons
+    python benchmarks/translator_seeds.py --out build/en-de --seconds 510
+    python benchmarks/translator_seeds.py --out build/de-en --seconds 1100 --source de --target en
     python benchmarks/translator_seeds.py --toy --steps 400 --teachers 2 --seeds 1 --out build/toy    on a CPU, a minute
 
-1. Teachers: N models that differ in their seed (label smoothing, averaged weights).
-2. Lessons: each of them translates the training sources, or all of them together (`--lessons-by ensemble`).
+1. Teachers: N models that differ in their seed (R-Drop, label smoothing, averaged weights).
+2. Lessons: all of them together translate the training sources, with beams, or each alone (`--lessons-by teachers`).
 3. Students: one model per seed learns from the real sentences; from the translations that are closest to the reference
    (Kim and Rush, 2016); and, with `--back`, from real targets whose sources the teachers of the other direction wrote
    (Nguyen et al., 2020). At every target token it also learns how likely all teachers together find which tokens.
@@ -470,13 +468,13 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--source", default="en")
     parser.add_argument("--target", default="de")
     parser.add_argument("--r-drop", type=float, default=0.7)
-    parser.add_argument("--teacher-r-drop", type=float, default=0.0, help="a step without R-Drop takes half the time")
+    parser.add_argument("--teacher-r-drop", type=float, default=1.0, help="0: a step takes half the time")
     parser.add_argument("--distill", type=float, default=0.5, help="share of the loss that the teachers have")
     parser.add_argument("--back", metavar="FOLDER", help="the --out of the other direction, which has its lessons")
-    parser.add_argument("--lessons", type=float, default=40.0, help="seconds that the teachers translate at most")
+    parser.add_argument("--lessons", type=float, default=80.0, help="seconds that the teachers translate at most")
     parser.add_argument(
-        "--lessons-by", choices=["teachers", "ensemble"], default="teachers",
-        help="each teacher alone, greedy; or all together, by a search with 5 beams",
+        "--lessons-by", choices=["teachers", "ensemble"], default="ensemble",
+        help="each teacher alone, greedy; or all together, by a search with 5 beams (default)",
     )  # fmt: skip
     parser.add_argument("--steps", type=int, default=0, help="of each model; counted from the time by default")
     parser.add_argument("--until", choices=["teachers", "lessons", "students"], default="students")

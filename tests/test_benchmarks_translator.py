@@ -19,6 +19,7 @@ from regard.train._build import encode_pairs
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 WORDS = ["--toy", "--sentences", "60", "--steps", "6", "--teachers", "2", "--seeds", "1"]
+ALONE = ["--teacher-r-drop", "0", "--lessons-by", "teachers"]
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ def report(out: Path) -> Any:
 
 def test_calls_go_on_where_the_one_before_stopped(script: Any, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     out = tmp_path / "run"
-    given = [*WORDS, "--out", str(out)]
+    given = [*WORDS, "--out", str(out), *ALONE]
     script.main([*given, "--seconds", "0"])
     assert "call again with the same --out to go on" in capsys.readouterr().out
     assert report(out)["teachers"] == report(out)["students"] == []
@@ -80,7 +81,7 @@ def test_a_call_that_is_cut_anywhere_loses_nothing(
     """Each call ends in the middle of a model, or of the lessons; in the end there is what one long call gives."""
     import _graph_training
 
-    given = [*WORDS, "--steps", "3", "--teacher-r-drop", "1", "--lessons-by", "ensemble", "--out"]
+    given = [*WORDS, "--steps", "3", "--out"]
     script.main([*given, str(tmp_path / "whole")])
 
     def short_of_time(*args: Any, seconds: float, **how: Any) -> Any:
@@ -106,7 +107,7 @@ def test_a_call_that_is_cut_anywhere_loses_nothing(
 
 
 def test_lessons_go_on_where_a_call_ended(script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given = [*WORDS, "--lessons-by", "ensemble", "--out", str(tmp_path), "--until", "lessons"]
+    given = [*WORDS, "--out", str(tmp_path), "--until", "lessons"]
     script.main([*given[:-2], "--until", "teachers"])
     asked: list[int] = []
 
@@ -139,7 +140,7 @@ def test_lessons_go_on_where_a_call_ended(script: Any, tmp_path: Path, monkeypat
 
 def test_teachers_learn_with_r_drop_and_translate_together(script: Any, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    given = [*WORDS, "--out", str(out), "--teacher-r-drop", "1", "--lessons-by", "ensemble", "--until", "lessons"]
+    given = [*WORDS, "--out", str(out), "--until", "lessons"]
     used = []
     prepared = script.prepared
     script.prepared = lambda session, settings, corpus: (
@@ -156,7 +157,7 @@ def test_teachers_learn_with_r_drop_and_translate_together(script: Any, tmp_path
     found = Translator(script.ensemble(session), session.words)(made.source[:3], beams=5, best=5)
     assert made.texts[:3] == [[one.text for one in several] for several in found]
     with pytest.raises(SystemExit, match="holds a run with another teacher_r_drop, lessons_by"):
-        script.main([*WORDS, "--out", str(out)])
+        script.main([*WORDS, "--out", str(out), *ALONE])
 
 
 def test_lessons_of_both_directions(script: Any, tmp_path: Path) -> None:
