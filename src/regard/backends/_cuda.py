@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _aten = torch.ops.aten
 _HALF = (torch.float16, torch.bfloat16)
+_make: Any = tuple.__new__  # a named tuple without the Python function that makes one
 
 
 class Flags(NamedTuple):
@@ -184,7 +185,8 @@ class CudnnCall(Program):
         self._again = derived_again(spec, partial(_differentiable, named)) if spec.grad else None
 
     def run(self, call: Call) -> Result:
-        if self._again is not None and saved_elsewhere(False) is not None:
+        again = self._again
+        if again is not None and saved_elsewhere(False) is not None:
             return Result(*run(call, self.named))
         query, key, value = call.query, call.key, call.value
         if not (
@@ -195,13 +197,12 @@ class CudnnCall(Program):
         ):
             query, key, value = aligned(query), aligned(key), aligned(value)
         # of the same names in torch.ops and torch, the second has less overhead
-        out, lse, *_ = torch._scaled_dot_product_cudnn_attention(
+        made = torch._scaled_dot_product_cudnn_attention(
             query, key, value, None, True, self._dropout, self._causal, False, scale=self._scale
         )
-        if self._again is not None:
-            out.grad_fn._register_hook_dict(self._again)  # type: ignore[union-attr]
-        found: Result = tuple.__new__(_OfCudnn, (out, lse, None, None))
-        return found
+        if again is not None:
+            made[0].grad_fn._register_hook_dict(again)  # type: ignore[union-attr]
+        return _make(_OfCudnn, (made[0], made[1], None, None))  # type: ignore[no-any-return]
 
 
 class _OfCudnn(Result):
