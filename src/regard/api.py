@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -36,7 +37,6 @@ _transforms = torch._C._functorch.peek_interpreter_stack
 _autocasts = torch._C._is_any_autocast_enabled
 _derives = torch.is_grad_enabled
 _STRIDED = torch.strided
-_REAL, _WHOLE = (type(None), float), (type(None), int)
 
 
 def attention(
@@ -90,8 +90,8 @@ def attention(
         how = _keywords(mask, bias, scale, softcap, sinks, dropout, query_offset, backend)
         out: Tensor = spread.attention(attention, (query, key, value), how)
         return out
-    given = (query, key, value, mask, bias, scale, softcap, sinks, dropout, query_offset)
-    return _guard.run(*_prepared(given, backend)).out
+    program, call = _prepared((query, key, value, mask, bias, scale, softcap, sinks, dropout, query_offset), backend)
+    return _guard.run(program, call).out
 
 
 def _keywords(
@@ -130,24 +130,30 @@ def _prepared(given: tuple[Any, ...], backend: str) -> tuple[Program, Call]:
         if call.spec.dropout:
             call = call.replace(seed=draw_seed(query))
         return program_of(call, backend), call
-    rows, keys, grad, rest = known
+    rows, keys, heads, grad, rest = known
     if mask is not None and mask.is_open:
         mask = mask.sized(query.shape[0], query.shape[1])
     offset = keys - rows if query_offset is None else query_offset
     if rows == 1 and mask is not None and mask.fused(1, keys, offset) == _NO_LIMITS:
         mask, given = None, (query, key, value, None, *given[4:])  # a last query sees everything
     if mask is not None:
-        program = mask.remember((keys, offset, rest), 0, lambda: program_of(prepare(*given), backend), reads=False)
+        program = mask.remember((keys, offset, rest), 0, partial(_program_of, given, backend), reads=False)
         spec = program.spec
     else:
         # nothing depends on the number of keys but for what ``sizes`` says: a text is decoded by one program
-        sizes = size_kind(query, grad, rest[1] * rest[2], rows, keys)
-        program = recall(programs, (sizes, rest), lambda: program_of(prepare(*given), backend))
+        kind = (size_kind(query, grad, heads, rows, keys), rest)
+        program = programs.get(kind)
+        if program is None:
+            program = recall(programs, kind, partial(_program_of, given, backend))
         spec = program.spec
         if spec.keys != keys or spec.offset != offset:
             spec = _make(CallSpec, (*spec[:_KEYS], keys, *spec[_KEYS + 1 : _OFFSET], offset, *spec[_OFFSET + 1 :]))
     seed = draw_seed(query) if dropout else None
     return program, _make(Call, (spec, query, key, value, mask, None, None, offset, seed, False))
+
+
+def _program_of(given: tuple[Any, ...], backend: str) -> Program:
+    return program_of(prepare(*given), backend)
 
 
 def _described(
@@ -160,13 +166,18 @@ def _described(
     query_offset: int | Tensor | None,
     backend: str,
 ) -> tuple[Any, ...] | None:
-    """All that checks, plan and program depend on, next to the mask: first the numbers of queries and keys, and
-    whether there may be gradients, then the rest. None where it cannot be written down shortly, or is not right."""
+    """All that checks, plan and program depend on, next to the mask: first the numbers of queries, of keys and of all
+    items' heads, and whether there may be gradients, then the rest. None where it cannot be written down shortly, or
+    is not right."""
     if not (query.layout is key.layout is value.layout is _STRIDED):
         return None
-    if type(query_offset) not in _WHOLE or type(scale) not in _REAL or type(softcap) not in _REAL:
-        return None
-    if type(dropout) is not float or type(backend) is not str:
+    if not (
+        (query_offset is None or type(query_offset) is int)
+        and (scale is None or type(scale) is float)
+        and (softcap is None or type(softcap) is float)
+        and type(dropout) is float
+        and type(backend) is str
+    ):
         return None
     try:
         batch, heads, rows, dim = query.shape
@@ -174,7 +185,15 @@ def _described(
         value_batch, value_heads, values, value_dim = value.shape
     except (ValueError, RuntimeError):  # not of four dimensions, or nested
         return None
-    if keys != values:
+    dtype, device = query.dtype, query.device
+    if not (
+        batch == key_batch == value_batch
+        and key_heads == value_heads
+        and keys == values
+        and dim == key_dim
+        and key.dtype is dtype is value.dtype
+        and key.device == device == value.device
+    ):
         return None
     grad = _derives() and (query.requires_grad or key.requires_grad or value.requires_grad)
     # a dim of size 1 may have any stride
@@ -182,11 +201,9 @@ def _described(
     if not (query.is_contiguous() and key.is_contiguous() and value.is_contiguous()) or dim == 1 or value_dim == 1:
         strides = (query.stride(3), key.stride(3), value.stride(3))
     rest = (
-        rows, batch, heads, dim, key_batch, key_heads, key_dim, value_batch, value_heads, value_dim,
-        query.dtype, key.dtype, value.dtype, query.device, key.device, value.device, strides, grad,
-        scale, softcap, dropout, backend,
+        rows, batch, heads, dim, key_heads, value_dim, dtype, device, strides, grad, scale, softcap, dropout, backend,
     )  # fmt: skip
-    return rows, keys, grad, rest
+    return rows, keys, batch * heads, grad, rest
 
 
 def _is_plain() -> bool:

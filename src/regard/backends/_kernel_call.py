@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from regard.backends import _guard, _kernels
 from regard.backends._autograd import run_fused, second_derivative
 from regard.backends._base import Program, reads_values
+from regard.masks import rebuild
 from regard.masks._memo import versions
-from regard.spec import Result
+from regard.spec import Call, Result
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch import Tensor
 
     from regard.backends import Backend
-    from regard.spec import Call, CallSpec
+    from regard.spec import CallSpec
 
 # numbers of a tensor up to which a call's derivative is left to torch, which keeps its inputs alive
 FEW = 1 << 15
@@ -44,6 +45,8 @@ class KernelCall(Program):
         self._general: Callable[..., Result] | None = None
         few = max(spec.queries * spec.heads * spec.head_dim, spec.keys * spec.kv_heads * spec.head_dim)
         self._by_torch = spec.grad and spec.batch * few <= FEW
+        self._named = backend.name if named else None
+        self._again = derived_again(spec, partial(second_derivative, self._named)) if self._by_torch else None
         self._may_hide_nan = not masked and spec.keys <= VECTOR
 
     def run(self, call: Call) -> Result:
@@ -79,65 +82,110 @@ class KernelCall(Program):
         return (*grads, None, None)
 
     def _recorded(self, call: Call) -> Result:
-        if not self._by_torch:
-            return run_fused(self, call, named=self.backend.name if self.named else None)
+        if not self._by_torch or saved_elsewhere(False) is not None:
+            return run_fused(self, call, named=self._named)
         # at a few tokens, Python costs more than the kernel: its derivative is recorded by torch
         out, lse = _kernels.cpu_forward(
             call.query, call.key, call.value, 0.0, self.causal, attn_mask=self.added, scale=self.spec.scale
         )
         if self._may_hide_nan and _count_nonzero(lse).item() != lse.numel():
             out, lse = show_nan(call, call.query, call.key, out, lse)
-        assert out.grad_fn is not None
-        out.grad_fn.register_hook(OwnDerivative(call, self._derive, self.guarded))
-        finite = math.isfinite(out.detach().sum().item()) if self.guarded else None
-        return _make(Result, (out, lse, None, finite))
+        node: Any = out.grad_fn
+        if not self.guarded:
+            node._register_hook_dict(self._again)
+            return _make(Result, (out, lse, None, None))
+        node.register_hook(OwnDerivative(call, self._derive))
+        return _make(Result, (out, lse, None, math.isfinite(out.detach().sum().item())))
 
-    def _derive(self, call: Call, grad_out: Tensor, needs: tuple[bool, ...]) -> tuple[Tensor | None, ...] | None:
+    def _derive(self, call: Call, grad_out: Tensor, needs: tuple[bool, ...]) -> Grads | None:
         again = torch.is_grad_enabled()
-        if self.guarded and not (again and self.named) and not _guard.is_finite(call):
+        if not (again and self.named) and not _guard.is_finite(call):
             return _guard.careful_gradients(self, call, grad_out, needs, again)
-        return second_derivative(self.backend.name if self.named else None, call, grad_out, needs) if again else None
+        return second_derivative(self._named, call, grad_out, needs) if again else None
+
+
+# Where a block says how autograd saves tensors (a checkpoint is such a block), a call goes by a function of autograd of
+# ours: inputs are saved once and asked for once, and nothing else holds them.
+saved_elsewhere: Any = torch._C._autograd._top_saved_tensors_default_hooks
+Grads = tuple["Tensor | None", ...]
+Derive = Callable[[Call, "Tensor", tuple[bool, ...]], Grads]
+
+
+def derived_again(spec: CallSpec, derive: Derive) -> Tensor:
+    """What gives torch's own derivatives of a kernel a second one: ``node._register_hook_dict(derived_again(…))``.
+
+    Most backward passes are not differentiated. They find a hook that returns at once, and is the same for all calls
+    of a program: it hangs on a tensor that is there for nothing else, because torch can add the hooks of one tensor to
+    the node of another, in a tenth of the time that a hook of its own takes."""
+
+    def ask(_: Tensor | None) -> None:
+        if _derives():
+            _replace_derivative(spec, derive)
+
+    carrier = torch.empty(0, device="cpu", requires_grad=True)
+    carrier._backward_hooks = {0: ask}
+    return carrier
+
+
+def _replace_derivative(spec: CallSpec, derive: Derive) -> None:
+    """Before a derivative with create_graph=True: ``derive(call, grad_out, needs)`` is to take its place, for the
+    inputs that autograd has saved."""
+    node: Any = torch._C._current_autograd_node()
+    try:
+        tensors = node._saved_query, node._saved_key, node._saved_value
+    except RuntimeError:  # the node says itself that they are gone or changed, if more than its hooks is run
+        return
+    mask = None if spec.mask is None else rebuild(repr(spec.mask))
+    assert spec.offset is not None
+    # one program serves several numbers of keys
+    call = Call(spec._replace(keys=tensors[1].shape[2]), *tensors, mask, None, None, spec.offset)
+
+    def instead(grads: Grads, grad_out: Grads) -> Grads | None:
+        handle.remove()
+        # no gradient at all may come, which stands for zeros
+        if grad_out[0] is None or not _derives():
+            return None
+        return (*derive(call, grad_out[0], _needs(grads))[:3], *grads[3:])
+
+    handle = node.register_hook(instead)
+
+
+def _needs(grads: Grads) -> tuple[bool, ...]:
+    """Of query, key, value, bias and sinks; a gradient is None where nobody asked for it."""
+    return (*(grad is not None for grad in grads[:3]), False, False)
 
 
 class OwnDerivative:
-    """A hook on torch's own derivative, which cannot be differentiated again: where that is to come, ``derive(call,
-    grad_out, needs)`` takes its place. So it does where numbers that are hidden have reached the gradients of a
-    ``guarded`` call: in its result they may not show. It answers None where torch's own are right. The hook holds the
-    inputs until the derivative has been taken, as torch does."""
+    """A hook on torch's own derivative of a call in which something is masked: ``derive(call, grad_out, needs)`` takes
+    its place where it is to be differentiated again, and where numbers that are hidden have reached the gradients; in
+    the call's result they may not show. It answers None where torch's own are right. The hook holds the inputs until
+    the derivative has been taken, as torch does."""
 
-    __slots__ = ("_call", "_derive", "_guarded", "_versions")
+    __slots__ = ("_call", "_derive", "_versions")
 
-    def __init__(
-        self,
-        call: Call,
-        derive: Callable[[Call, Tensor, tuple[bool, ...]], tuple[Tensor | None, ...] | None],
-        guarded: bool = False,
-    ) -> None:
+    def __init__(self, call: Call, derive: Callable[[Call, Tensor, tuple[bool, ...]], Grads | None]) -> None:
         self._call: Call | None = call
-        self._derive, self._guarded = derive, guarded
+        self._derive = derive
         self._versions = None if call.mask is None or not call.mask.tensors else versions(call.mask.tensors)
 
-    def __call__(
-        self, grads: tuple[Tensor | None, ...], grad_out: tuple[Tensor | None, ...]
-    ) -> tuple[Tensor | None, ...] | None:
+    def __call__(self, grads: Grads, grad_out: Grads) -> Grads | None:
         call = self._call
         if not _keeps_graph():
             self._call = None
         # no gradient at all may come, which stands for zeros
         if grad_out[0] is None or call is None:
             return None
-        if not _derives() and not (self._guarded and _has_hidden(grads)):
+        if not _derives() and not _has_hidden(grads):
             return None
         if call.mask is not None and call.mask.tensors and versions(call.mask.tensors) != self._versions:
             raise RuntimeError(
                 f"a tensor of {call.mask!r} was changed in place between the forward and the backward pass"
             )
-        needs = (*(grad is not None for grad in grads[:3]), False, False)  # None: nobody asked for that one
-        made = self._derive(call, grad_out[0], needs)
+        made = self._derive(call, grad_out[0], _needs(grads))
         return None if made is None else (*made[:3], *grads[3:])
 
 
-def _has_hidden(grads: tuple[Tensor | None, ...]) -> bool:
+def _has_hidden(grads: Grads) -> bool:
     """Whether a number that is hidden may have reached gradients: 0 times what is not finite is in every sum over keys,
     which the gradients of the queries are; where nobody asked for these, the others tell."""
     if grads[0] is not None:

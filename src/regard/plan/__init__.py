@@ -30,6 +30,7 @@ FEW_PAIRS = {"cpu": 8_000, "cuda": 1_000_000}
 COMPILED_PAIRS = 1 << 20
 # what our kernels take: heads of all items, positions, and how wide heads are; wider ones are for a few kinds of calls
 MOST_HEADS, FAR, WIDEST = 32_767, 1 << 30, 256
+_FEW_ON_CUDA, _FAR_KEYS = FEW_PAIRS["cuda"], FAR // 2
 
 
 class Rule(NamedTuple):
@@ -220,9 +221,9 @@ def _meant_on_cuda(spec: CallSpec) -> tuple[Any, ...]:
 
 
 def _predicates(heads: int, queries: int, keys: int) -> tuple[bool, ...]:
-    """What rules and backends ask about the pairs of a call on CUDA."""
+    """What rules and backends ask about the pairs of a call on CUDA, and how far these may lie apart."""
     pairs = heads * queries * keys
-    return pairs > 0, pairs <= FEW_PAIRS["cuda"], queries * keys >= COMPILED_PAIRS, queries < BLOCK
+    return pairs > 0, pairs <= _FEW_ON_CUDA, queries * keys >= COMPILED_PAIRS, queries < BLOCK, keys >= _FAR_KEYS
 
 
 def size_kind(query: Tensor, grad: bool, heads: int, rows: int, keys: int) -> Any:
@@ -230,7 +231,7 @@ def size_kind(query: Tensor, grad: bool, heads: int, rows: int, keys: int) -> An
     may be asked for, which small calls leave to torch, and on devices that are neither a CPU nor CUDA. ``heads``: of
     all items."""
     if query.is_cuda:
-        return (*_predicates(heads, rows, keys), keys >= FAR // 2)
+        return _predicates(heads, rows, keys)
     if grad or not query.is_cpu:
         return heads, rows, keys
     pairs = heads * rows * keys
