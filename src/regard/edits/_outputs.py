@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard._checks import is_int
+from regard._checks import as_int
 from regard.edits import _places
 from regard.edits._edit import Change, Edit, Place
 from regard.edits._places import Where
@@ -85,13 +85,14 @@ def ablate(how: str, reference: Recording | None = None, *, queries: Where | Non
     """
     if how not in _HOW:
         raise ValueError(f"ablate takes one of {', '.join(map(repr, _HOW))}, got {how!r}")
-    if not is_int(seed):
+    number = as_int(seed)
+    if number is None:
         raise TypeError(f"seed must be an int, got {seed!r}")
     if reference is not None:
         _check_recording(reference, "reference", "output")
         if how == "zero":
             raise ValueError('reference is given with ablate("zero"), which needs none')
-    return Ablate(how, reference, _places.checked("queries", queries), seed)
+    return Ablate(how, reference, _places.checked("queries", queries), number)
 
 
 @dataclass(frozen=True, repr=False)
