@@ -45,7 +45,7 @@ class Written:
         self._uses.clear()
         self._replays.clear()
 
-    def step(self, func: Any, args: Any, kwargs: Any, others_listen: bool) -> Any:
+    def step(self, func: Any, args: Any, kwargs: Any, others_listen: Callable[[], bool]) -> Any:
         """Run a function, edited where attention comes to its end in it."""
         if not self.chain:
             out = func(*args, **kwargs)
@@ -74,7 +74,7 @@ class Written:
             out = func(*args, **kwargs)
             self._note(func, *self._again(args, kwargs, write), out)
             return out
-        return self._tried(func, args, kwargs, given, others_listen, write)
+        return self._tried(func, args, kwargs, given, others_listen(), write)
 
     def _check_one_way(self, func: Any, given: list[Tensor]) -> None:
         """What was computed from weights before they were edited may not meet what the model computes otherwise: it
@@ -375,9 +375,9 @@ def _changed(x: Tensor, change: Change, place: Place) -> tuple[Tensor, Tensor | 
     if change.pattern is not None:
         return torch.where(mine, _pattern(change.pattern, x, place), x), None
     if change.add is not None:
-        u, b = change.add.factors(place.device)
+        u, b = (part.to(place.device) for part in change.add.factors())
         most = torch.finfo(x.dtype).max / 2
-        more = u[:, None, :, None] * b[:, None, None].to(u.device).clamp(-most, most)
+        more = u[:, None, :, None] * b[:, None, None].clamp(-most, most)
         x = torch.where(mine, x + torch.nn.functional.pad(more, (0, extra)).to(x), x)
     if change.hide is None:
         return x, None

@@ -27,11 +27,11 @@ class Ablate(Edit):
     acts_on_output = True
 
     def output(self, out: Tensor, place: Place) -> Tensor | None:
-        rows = _places.queries(self.queries, place)
+        rows = place.once("rows", lambda: _places.queries(self.queries, place))
         if not rows.any():
             return None
         if self.how == "zero":
-            new = torch.zeros_like(out)
+            new = out.new_zeros(()).expand_as(out)
         else:
             source = self._source(out, place)  # [head, any, dim]
             if self.how == "mean":
@@ -113,7 +113,7 @@ class Patch(Edit):
         return Change(pattern=self._of_turn(place).pattern) if self.what == "pattern" else None
 
     def output(self, out: Tensor, place: Place) -> Tensor | None:
-        rows = _places.queries(self.queries, place)
+        rows = place.once("rows", lambda: _places.queries(self.queries, place))
         if self.what != "output" or not rows.any():
             return None
         new = self._of_turn(place).output

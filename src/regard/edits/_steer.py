@@ -21,6 +21,10 @@ class Steer(Edit):
     when_idle = "no call had these queries and keys"
 
     def change(self, place: Place) -> Change | None:
+        change: Change | None = place.once("change", lambda: self._change(place))
+        return change
+
+    def _change(self, place: Place) -> Change | None:
         rows, columns = _places.queries(self.queries, place), _places.keys(self.keys, place)
         if not rows.any() or not columns.any():
             return None
