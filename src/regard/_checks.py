@@ -13,6 +13,13 @@ def is_int(given: object) -> TypeGuard[int]:
     return isinstance(given, int) and not isinstance(given, bool)
 
 
+def as_int(given: Any) -> int | None:
+    """The int that a whole number of any library is, an array or a tensor of one number too; None for anything else."""
+    if isinstance(given, Integral) and not isinstance(given, bool):
+        return int(given)
+    return as_int(given.item()) if getattr(given, "shape", None) == () and hasattr(given, "item") else None
+
+
 def check_count(name: str, given: Any, least: int = 1, *, kind: type = Integral) -> None:
     """Refuse what is not a whole number of at least ``least``. ``kind=int`` refuses NumPy's numbers too, which a
     configuration could not save; a symbolic size of a traced call is left to the tracer."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -81,17 +82,17 @@ def test_a_model_that_writes_says_what_comes_next(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("0:4", (edits.cut(keys=slice(0, 4)), None, None, False)),
-        ("it > cat", (edits.cut(queries="it", keys="cat"), None, None, True)),
-        ("3.5@-1>cat,dog,2", (edits.cut(queries=-1, keys=["cat", "dog", 2]), 3, 5, True)),
-        ('3@"a,b",","', (edits.cut(keys=["a,b", ","]), 3, None, True)),
-        ('2@"@"', (edits.cut(keys="@"), 2, None, True)),
-        ("4:>:2", (edits.cut(queries=slice(4, None), keys=slice(None, 2)), None, None, False)),
-        ("it>", (edits.cut(queries="it"), None, None, True)),
+        ("0:4", (edits.cut(keys=slice(0, 4)), None, None, ())),
+        ("it > cat", (edits.cut(queries="it", keys="cat"), None, None, ("it", "cat"))),
+        ("3.5@-1>cat,dog,2", (edits.cut(queries=-1, keys=["cat", "dog", 2]), 3, 5, ("cat", "dog"))),
+        ('3@"a,b",","', (edits.cut(keys=["a,b", ","]), 3, None, ("a,b", ","))),
+        ('2@"@"', (edits.cut(keys="@"), 2, None, ("@",))),
+        ("4:>:2", (edits.cut(queries=slice(4, None), keys=slice(None, 2)), None, None, ())),
+        ("it>", (edits.cut(queries="it"), None, None, ("it",))),
     ],
 )
 def test_what_is_typed(text: str, expected: Any) -> None:
-    assert acting.typed([text], []) == [expected]
+    assert acting.typed([text], []) == [(*expected, f"--cut {text}")]
 
 
 def test_a_text_is_given_to_edits_that_name_its_tokens() -> None:
@@ -128,12 +129,17 @@ def test_what_cannot_be_read_or_done_is_said_in_one_line(tmp_path: Path) -> None
         (("--cut", "0:2,5"), "has a range among others"),
         (("--ablate", "3."), "--ablate has '3.'; expected LAYER.HEAD"),
         (("--ablate", "²"), "--ablate has '²'; expected LAYER.HEAD"),
-        (("--ablate", "9.1"), "layers=[9] were asked for, and the layers that attend are 0 … 5"),
-        (("--ablate", "3.12"), "heads=[12] were asked for, and encoder.layer.3.attention.self (layer 3) has 12 heads"),
-        (("--cut", "dog"), "keys names the token 'dog', which is not among the tokens"),
-        (("--cut", "40"), "changed nothing in 6 calls: no call had these queries and keys"),
+        (("--ablate", "9.1"), "--ablate 9.1 names layer 9, and the layers that attend are 0 … 5"),
+        (
+            ("--ablate", "3.12"),
+            "--ablate 3.12 names head 12, and encoder.layer.3.attention.self (layer 3) has 12 heads",
+        ),
+        (("--cut", "it>cat", "--cut", "2.12@0"), "--cut 2.12@0 names head 12, and"),
+        (("--cut", "cat>it", "--cut", "dog"), "--cut dog has 'dog', which is not among the tokens"),
+        (("--cut", "40"), "--cut 40 changed nothing in 6 calls: no call had these queries and keys"),
     ]:
         code, printed, said = look("minilm", TEXT, *arguments, *out)
         assert (code, printed) == (2, "") and expected in said and said.count("\n") == 1, said
+        assert not re.search(r"layers=|heads=|keys=|queries=|cut\(|ablate\(", said)
         assert "cannot read" not in said  # the option is wrong, not the model
     assert problems(acting.WORDS) == []

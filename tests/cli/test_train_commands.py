@@ -476,3 +476,33 @@ def test_a_folder_in_the_environment_is_no_word_of_the_command(tmp_path: Path, m
     monkeypatch.setenv("REGARD_DATA", f"{tmp_path}/")
     done = run(f"train --toy --out {tmp_path / 'run'} --steps 2 {SIZES} --set validate_every=2 --device cpu")
     assert done.exit_code == 0, done.output
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("--length-penalty -1", "--length-penalty must be finite"),
+        ("--length-penalty 9999", "--length-penalty 9999.0 makes"),
+        ("--top-k 3", "--top-k is given, but temperature 0"),
+        ("--temperature 1 --top-p 2", "--top-p must be a number in (0, 1]"),
+        ("--seed 3", "--seed is given, but temperature 0"),
+    ],
+)
+def test_errors_of_a_translation_name_the_options_that_were_typed(folder: Path, words: str, expected: str) -> None:
+    done = run(f"translate --model {folder / 'run'} {words} hello")
+    assert (done.exit_code, done.stderr.count("\n")) == (2, 1) and expected in done.stderr
+    assert "length_penalty" not in done.stderr and "top_" not in done.stderr
+
+
+def test_looking_at_a_run_says_what_to_do_instead(folder: Path, tmp_path: Path) -> None:
+    here = folder / "run"
+    done = run(f"look {here} hello --out {tmp_path / 'look'}")
+    assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
+    assert f"{here} is a run of regard train, and regard look reads Hugging Face's format" in done.stderr
+    assert f"regard translate --model {here} --show" in done.stderr
+    (tmp_path / "saved").mkdir()
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(here / name, tmp_path / "saved")
+    done = run(f"look {tmp_path / 'saved'} hello --out {tmp_path / 'look'}")
+    assert done.exit_code == 2 and "is a model in regard's own format" in done.stderr
+    assert f"regard.interop.load('{tmp_path / 'saved'}')" in done.stderr and not list(tmp_path.glob("look*"))

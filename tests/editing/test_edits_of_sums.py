@@ -43,7 +43,11 @@ class Added(nn.Module):
 
 
 @pytest.mark.parametrize("keys", [None, 4])
-@pytest.mark.parametrize(("given", "cuts"), [({}, (1, 1)), ({"layers": [1]}, (None, 1))], ids=["both", "the second"])
+@pytest.mark.parametrize(
+    ("given", "cuts"),
+    [({}, (1, 1)), ({"layers": [0]}, (1, None)), ({"layers": [1]}, (None, 1))],
+    ids=["both", "the first", "the second"],
+)
 def test_each_of_two_attentions_that_are_added_has_its_own_edit(
     given: dict[str, Any], cuts: Cuts, keys: int | None
 ) -> None:
@@ -55,13 +59,6 @@ def test_each_of_two_attentions_that_are_added_has_its_own_edit(
             found = model(x)
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
     assert [call.layer for call in report.calls] == [at for at, cut in enumerate(cuts) if cut is not None]
-
-
-def test_the_first_alone_is_edited_or_refused() -> None:
-    torch.manual_seed(0)
-    model, x = Added(None).double().eval(), torch.randn(2, 5, 24, dtype=torch.float64)
-    with torch.no_grad(), pytest.raises(edits.CannotEdit), regard.edit(model, edits.cut(keys=1), layers=[0]):
-        model(x)
 
 
 def test_pieces_of_a_text_of_different_lengths_are_calls_of_their_own() -> None:

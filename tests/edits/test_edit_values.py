@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tests.watching.models import ByHand
@@ -25,6 +26,8 @@ from regard import edits, masks
         "ablate('mean', queries=[1, 2])",
         "steer(keys=[3, 4], amount=2.0)",
         "steer(keys=0, amount=-4.0, queries=slice(8, None))",
+        "cut(keys=[slice(0, 2), 5, range(7, 9)])",
+        "steer(keys=slice(None, None, 2), amount=1.0)",
         "keep('recent', budget=64, first=4)",
         "keep('key_mass', budget=64, recent=16)",
         "keep('window', budget=64, first=4, recent=8)",
@@ -35,10 +38,58 @@ def test_an_edit_prints_as_it_is_written(text: str) -> None:
     names |= {"causal": masks.causal, "window": masks.window}
     one, other = (eval(text, dict(names)) for _ in range(2))
     assert repr(one) == text and one == other
-    if "slice" not in text:  # slices have no hash before Python 3.12
-        assert hash(one) == hash(other)
+    assert hash(one) == hash(other)
     with pytest.raises(dataclasses.FrozenInstanceError):
         one.anything = 1
+
+
+@pytest.mark.parametrize("one", [np.int64(3), np.int16(3), np.array(3), torch.tensor(3), torch.tensor(3).byte()])
+def test_whole_numbers_of_other_libraries_are_ints(one: Any) -> None:
+    for made, same in [
+        (edits.cut(keys=one), edits.cut(keys=3)),
+        (edits.cut(queries=[one, 0], keys="a"), edits.cut(queries=[3, 0], keys="a")),
+        (edits.cut(keys=slice(one, None)), edits.cut(keys=slice(3, None))),
+        (edits.steer(one, 1.0, queries=[one]), edits.steer(3, 1.0, queries=[3])),
+        (edits.ablate("zero", queries=one, seed=one), edits.ablate("zero", queries=3, seed=3)),
+    ]:
+        assert made == same and hash(made) == hash(same) and repr(made) == repr(same)
+    assert masks.padding([one, 1]) == masks.padding([3, 1]) and masks.documents(ids=(one, 1)) == masks.documents(
+        ids=[3, 1]
+    )
+    if isinstance(one, np.integer):
+        assert edits.keep("key_mass", one, first=one, recent=type(one)(0)) == edits.keep(
+            "key_mass", 3, first=3, recent=0
+        )
+        assert edits.steer(0, one) == edits.steer(0, np.float32(3)) == edits.steer(0, 3)
+
+
+@pytest.mark.parametrize("many", [np.array([2, 0]), np.array([2, 0], dtype=np.uint8), torch.tensor([2, 0])])
+def test_arrays_of_whole_numbers_are_lists(many: Any) -> None:
+    assert edits.cut(keys=many) == edits.cut(keys=[2, 0]) and edits.steer(many, 1.0) == edits.steer([2, 0], 1.0)
+    model, x = ByHand(), torch.randn(1, 5, 21)
+    with regard.edit(model, edits.cut(keys=many), heads=many, layers=many[1:]) as report:
+        model(x)
+    assert report.heads == [(0, 0), (0, 2)]
+    with (
+        regard.edit(model, edits.cut(keys=1), heads={many[1]: many}) as report,
+        regard.watch(model, heads=many) as found,
+    ):
+        model(x)
+    assert report.heads == [(0, 0), (0, 2)] and found.calls[0].heads == (2, 0)
+
+
+@pytest.mark.parametrize(
+    "wrong", [np.bool_(True), np.array([True]), torch.tensor([True]), torch.tensor(1.0), np.ones(2)]
+)
+def test_what_is_no_whole_number_is_no_position(wrong: Any) -> None:
+    with pytest.raises(TypeError, match="keys must be a position"):
+        edits.cut(keys=wrong)
+    for given in (wrong, [wrong], np.array(1), 1):
+        with (
+            pytest.raises(TypeError, match="heads must be a list"),
+            regard.edit(ByHand(), edits.cut(keys=0), heads=given),  # type: ignore[arg-type]
+        ):
+            pass
 
 
 def recording(keep: Any = ("output",)) -> regard.Recording:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from regard._display.texts import Catalogue
@@ -39,7 +40,8 @@ class Typed(NamedTuple):
     edit: Edit
     layer: int | None
     head: int | None
-    by_text: bool = False  # whether it names tokens by their text
+    texts: tuple[str, ...] = ()  # tokens that it names by their text
+    option: str = ""  # as it was typed
 
 
 def typed(cut: list[str], ablate: list[str]) -> list[Typed]:
@@ -50,7 +52,7 @@ def typed(cut: list[str], ablate: list[str]) -> list[Typed]:
     for text in ablate:
         for one in text.split(","):
             layer, head = _place(one.strip(), "--ablate")
-            found.append(Typed(edits.ablate("zero"), layer, head))
+            found.append(Typed(edits.ablate("zero"), layer, head, option=f"--ablate {one.strip()}"))
     return found
 
 
@@ -70,7 +72,8 @@ def _cut(text: str) -> Typed:
     if not where:
         raise ValueError(f"--cut {text!r} names no tokens; expected KEYS or QUERIES>KEYS, such as '0:4' or 'it>cat'")
     named = [one for given in where.values() for one in (given if isinstance(given, list) else [given])]
-    return Typed(edits.cut(**where), layer, head, any(isinstance(one, str) for one in named))
+    texts = tuple(one for one in named if isinstance(one, str))
+    return Typed(edits.cut(**where), layer, head, texts, f"--cut {text}")
 
 
 def _place(text: str, option: str) -> tuple[int, int | None]:
@@ -105,7 +108,7 @@ def edited(model: Any, given: list[Typed], tokens: list[list[str]]) -> Any:
     """The model with its edits; yields their reports."""
     import regard
 
-    with contextlib.ExitStack() as stack:
+    with _by_options(given), contextlib.ExitStack() as stack:
         yield [
             stack.enter_context(
                 regard.edit(
@@ -114,11 +117,46 @@ def edited(model: Any, given: list[Typed], tokens: list[list[str]]) -> Any:
                     layers=None if one.layer is None else [one.layer],
                     heads=None if one.head is None else [one.head],
                     # those of the text: a model with two sides reads another one in its encoder
-                    tokens=(tokens or None) if one.by_text else None,
+                    tokens=(tokens or None) if one.texts else None,
                 )
             )
             for one in given
         ]
+
+
+@contextlib.contextmanager
+def _by_options(given: list[Typed]) -> Iterator[None]:
+    """Errors of edits name arguments of Python; here they name what was typed."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(_as_typed(str(error), given)) from error
+
+
+def _as_typed(said: str, given: list[Typed]) -> str:
+    for edit in {repr(one.edit): None for one in given}:
+        said = said.replace(edit, ", ".join(dict.fromkeys(one.option for one in given if repr(one.edit) == edit)))
+    for one in given:
+        said = said.replace(f"layers=[{one.layer}] were asked for", f"{one.option} names layer {one.layer}")
+        if one.layer is None or f"(layer {one.layer})" in said:
+            said = said.replace(f"heads=[{one.head}] were asked for", f"{one.option} names head {one.head}")
+        for text in one.texts:
+            said = re.sub(
+                f"^(queries|keys) names the token {re.escape(repr(text))}", f"{one.option} has {text!r}", said
+            )
+    for words, instead in _INSTEAD:
+        said = re.sub(words, instead, said)
+    return said
+
+
+# What errors advise in Python, as what to type.
+_INSTEAD = (
+    (r"name the other layers with layers=\[…\]", "name another layer, as in --cut 3@0:4"),
+    (r"pass regard\.edit\(.*$", "give their positions, as in --cut 0:4"),
+    (r"leave queries= away", "leave the queries away"),
+    (r"run without a cache, or cut by queries= and keys=", "give positions, as in --cut 0:4"),
+    (r"\b(queries|keys)=", r"\1 "),
+)
 
 
 class Answer(NamedTuple):

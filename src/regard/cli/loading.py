@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from regard.cli import reading
-from regard.cli.names import find, quiet, why_not_loaded
+from regard.cli.names import find, quiet, refuse_ours, why_not_loaded
 from regard.cli.reading import Read
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ def load(name: str, *, answers: bool = False) -> Loaded:
     except ImportError:
         raise ImportError("looking at a model needs transformers: pip install transformers") from None
     folder, gguf = find(name)
+    if gguf is None:
+        refuse_ours(folder)
     local: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     if gguf is not None:
         local["gguf_file"] = gguf

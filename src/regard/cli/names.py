@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -119,6 +120,31 @@ def why_not_loaded(folder: Path, error: Exception) -> str:
         return "it has no weights: expected safetensors files"
     said = str(error).strip().splitlines() or [type(error).__name__]
     return said[0][:300]
+
+
+def refuse_ours(folder: Path) -> None:
+    """A folder that regard wrote, where one of Hugging Face's is needed: what can be done with it instead."""
+    from regard.interop._saved import FORMAT
+
+    if _json(folder / "config.json").get("format") != FORMAT:
+        return
+    load = f"model = regard.interop.load({str(folder)!r}), run it inside regard.watch(model)"
+    task = _json(folder / "settings.json").get("task")
+    if task == "translate":
+        also = f"; or regard translate --model {folder} --show SENTENCE, which draws what each word looked at"
+    else:
+        also = f"; or regard generate --model {folder} PROMPT, which runs it" if task == "lm" else ""
+    kind = "a run of regard train" if task else "a model in regard's own format"
+    raise ValueError(f"{folder} is {kind}, and regard look reads Hugging Face's format; in Python: {load}{also}")
+
+
+def _json(file: Path) -> dict[str, Any]:
+    """What a file says; nothing where it is not there, or says something else."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 @contextlib.contextmanager

@@ -23,3 +23,7 @@ Trained = Annotated[list[Path] | None, typer.Option(help="Folder of a trained mo
 LengthPenalty = Annotated[float, typer.Option(help="Length penalty α: scores are log P / ((5 + length) / 6)^α.")]
 TopK = Annotated[int | None, typer.Option(help="Sample from the k likeliest tokens.")]
 TopP = Annotated[float | None, typer.Option(help="Sample from the smallest set of tokens with this total probability.")]
+# What commands that search or draw pass on under the same names: errors of the library say them as options.
+WRITING = (
+    "length_penalty", "temperature", "top_k", "top_p", "seed", "beams", "best", "batch_tokens", "max_new_tokens",
+)  # fmt: skip

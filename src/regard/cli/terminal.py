@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
@@ -25,19 +26,28 @@ def stop(message: str) -> NoReturn:
 
 
 @contextlib.contextmanager
-def one_line(*kinds: type[Exception], file: object = "standard output") -> Iterator[None]:
+def one_line(*kinds: type[Exception], file: object = "standard output", options: Iterable[str] = ()) -> Iterator[None]:
     """End the command so where these are raised, or where a file cannot be read or written; `file` is meant by an error
-    that names none."""
+    that names none. `options` are arguments of the library that the command takes as options of the same name."""
     try:
         yield
     except kinds as error:
-        stop(str(error))
+        stop(_by_options(str(error), options))
     except OSError as error:
         stop(f"{error.filename or file}: {error.strerror or error}")
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
         stop("there is not enough memory for this; give less at once, or a smaller model")
+
+
+def _by_options(message: str, names: Iterable[str]) -> str:
+    """The library names its arguments; who types a command knows its options."""
+    for name in names:
+        option = "--" + name.replace("_", "-")
+        message = re.sub(rf"(?<![\w.-]){name}=", f"{option} ", message)
+        message = re.sub(rf"(?<![\w.-]){name}(?![\w.])" if "_" in name else rf"^{name}\b", option, message)
+    return message
 
 
 def is_out_of_memory(error: Exception) -> bool:

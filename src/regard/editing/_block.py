@@ -65,13 +65,14 @@ def edit(
     if isinstance(heads, Mapping):
         if layers is not None:
             raise ValueError("layers is given together with heads by layer, which say both; give one")
-        layers = list(heads)
         if not heads:
             raise ValueError("heads is an empty mapping, which means no heads at all; leave it out for all of them")
-        chosen: Any = {layer: checked_numbers("heads", one, empty=False) for layer, one in heads.items()}
+        layers = checked_numbers("layers", list(heads), names)
+        of_each = [checked_numbers("heads", one, empty=False) for one in heads.values()]
+        chosen: Any = dict(zip(layers or (), of_each, strict=True))
     else:
+        layers = checked_numbers("layers", layers, names, empty=False)
         chosen = checked_numbers("heads", heads, empty=False)
-    layers = checked_numbers("layers", layers, names, empty=False)
     report = Report(", ".join(map(repr, given)))
     texts = [] if tokens is None else checked_tokens(tokens, "tokens")
     asked = Asked(layers, heads_dim=heads_dim, tokenizer=tokenizer)

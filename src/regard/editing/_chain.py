@@ -90,6 +90,9 @@ class Chain:
         found = (self._aside.get(id(each)) for each in given)
         return {softmax for each in found if each is not None for softmax in each[1]}
 
+    def is_aside(self, tensor: Tensor) -> bool:
+        return id(tensor) in self._aside
+
     def note_aside(self, tensor: Tensor, softmaxes: set[int]) -> None:
         at = id(tensor)
         self._aside[at] = weakref.ref(tensor, lambda _: self._aside.pop(at, None)), softmaxes

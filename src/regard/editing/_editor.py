@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -24,7 +24,7 @@ from regard.spec import OfOtherCall
 from regard.statistics import Want
 from regard.watching import _around
 from regard.watching._follower import Asked, Follower, in_backward
-from regard.watching._modules import Frame, has_cache, inside_transform, is_cross, runs_code_of
+from regard.watching._modules import CHECKPOINTS, Frame, has_cache, inside_transform, is_cross, runs_code_of
 from regard.watching._operators import unheard
 from regard.watching._padding import real_queries
 from regard.watching._seen import Seen, Unseen, of_call
@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from regard.watching._axes import Piece
     from regard.watching._in_memory import InMemory
 
-_CHECKPOINTS = "torch/utils/checkpoint.py"
+
+_MOST_DECIDED = 256  # each token that is decoded is a place of its own
 
 
 class Met(NamedTuple):
@@ -81,6 +82,8 @@ class Editor(Follower):
         self.last: Place | None = None  # of which the output was asked for
         self._met_before: Counter[Site] = Counter()
         self._memories: dict[tuple[int, Site], dict[Any, Any]] = {}
+        self._heads_of: dict[tuple[Site, int], tuple[int, ...]] = {}
+        self._decided: dict[Hashable, dict[Hashable, Any]] = {}  # by edit and place: see ``Place.decided``
 
     # Which calls are met
 
@@ -95,7 +98,7 @@ class Editor(Follower):
             return None
         if inside_transform():
             raise self._refuse(site, layer, "it runs inside a torch.func transform, where items are hidden")
-        if in_backward() or runs_code_of(_CHECKPOINTS):
+        if in_backward() or runs_code_of(CHECKPOINTS):
             raise self._refuse(
                 site, layer, "gradient checkpointing runs it again in the backward pass, where an edit may be gone: "
                 "switch it off (model.gradient_checkpointing_disable(), say)"
@@ -188,7 +191,7 @@ class Editor(Follower):
     def place(self, met: Met, seen: Seen | InMemory, kv_heads: int) -> Place:
         batch, count, queries, keys = seen.shape
         kind = "cross" if is_cross(met.stack, queries, keys) else "self"
-        with silence(), torch.no_grad():
+        with torch.no_grad():
             placed, _, dropped = self.places.placed(seen, kind, met.site, met.stack)
             real = real_queries(placed, met.stack, kind)
             cross = kind == "cross"
@@ -218,6 +221,12 @@ class Editor(Follower):
         )
 
     def _heads(self, met: Met, count: int) -> tuple[int, ...]:
+        found = self._heads_of.get((met.site, count))
+        if found is None:
+            found = self._heads_of[met.site, count] = self._checked_heads(met, count)
+        return found
+
+    def _checked_heads(self, met: Met, count: int) -> tuple[int, ...]:
         given = self.chosen
         if isinstance(given, Mapping):
             places = (met.layer, met.site.path, str(met.site))
@@ -239,9 +248,24 @@ class Editor(Follower):
 
     def each(self, place: Place) -> Iterator[Edit]:
         """The edits, with what each remembers of the place."""
+        alike = self._alike(place)
         for number, edit in enumerate(self.edits):
             place.memory = self._memories.setdefault((number, place.site), {})
+            place.decided = None if alike is None else self._decided.setdefault((number, alike), {})
             yield edit
+
+    def _alike(self, place: Place) -> Hashable:
+        """All numbers of a place that decide what becomes of it, whatever its layer; None where tensors or texts do."""
+        if place.tokens is not self.tokens or not all(
+            isinstance(at, (int, type(None))) for at in (place.offset, place.first, place.read)
+        ):
+            return None
+        if len(self._decided) > _MOST_DECIDED:
+            self._decided.clear()
+        return (
+            place.kind, place.batch, place.count, place.heads, place.queries, place.keys, place.offset, place.first,
+            place.read, place.dropped, place.in_order, place.goes_on, place.device,
+        )  # fmt: skip
 
     def changes(self, place: Place) -> list[Change]:
         found = []
@@ -288,8 +312,7 @@ class Editor(Follower):
                 return run(program, call)
         seen = of_call(call)
         with unheard():
-            place = self.place(met, seen.detached(), call.spec.kv_heads)
-            place.has_edges = self._edges_of(seen, place)
+            place = self._place_of(seen, met, call.spec.kv_heads)
             changes = self.changes(place)
         with self.running():
             ran = None
@@ -327,30 +350,50 @@ class Editor(Follower):
         # others are shown calls as the model made them
         alone = len(_around.here()) == 1 and not self._listens()
         with unheard():
-            place = self.place(met, seen.detached(), seen.key.shape[1])
-            place.has_edges = self._edges_of(seen, place)
+            place = self._place_of(seen, met, seen.key.shape[1])
             changes, width = self.changes(place), seen.value.shape[3]
             parts = _fused.by_heads(seen, changes, place) if alone and not dropout else None
-            if parts is None:
-                seen = self.applied(seen, changes, place)
-        with unheard() if alone else self.running():
-            if parts and len(parts) == 1:
-                out = self._run(parts[0][1], place, dropout)
-            elif parts:
-                made = [(heads, self._run(part, place, dropout)) for heads, part in parts]
-                out = result_like(seen.query, width, made[0][1].dtype)  # under autocast, not that of the query
-                for heads, part_out in made:
-                    out[:, heads] = part_out
-            elif changes:
-                out = self._run(seen, place, dropout)
-                out = out if out.shape[3] == width else out[..., :width].contiguous()
-            else:
-                out = run()
-            new = self.outputs(out, place)
-            if self._listens():
-                self._tell(seen.detached(), place)
+            ready = seen if parts is not None else self.applied(seen, changes, place)
+            if alone:
+                out, new = self._attended_to(ready, parts, changes, dropout, run, place, width)
+        if not alone:
+            with self.running():
+                out, new = self._attended_to(ready, parts, changes, dropout, run, place, width)
+                if self._listens():
+                    self._tell(ready.detached(), place)
         self.wrote(place, bool(changes) or new is not None)
         return out if new is None else new
+
+    def _place_of(self, seen: Seen, met: Met, kv_heads: int) -> Place:
+        place = self.place(met, seen.detached() if torch.is_grad_enabled() else seen, kv_heads)
+        place.has_edges = self._edges_of(seen, place)
+        place.edges = _fused.kind_of_edges(seen, place)
+        return place
+
+    def _attended_to(
+        self,
+        seen: Seen,
+        parts: list[tuple[_fused.Heads, Seen | Call]] | None,
+        changes: list[Change],
+        dropout: float,
+        run: Callable[[], Tensor],
+        place: Place,
+        width: int,
+    ) -> tuple[Tensor, Tensor | None]:
+        """The output before and after the edits of it; None where it has none."""
+        if parts and len(parts) == 1:
+            out = self._run(parts[0][1], place, dropout)
+        elif parts:
+            made = [(heads, self._run(part, place, dropout)) for heads, part in parts]
+            out = result_like(seen.query, width, made[0][1].dtype)  # under autocast, not that of the query
+            for heads, part_out in made:
+                out[:, heads] = part_out
+        elif changes:
+            out = self._run(seen, place, dropout)
+            out = out if out.shape[3] == width else out[..., :width].contiguous()
+        else:
+            out = run()
+        return out, self.outputs(out, place)
 
     def _run(self, seen: Seen | Call, place: Place, dropout: float) -> Tensor:
         if not isinstance(seen, Seen):

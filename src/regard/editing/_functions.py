@@ -13,6 +13,7 @@ from torch import Tensor
 from regard import masks
 from regard.compat import _attention as compat
 from regard.editing._flex import is_flex, seen_of
+from regard.editing._plain import is_plain, run_unseen
 from regard.editing._written import HIDDEN, Written
 from regard.edits._edit import CannotEdit
 from regard.watching._layout import _count
@@ -45,6 +46,9 @@ class Functions(ListeningToFunctions):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        editor = self.editor
+        if editor.trouble is None and not self.written.chain and not editor.tracker and is_plain(func, args):
+            return run_unseen(editor, func, args, kwargs)
         if isinstance(func, torch._ops.OpOverload) and _in_operator():
             return func(*args, **kwargs)
         if silent():  # something is being looked at: an error raised there would be taken for one of the look
@@ -59,7 +63,7 @@ class Functions(ListeningToFunctions):
         if func is torch.nn.functional.multi_head_attention_forward:
             with self:
                 return _opened(func)(*args, **kwargs)
-        return self.written.step(func, args, kwargs, self.others_listen())
+        return self.written.step(func, args, kwargs, self.others_listen)
 
     def _attend(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """torch.nn.functional.scaled_dot_product_attention."""
@@ -87,11 +91,9 @@ class Functions(ListeningToFunctions):
             mask, bias, q = _unpacked_heads(mask, bias, q, heads)
         scale = given.get("scale")
         seen = Seen(q, k, v, mask, _hiding(bias), None if scale is None else float(scale), offset=offset, placed=causal)
-        shape = q.shape[:3]
-        out = editor.attend(
-            seen, float(given.get("dropout_p") or 0.0), lambda: plain().reshape(*shape, v.shape[3]), met
-        )
-        return out.reshape(*full[:-1], out.shape[3])
+        shape = (*q.shape[:3], v.shape[3])
+        out = editor.attend(seen, float(given.get("dropout_p") or 0.0), lambda: _shaped(plain(), shape), met)
+        return _shaped(out, (*full[:-1], out.shape[3]))
 
     def _flex(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """FlexAttention's operator, which gives the output, its log-sum-exp and its largest scores."""
@@ -108,6 +110,10 @@ class Functions(ListeningToFunctions):
         out = editor.attend(seen, 0.0, lambda: func(*args, **kwargs)[0], met)
         none = out.new_empty(0, dtype=torch.float32)  # nobody asked for the others
         return out, none, none
+
+
+def _shaped(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+    return tensor if tensor.shape == shape else tensor.reshape(shape)
 
 
 def _in_four_dims(three: list[Tensor], grouped: bool, met: Met) -> tuple[Tensor, Tensor, Tensor, tuple[int, ...]]:

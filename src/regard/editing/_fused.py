@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -49,7 +49,7 @@ def changed(seen: Seen, change: Change, place: Place) -> Seen:
     if change.hide is not None:
         seen = seen._replace(mask=_cut(seen, change.hide, place))
     if change.add is not None:
-        seen = _steered(seen, *change.add.factors(place.device), place)
+        seen = _steered(seen, change.add, place)
     return seen
 
 
@@ -71,6 +71,15 @@ def edges_of(seen: Seen, place: Place) -> Callable[[range, range], Tensor]:
             return there
 
     return has_edges
+
+
+def kind_of_edges(seen: Seen, place: Place) -> Hashable:
+    """What is the same for all calls that have the same edges, by the numbers of their place; None where it is not
+    known without a look at tensors."""
+    offset = place.offset if seen.offset is None else seen.offset
+    if isinstance(seen.bias, Tensor) or isinstance(offset, Tensor) or (seen.mask is not None and seen.mask.tensors):
+        return None
+    return seen.mask, offset
 
 
 def head_rows(place: Place) -> Tensor:
@@ -97,15 +106,19 @@ def _cut(seen: Seen, hide: Mask, place: Place) -> Mask | None:
     """The call's mask without some edges."""
     if hide.tensors or (seen.mask is not None and seen.mask.tensors) or type(seen.query) is not Tensor:
         return both(seen.mask, _only_for(~hide, place))
-    return _cut_by_rule(seen.mask, hide, place.count, place.heads, place.device)
+    return _cut_by_rule(seen.mask, (hide,), place.count, place.heads, place.device)
 
 
 @functools.lru_cache(64)
-def _cut_by_rule(mask: Mask | None, hide: Mask, count: int, heads: tuple[int, ...], device: torch.device) -> Mask:
+def _cut_by_rule(
+    mask: Mask | None, hides: tuple[Mask, ...], count: int, heads: tuple[int, ...], device: torch.device
+) -> Mask | None:
     """The same mask for all calls that are cut alike: it remembers how they run."""
     with torch.inference_mode(False):  # it outlives the block, and may be saved for a backward pass
-        left = ~hide if len(heads) == count else ~hide | masks.drop(_rows_of(heads, count, device))
-    return left if mask is None else mask & left
+        for hide in hides:
+            left = ~hide if len(heads) == count else ~hide | masks.drop(_rows_of(heads, count, device))
+            mask = left if mask is None else mask & left
+        return mask
 
 
 def _only_for(mask: Mask, place: Place) -> Mask:
@@ -118,20 +131,26 @@ def by_heads(seen: Seen, changes: list[Change], place: Place) -> list[tuple[Head
     changed in another way, has one query, or is better off whole."""
     if seen.query.device.type == "cpu" or seen.query.shape[2] == 1 or seen.bias is not None:
         return None
-    hidden = [~change.hide for change in changes if change.hide is not None]
+    hidden = tuple(change.hide for change in changes if change.hide is not None)
     added = [change.add for change in changes if change.add is not None]
     if any(change.pattern is not None for change in changes) or len(added) > 1:
         return None
     if not added and (not hidden or all_heads(place)):
         return None
-    if any(mask.heads != 1 or mask.is_open for mask in (*hidden, *(() if seen.mask is None else (seen.mask,)))):
+    known = (*hidden, *(() if seen.mask is None else (seen.mask,)))
+    if any(mask.heads != 1 or mask.is_open for mask in known):
         return None
-    heads, edited = _of_heads(seen, list(place.heads), functools.reduce(both, hidden, seen.mask))
+    if any(mask.tensors for mask in known):
+        left = functools.reduce(both, [~hide for hide in hidden], seen.mask)
+    else:
+        left = _cut_by_rule(seen.mask, hidden, place.count, tuple(range(place.count)), place.device)
+    edited = _of_heads(seen, place.heads, left)
     ready = in_areas(edited, added[0], place) if added else edited
     if ready is None:
         return None
-    others = [head for head in range(place.count) if head not in place.heads]
-    return [(heads, ready), *([_of_heads(seen, others, seen.mask)] if others else [])]
+    others = tuple(head for head in range(place.count) if head not in place.heads)
+    parts: list[tuple[Heads, Seen | Call]] = [(_index(place.heads, place.device), ready)]
+    return [*parts, (_index(others, place.device), _of_heads(seen, others, seen.mask))] if others else parts
 
 
 def in_areas(seen: Seen, added: Added, place: Place) -> Call | None:
@@ -142,7 +161,7 @@ def in_areas(seen: Seen, added: Added, place: Place) -> Call | None:
     alike = len(added.queries) == 1 and len(added.keys) == 1
     if isinstance(offset, Tensor) or not alike or not _cuda.is_worth_areas(call.spec):
         return None
-    where = rectangle(added.queries[0], added.keys[0], _MOST_RUNS)
+    where = added.once("where", lambda: rectangle(added.queries[0], added.keys[0], _MOST_RUNS))
     if where is None:
         return None
     mask = masks.everything() if seen.mask is None else seen.mask
@@ -157,16 +176,20 @@ def run_in_areas(call: Call) -> Tensor:
     return _guard.run(SDPA.program(call, named=False), call).out
 
 
-def _of_heads(seen: Seen, heads: list[int], mask: Mask | None) -> tuple[Heads, Seen]:
-    group = seen.query.shape[1] // seen.key.shape[1]
-    groups = sorted({head // group for head in heads})
-    if [each * group + at for each in groups for at in range(group)] != heads:  # parts of groups: keys of each head
-        groups = [head // group for head in heads]
-    own, shared = (_index(tuple(numbers), seen.query.device) for numbers in (heads, groups))
+def _of_heads(seen: Seen, heads: tuple[int, ...], mask: Mask | None) -> Seen:
+    own, shared = _heads_and_groups(heads, seen.query.shape[1] // seen.key.shape[1], seen.query.device)
     sinks = None if seen.sinks is None else seen.sinks[own]
-    return own, seen._replace(
+    return seen._replace(
         query=seen.query[:, own], key=seen.key[:, shared], value=seen.value[:, shared], mask=mask, sinks=sinks, lse=None
     )
+
+
+@functools.lru_cache(256)
+def _heads_and_groups(heads: tuple[int, ...], group: int, device: torch.device) -> tuple[Heads, Heads]:
+    groups = tuple(sorted({head // group for head in heads}))
+    if tuple(each * group + at for each in groups for at in range(group)) != heads:
+        groups = tuple(head // group for head in heads)  # parts of groups: keys of each head
+    return _index(heads, device), _index(groups, device)
 
 
 @functools.lru_cache(256)
@@ -178,42 +201,58 @@ def _index(numbers: tuple[int, ...], device: torch.device) -> Heads:
     return _kept(numbers, device)
 
 
-def _steered(seen: Seen, u: Tensor, b: Tensor, place: Place) -> Seen:
+def _steered(seen: Seen, added: Added, place: Place) -> Seen:
     """scale·(q·k + u·b/scale): u and b/scale are numbers more of query and key. In half precision b is written as the
     sum of three numbers, so that what is added is exact to float32."""
-    query, key = seen.query, seen.key
-    rows = u[:, None, :, None] * head_rows(place)
+    query, key, device = seen.query, seen.key, place.device
     scale = 1 / math.sqrt(query.shape[3]) if seen.scale is None else seen.scale
     one_row = seen.bias is None or (isinstance(seen.bias, Tensor) and seen.bias.shape[2] == 1)
-    by_key = query.device.type == "cpu" and one_row and bool((u == 1).all())
-    too_large = bool((b.abs() > abs(scale) * torch.finfo(query.dtype).max).any())  # for a number of query or key
-    if by_key or too_large or seen.softcap is not None or scale == 0:
-        rows = rows[:, :, :1] if by_key else rows  # torch's kernel takes one number for each key at no cost
-        return _biased(seen, rows * b[:, None, None].to(query.device), place)
-    parts, left = [], b / scale
-    for _ in range(3 if query.dtype.itemsize == 2 else 1):
-        parts.append(left.to(query.dtype))
-        left = left - parts[-1].double()
+    by_key = query.device.type == "cpu" and one_row and bool(added.queries.all())
+    of_heads = (place.heads, place.count, device, query.dtype)
+    if by_key or seen.softcap is not None or scale == 0 or _too_large(added, scale, query.dtype):
+        return _biased(seen, added.once(("bias", by_key, of_heads), lambda: _bias(added, by_key, place, seen)), place)
     # kernels of a GPU want the dims of heads to be a multiple of some numbers; on a CPU each more costs time
-    step = 1 if query.device.type == "cpu" else _STEP
+    step, count = 1 if query.device.type == "cpu" else _STEP, 3 if query.dtype.itemsize == 2 else 1
     more = -query.shape[3] % step
-    more += -(-(len(parts) - more) // step) * step if more < len(parts) else 0
-    wide_query = query.new_zeros(*query.shape[:3], more)
-    wide_query[..., : len(parts)] = rows.to(query.dtype)
-    wide_key = key.new_zeros(*key.shape[:3], more)
-    wide_key[..., : len(parts)] = torch.stack(parts, -1)[:, None].to(key.device)
+    more += -(-(count - more) // step) * step if more < count else 0
+    wide_query, wide_key = added.once(
+        ("wide", of_heads, more, scale), lambda: _wide(added, place, query.dtype, count, more, scale)
+    )
     value = seen.value
     if value.shape[3] == query.shape[3]:  # fused kernels want values as wide as keys; the output is cut to its width
         value = torch.nn.functional.pad(value, (0, more))
-    return seen._replace(
-        query=torch.cat((query, wide_query), 3), key=torch.cat((key, wide_key), 3), value=value, scale=scale, lse=None
-    )
+    query = torch.cat((query, wide_query.expand(*query.shape[:3], -1)), 3)
+    key = torch.cat((key, wide_key.expand(*key.shape[:3], -1)), 3)
+    return seen._replace(query=query, key=key, value=value, scale=scale, lse=None)
+
+
+def _too_large(added: Added, scale: float, dtype: torch.dtype) -> bool:
+    """Whether what is added is too large for a number of query or key."""
+    return abs(added.amount) > abs(scale) * torch.finfo(dtype).max
+
+
+def _bias(added: Added, by_key: bool, place: Place, seen: Seen) -> Tensor:
+    u, b = added.factors()
+    # torch's kernel takes one number for each key at no cost
+    rows = (u[:, None, :1, None] if by_key else u[:, None, :, None]).to(place.device) * head_rows(place)
+    return (rows * b[:, None, None].to(place.device)).to(accumulation(seen.query.dtype))
+
+
+def _wide(added: Added, place: Place, dtype: torch.dtype, count: int, more: int, scale: float) -> tuple[Tensor, Tensor]:
+    """What joins query and key: [batch or 1, head, query, more] and [batch or 1, 1, key, more]."""
+    u, b = added.factors()
+    parts, left = [], b / scale
+    for _ in range(count):
+        parts.append(left.to(dtype))
+        left = left - parts[-1].double()
+    rows = (u[:, None, :, None].to(place.device) * head_rows(place)).to(dtype)
+    wide = torch.nn.functional.pad(torch.stack(parts, -1)[:, None], (0, more - count))
+    return torch.nn.functional.pad(rows.expand(-1, -1, -1, count), (0, more - count)), wide.to(place.device)
 
 
 def _biased(seen: Seen, more: Tensor, place: Place) -> Seen:
     if isinstance(seen.bias, TableBias):
         raise place.refuse("it has a softcap and a bias that is a rule, to which a steer cannot be added")
-    more = more.to(accumulation(seen.query.dtype))
     return seen._replace(bias=more if seen.bias is None else seen.bias + more)
 
 

@@ -45,7 +45,7 @@ class Written:
         self._uses.clear()
         self._replays.clear()
 
-    def step(self, func: Any, args: Any, kwargs: Any, others_listen: bool) -> Any:
+    def step(self, func: Any, args: Any, kwargs: Any, others_listen: Callable[[], bool]) -> Any:
         """Run a function, edited where attention comes to its end in it."""
         if not self.chain:
             out = func(*args, **kwargs)
@@ -53,6 +53,7 @@ class Written:
             return out
         given = list(tensors(args, kwargs))
         known = [self.chain.of(tensor) for tensor in given]
+        self._check_one_way(func, given)
         into = written_into(func, args, kwargs)
         if into is not None:
             self.chain.overwritten(into)
@@ -73,7 +74,26 @@ class Written:
             out = func(*args, **kwargs)
             self._note(func, *self._again(args, kwargs, write), out)
             return out
-        return self._tried(func, args, kwargs, given, others_listen, write)
+        return self._tried(func, args, kwargs, given, others_listen(), write)
+
+    def _check_one_way(self, func: Any, given: list[Tensor]) -> None:
+        """What was computed from weights before they were edited may not meet what the model computes otherwise: it
+        would be another number with the edited ones."""
+        found = self.chain.softmaxes_aside(given)
+        if not _may_end(func):
+            for tensor in given:
+                node = self.chain.of(tensor)
+                if node is not None and isinstance(self.editor.tracker.of(tensor), Weights):
+                    found |= node.softmaxes()
+        uses = (self._uses.get(number) for number in found)
+        late = next((use for use in uses if use is not None and id(use) in self._replays), None)
+        if late is not None and late.met is not None and self._meets_others(given):
+            what = f"its output, and once more by {name_of(func)} of something else that was computed from them"
+            raise self.editor._refuse(late.met.site, late.met.layer, f"the model uses its weights in {what}")
+
+    def _meets_others(self, given: list[Tensor]) -> bool:
+        others = [one for one in given if self.chain.of(one) is None and not self.chain.is_aside(one)]
+        return any(one.is_floating_point() and one.numel() > 1 for one in others)
 
     def _again(self, args: Any, kwargs: Any, write: Write | None) -> tuple[Any, Any]:
         """The arguments with which a function is done again: what it writes into is as it was before."""
@@ -86,8 +106,7 @@ class Written:
     ) -> Any:
         """Run a function out of sight of others, to see what it is."""
         editor = self.editor
-        ends = [one.call for tensor in given if isinstance(one := editor.tracker.of(tensor), Product)]
-        ends = [one for one in ends if one.met is not None]
+        ends = [use for tensor in given if (use := self._use_of(tensor)) is not None]
         editor.used, editor.settled = [], []
         editor.hears_in_silence = True
         try:
@@ -127,14 +146,15 @@ class Written:
         tracker = self.editor.tracker
         if not tracker:
             return
-        parts = [(None, out)] if isinstance(out, Tensor) else list(enumerate(out)) if type(out) in (tuple, list) else []
+        several = out if isinstance(out, (tuple, list)) else ()
+        parts = [(None, out)] if isinstance(out, Tensor) else list(enumerate(several))
         given = list(tensors(args, kwargs))
         linked = [node for one in given if (node := self.chain.of(one)) is not None]
         aside = self.chain.softmaxes_aside(given)
         for at, part in parts:
             known = tracker.of(part)
             if not isinstance(known, (Weights, Partial, Product)):
-                if known is None and isinstance(part, Tensor) and (linked or aside):
+                if isinstance(part, Tensor) and (linked or aside):
                     self.chain.note_aside(part, aside.union(*(node.softmaxes() for node in linked)))
                 continue
             before = [tracker.of(one) for one in given if self.chain.of(one) is not None]
@@ -169,12 +189,11 @@ class Written:
 
     def edited(self, tensor: Tensor) -> Tensor | None:
         """An output that leaves the model as it is, edited; None where the tensor is none."""
-        known = self.editor.tracker.of(tensor)
-        node = self.chain.of(tensor)
-        if not isinstance(known, Product) or known.call.met is None or node is None:
+        use, node = self._use_of(tensor), self.chain.of(tensor)
+        if use is None or node is None:
             return None
-        replay = self._replay(known.call, Trace())
-        with _running(known.call, self.editor):
+        replay = self._replay(use, Trace())
+        with _running(use, self.editor):
             value: Tensor = replay.value(node)
         return value
 
@@ -182,10 +201,19 @@ class Written:
         """Raise where an output of attention lives on that was to be edited, and was not."""
         self.editor.raise_trouble()
         for tensor in self.chain.living():
-            known = self.editor.tracker.of(tensor)
-            if isinstance(known, Product) and known.call.met is not None and id(known.call) not in self._replays:
-                met = known.call.met
-                raise self.editor._refuse(met.site, met.layer, "its output leaves the model before any use of it")
+            use = self._use_of(tensor)
+            if use is not None and use.met is not None and id(use) not in self._replays:
+                why = "its output leaves the model before any use of it"
+                raise self.editor._refuse(use.met.site, use.met.layer, why)
+
+    def _use_of(self, tensor: object) -> Used | None:
+        """The attention that a tensor is the output of, if it is to be edited: one of them where several were added."""
+        known = self.editor.tracker.of(tensor)
+        if not isinstance(known, Product) or known.call.met is not None:
+            return known.call if isinstance(known, Product) else None
+        node = self.chain.of(tensor)
+        uses = [self._uses[each.number] for each in node.line() if each.number in self._uses] if node else []
+        return next((use for use in uses if use.met is not None), None)
 
     def _replay(self, use: Used, trace: Trace) -> Replay:
         if id(use) in self._replays:
@@ -347,9 +375,9 @@ def _changed(x: Tensor, change: Change, place: Place) -> tuple[Tensor, Tensor | 
     if change.pattern is not None:
         return torch.where(mine, _pattern(change.pattern, x, place), x), None
     if change.add is not None:
-        u, b = change.add.factors(place.device)
+        u, b = (part.to(place.device) for part in change.add.factors())
         most = torch.finfo(x.dtype).max / 2
-        more = u[:, None, :, None] * b[:, None, None].to(u.device).clamp(-most, most)
+        more = u[:, None, :, None] * b[:, None, None].clamp(-most, most)
         x = torch.where(mine, x + torch.nn.functional.pad(more, (0, extra)).to(x), x)
     if change.hide is None:
         return x, None

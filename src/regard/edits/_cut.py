@@ -50,15 +50,30 @@ class _Between(Cut):
     keys: Any
 
     def change(self, place: Place) -> Change | None:
+        change: Change | None = place.once("change", lambda: self._change(place))
+        if change is None or place.has_edges is None:
+            return change
+        if place.edges is None:
+            return change if self._has_any(place) else None
+        there = place.once(("edges", place.edges), lambda: self._has_any(place))
+        return change if there else None
+
+    def _change(self, place: Place) -> Change | None:
+        edges = self.edges(place)
+        return None if edges is None else Change(hide=edges)
+
+    def _has_any(self, place: Place) -> bool:
         rows, columns = self._chosen(place)
-        edges = self._rule(rows, columns, place)
-        return None if edges is None or not _has_any(rows, columns, place) else Change(hide=edges)
+        return has_any(rows, columns, place)
 
     def edges(self, place: Place) -> Mask | None:
         return self._rule(*self._chosen(place), place)
 
     def _chosen(self, place: Place) -> tuple[Chosen, Chosen]:
-        return _places.queries(self.queries, place), _places.keys(self.keys, place)
+        found: tuple[Chosen, Chosen] = place.once(
+            "chosen", lambda: (_places.queries(self.queries, place), _places.keys(self.keys, place))
+        )
+        return found
 
     def _rule(self, rows: Chosen, columns: Chosen, place: Place) -> Mask | None:
         if not rows.any() or not columns.any():
@@ -127,7 +142,7 @@ class _Not(Cut):
         return f"~{self.part!r}"
 
 
-def _has_any(rows: Chosen, columns: Chosen, place: Place) -> bool:
+def has_any(rows: Chosen, columns: Chosen, place: Place) -> bool:
     """Whether the call has one of the edges, where a look at a few tells: a causal mask may hide them already."""
     if place.has_edges is None:
         return True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -47,6 +47,9 @@ class Place:
     # bool [batch or 1, head or 1, row, column], the edges that the call has in a rectangle; None where it is not known
     has_edges: Callable[[range, range], Tensor] | None = None
     memory: dict[Any, Any] = field(default_factory=dict)  # what an edit remembers of this site, until the block ends
+    # what an edit has decided for calls that are alike in all numbers here; None where tensors or texts say more
+    decided: dict[Hashable, Any] | None = None
+    edges: Hashable = None  # what tells ``has_edges`` of calls that are alike apart; None where nothing short does
 
     @property
     def misplaced(self) -> bool:
@@ -57,21 +60,36 @@ class Place:
     def forgotten(self) -> str:
         return f"{self.dropped} key{'s' * (self.dropped > 1)}"
 
+    def once(self, name: Hashable, make: Callable[[], Any]) -> Any:
+        """What ``make`` gives, which the numbers of this place alone decide."""
+        if self.decided is None:
+            return make()
+        if name not in self.decided:
+            self.decided[name] = make()
+        return self.decided[name]
+
     def refuse(self, why: str) -> CannotEdit:
         return CannotEdit(f"{self.site} (layer {self.layer}): {why}")
 
 
-class Added(NamedTuple):
+class Added:
     """``amount`` joins the logits of these queries, [batch or 1, query], with these keys, [batch or 1, key]."""
 
-    queries: NDArray[np.bool_]
-    keys: NDArray[np.bool_]
-    amount: float
+    def __init__(self, queries: NDArray[np.bool_], keys: NDArray[np.bool_], amount: float) -> None:
+        self.queries, self.keys, self.amount = queries, keys, amount
+        self._made: dict[Hashable, Any] = {}
 
-    def factors(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """u [batch or 1, query], and b [batch or 1, key] on the CPU: u·b joins the logits."""
+    def factors(self) -> tuple[Tensor, Tensor]:
+        """u [batch or 1, query] and b [batch or 1, key], on the CPU: u·b joins the logits."""
         u = torch.from_numpy(self.queries.astype(np.float32))
-        return u.to(device), torch.from_numpy(self.keys * self.amount)
+        return u, torch.from_numpy(self.keys * self.amount)
+
+    def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """What is made of it for calls of one kind; it outlives the call."""
+        if key not in self._made:
+            with torch.inference_mode(False), torch.no_grad():
+                self._made[key] = make()
+        return self._made[key]
 
 
 class Change(NamedTuple):

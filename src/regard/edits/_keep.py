@@ -172,7 +172,9 @@ def keep(policy: str, budget: int, *, first: int = 0, recent: int | None = None)
     for name, given, least in (("budget", budget, 1), ("first", first, 0), ("recent", recent, 0)):
         if name == "recent" and given is None:
             continue
-        check_count(name, given, least, kind=int)
+        check_count(name, given, least)
+    budget, first = int(budget), int(first)
+    recent = None if recent is None else int(recent)
     if policy == "recent" and recent is not None:
         raise ValueError('recent is given with the policy "recent", which fills its budget with the newest')
     if first > budget:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard._checks import is_int
+from regard._checks import as_int
 from regard.edits import _places
 from regard.edits._edit import Change, Edit, Place
 from regard.edits._places import Where
@@ -27,11 +27,11 @@ class Ablate(Edit):
     acts_on_output = True
 
     def output(self, out: Tensor, place: Place) -> Tensor | None:
-        rows = _places.queries(self.queries, place)
+        rows = place.once("rows", lambda: _places.queries(self.queries, place))
         if not rows.any():
             return None
         if self.how == "zero":
-            new = torch.zeros_like(out)
+            new = out.new_zeros(()).expand_as(out)
         else:
             source = self._source(out, place)  # [head, any, dim]
             if self.how == "mean":
@@ -85,13 +85,14 @@ def ablate(how: str, reference: Recording | None = None, *, queries: Where | Non
     """
     if how not in _HOW:
         raise ValueError(f"ablate takes one of {', '.join(map(repr, _HOW))}, got {how!r}")
-    if not is_int(seed):
+    number = as_int(seed)
+    if number is None:
         raise TypeError(f"seed must be an int, got {seed!r}")
     if reference is not None:
         _check_recording(reference, "reference", "output")
         if how == "zero":
             raise ValueError('reference is given with ablate("zero"), which needs none')
-    return Ablate(how, reference, _places.checked("queries", queries), seed)
+    return Ablate(how, reference, _places.checked("queries", queries), number)
 
 
 @dataclass(frozen=True, repr=False)
@@ -112,7 +113,7 @@ class Patch(Edit):
         return Change(pattern=self._of_turn(place).pattern) if self.what == "pattern" else None
 
     def output(self, out: Tensor, place: Place) -> Tensor | None:
-        rows = _places.queries(self.queries, place)
+        rows = place.once("rows", lambda: _places.queries(self.queries, place))
         if self.what != "output" or not rows.any():
             return None
         new = self._of_turn(place).output

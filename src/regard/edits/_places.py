@@ -3,30 +3,48 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from regard._checks import is_int
+from regard._checks import as_int
 from regard.edits._edit import Place
 
 Chosen = NDArray[np.bool_]
-Where = int | str | slice | range | Sequence[int | str]
+Where = int | str | slice | range | Sequence[int | str | slice | range] | NDArray[np.integer[Any]] | Tensor
 _MARKS = " ĠĊ▁\n"  # what tokenizers put before a word
 
 
+@dataclass(frozen=True)
+class Span:
+    """A slice, as a value: those of Python have no hash before 3.12."""
+
+    start: int | None
+    stop: int | None
+    step: int | None
+
+    @property
+    def at(self) -> slice:
+        return slice(self.start, self.stop, self.step)
+
+    def __repr__(self) -> str:
+        parts = [self.start, self.stop, self.step]
+        if self.step is None:
+            parts = parts[:2] if self.start is not None else [self.stop]
+        return f"slice({', '.join(map(repr, parts))})"
+
+
 def checked(name: str, given: Any) -> Any:
-    """Positions as they were given, or an error that says what they may be; lists become tuples."""
-    if given is None or isinstance(given, (str, slice, range)) or is_int(given):
-        return given
-    if isinstance(given, Tensor):
-        given = given.tolist()
-    if isinstance(given, Iterable):
-        found = tuple(given)
-        if found and all(is_int(one) or isinstance(one, str) for one in found):
+    """Positions as values that compare and have a hash, or an error that says what they may be; lists become tuples."""
+    if given is None or (one := _value(given)) is not None:
+        return given if given is None else one
+    if isinstance(given, Iterable) and not isinstance(given, (bytes, Mapping)) and getattr(given, "shape", None) != ():
+        found = tuple(_value(each) for each in given)
+        if found and all(each is not None for each in found):
             return found
     raise TypeError(
         f"{name} must be a position, a slice, a token's text or a list of such, got {given!r}; any other rule is a "
@@ -34,7 +52,15 @@ def checked(name: str, given: Any) -> Any:
     )
 
 
-def queries(where: Where | None, place: Place) -> Chosen:
+def _value(given: Any) -> int | str | range | Span | None:
+    if isinstance(given, slice):
+        bounds = [given.start, given.stop, given.step]
+        found = [as_int(bound) for bound in bounds]
+        return Span(*found) if all((a is None) == (b is None) for a, b in zip(found, bounds, strict=True)) else None
+    return given if isinstance(given, (str, range)) else as_int(given)
+
+
+def queries(where: Any, place: Place) -> Chosen:
     """[batch or 1, query]."""
     if where is None:
         return np.ones((1, place.queries), dtype=np.bool_)
@@ -48,7 +74,7 @@ def queries(where: Where | None, place: Place) -> Chosen:
     return np.concatenate([row[:, row.shape[1] - place.queries :] for row in rows])
 
 
-def keys(where: Where | None, place: Place) -> Chosen:
+def keys(where: Any, place: Place) -> Chosen:
     """[batch or 1, key]; positions from the end count from the last key that was read."""
     if where is None:
         return np.ones((1, place.keys), dtype=np.bool_)
@@ -73,31 +99,31 @@ def _numbers(given: int | Tensor) -> list[int]:
     return found[:1] if len(set(found)) == 1 else found
 
 
-def _each(where: Where, counts: list[int], place: Place, name: str) -> list[Chosen]:
+def _each(where: Any, counts: list[int], place: Place, name: str) -> list[Chosen]:
     """[1, count] of each item, whose texts may be its own; or one [items, count] for all."""
     rows = [_rows(where, count, place, name) for count in counts]
     return rows if len(rows) == 1 else [row[item : item + 1] if len(row) > 1 else row for item, row in enumerate(rows)]
 
 
-def _from_the_end(where: Where) -> bool:
+def _from_the_end(where: Any) -> bool:
     parts: Sequence[Any] = where if isinstance(where, tuple) else (where,)
     return any(
         bound is not None and bound < 0
         for part in parts
-        if isinstance(part, (int, slice))
-        for bound in ((part.start, part.stop) if isinstance(part, slice) else (part,))
+        if isinstance(part, (int, Span))
+        for bound in ((part.start, part.stop) if isinstance(part, Span) else (part,))
     )
 
 
-def _rows(where: Where, count: int, place: Place, name: str) -> Chosen:
+def _rows(where: Any, count: int, place: Place, name: str) -> Chosen:
     """[items, count]: one row where all items are alike."""
     parts: Sequence[Any] = where if isinstance(where, tuple) else (where,)
     numbers = [part for part in parts if not isinstance(part, str)]
     texts = [part for part in parts if isinstance(part, str)]
     row = np.zeros((1, count), dtype=np.bool_)
     for part in numbers:
-        if isinstance(part, slice):
-            row[0, part] = True
+        if isinstance(part, Span):
+            row[0, part.at] = True
         elif isinstance(part, range):
             row[0, [n for n in part if 0 <= n < count]] = True
         elif -count <= part < count:
@@ -151,11 +177,4 @@ def _same(token: str, text: str) -> bool:
 
 def shown(where: Any) -> str:
     """As it is written in a call."""
-    if isinstance(where, slice):
-        parts = [where.start, where.stop, where.step]
-        if where.step is None:
-            parts = parts[:2] if where.start is not None else [where.stop]
-        return f"slice({', '.join(map(repr, parts))})"
-    if isinstance(where, tuple):
-        return f"[{', '.join(map(shown, where))}]"
-    return repr(where)
+    return f"[{', '.join(map(shown, where))}]" if isinstance(where, tuple) else repr(where)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 from regard.edits import _places
@@ -20,6 +21,10 @@ class Steer(Edit):
     when_idle = "no call had these queries and keys"
 
     def change(self, place: Place) -> Change | None:
+        change: Change | None = place.once("change", lambda: self._change(place))
+        return change
+
+    def _change(self, place: Place) -> Change | None:
         rows, columns = _places.queries(self.queries, place), _places.keys(self.keys, place)
         if not rows.any() or not columns.any():
             return None
@@ -46,7 +51,7 @@ def steer(keys: Where, amount: float, *, queries: Where | None = None) -> Steer:
         amount: in nats, positive or negative; to take edges away use ``cut``.
         queries: only these tokens' looks; all when None.
     """
-    if isinstance(amount, bool) or not isinstance(amount, (int, float)):
+    if isinstance(amount, bool) or not isinstance(amount, Real):
         raise TypeError(f"amount must be a number, got {amount!r}")
     if not math.isfinite(amount):
         raise ValueError(f"amount must be finite, got {amount}; to take edges away use edits.cut")

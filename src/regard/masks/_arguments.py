@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard._checks import is_int
+from regard._checks import as_int
 
 CONVENTIONS = (
     "Two conventions exist: True = may attend (masks.keep, and torch's scaled_dot_product_attention), "
@@ -88,8 +88,8 @@ def integers(mask: str, name: str, value: Any, ranks: tuple[int, ...], hint: str
 def _from_list(mask: str, name: str, value: Any) -> Tensor:
     if not isinstance(value, Iterable) or isinstance(value, (str, bytes)):
         raise TypeError(f"masks.{mask}: {name} must be a list of ints or an integer tensor, got {describe(value)}")
-    items = value.tolist() if hasattr(value, "tolist") else list(value)
-    if items and not _all_integers(items):
+    items = _whole_numbers(value.tolist() if hasattr(value, "tolist") else list(value))
+    if items is None:
         raise TypeError(f"masks.{mask}: {name} must hold integers, got {value!r}")
     # A tensor made inside inference mode could never be saved for a backward pass, and the mask may outlive the block.
     if not torch.compiler.is_compiling() and torch.is_inference_mode_enabled():
@@ -98,12 +98,10 @@ def _from_list(mask: str, name: str, value: Any) -> Tensor:
     return torch.tensor(items, dtype=torch.int64, device="cpu")
 
 
-def _all_integers(items: list[Any]) -> bool:
-    for item in items:
-        good = _all_integers(item) if isinstance(item, list) else is_int(item)
-        if not good:
-            return False
-    return True
+def _whole_numbers(items: list[Any]) -> list[Any] | None:
+    """Lists of ints; None where they hold anything else."""
+    found = [_whole_numbers(item) if isinstance(item, list) else as_int(item) for item in items]
+    return None if any(item is None for item in found) else found
 
 
 def at_least(mask: str, name: str, tensor: Tensor, least: int) -> None:

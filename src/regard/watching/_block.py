@@ -8,8 +8,9 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
+from regard._checks import as_int
 from regard.recording import Recorded, Recording
 from regard.statistics import Want
 from regard.watching import _around, _together
@@ -132,11 +133,10 @@ def checked_numbers(
     if given is None:
         return None
     kinds = "layer numbers or module paths" if names is not None else "head numbers"
-    found = given.tolist() if isinstance(given, Tensor) and not given.is_floating_point() else given
-    if isinstance(found, (str, int, Mapping)) or not isinstance(found, Iterable):
+    if isinstance(given, (str, Mapping)) or not isinstance(given, Iterable) or getattr(given, "shape", None) == ():
         raise TypeError(f"{name} must be a list of {kinds}, got {given!r}")
-    found = list(found)
-    if any(isinstance(n, bool) or not isinstance(n, int if names is None else (int, str)) for n in found):
+    found: list[Any] = [one if names is not None and isinstance(one, str) else as_int(one) for one in given]
+    if any(one is None for one in found):
         raise TypeError(f"{name} must be a list of {kinds}, got {given!r}")
     if not found and not empty:
         raise ValueError(f"{name} is an empty list, which means no {name} at all; leave it out for all of them")

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from regard.watching import _axes
 from regard.watching._axes import FEATURE, OTHER, Dims, Piece
+from regard.watching._effects import is_filled, name_of, picks
 from regard.watching._products import PRODUCTS, factors, repeated_along, scales_values, with_feature
 from regard.watching._projection import version_of
 from regard.watching._tracked import Multiplied, Product, Softmax, Weights, softmax_weights
@@ -96,6 +97,10 @@ class Raw(NamedTuple):
             tracker.note(out, RawPartial(with_feature(self.dims, out.shape), self.source, rows))
         elif packet is aten.native_dropout or _is_noise(tracker, packet, at, args):
             tracker.note(out[0] if isinstance(out, (tuple, list)) else out, self)
+        elif picks(packet) and at == 0 and self.source.of_scores:
+            made = out[0] if isinstance(out, (tuple, list)) else out
+            softmax = Softmax(0, tuple(made.shape), made.new_zeros(()), False, [], of_scores=True)
+            tracker.note(made, Weights((), softmax, made.detach(), (), f"moved by {name_of(packet)}"))
         elif _is_elementwise(tracker, packet, at, args, out):
             shift = self.source.shift if self.dims == self.source.dims else None
             tracker.note(out, Raw(_axes.of_shape(out.shape), Source(out, out, shift, of_scores=self.source.of_scores)))
@@ -246,7 +251,7 @@ def _are_values(tracker: Tracker, dims: Dims, other: Any) -> bool:
 
 def _is_elementwise(tracker: Tracker, packet: Any, at: int, args: Any, out: Any) -> bool:
     """Whether an operator gave one number for each number of an argument, and nothing better is known of them."""
-    if packet not in ELEMENTWISE or not isinstance(out, Tensor) or out.shape != args[at].shape:
+    if not (packet in ELEMENTWISE or is_filled(packet)) or not isinstance(out, Tensor) or out.shape != args[at].shape:
         return False
     return out is args[at] or tracker.of(out) is None
 
@@ -259,6 +264,5 @@ _SUMS = frozenset((aten.sum, aten.linalg_vector_norm, aten.norm))
 # Operators that give one number for each number.
 ELEMENTWISE = frozenset(
     (aten.mul, aten.mul_, aten.div, aten.div_, aten.add, aten.add_, aten.sub, aten.sub_, aten.clamp, aten.clamp_,
-     aten.clamp_min, aten.clamp_min_, aten.clamp_max, aten.maximum, aten.minimum, aten.masked_fill,
-     aten.masked_fill_, aten.where, aten.nan_to_num, aten.nan_to_num_)
+     aten.clamp_min, aten.clamp_min_, aten.clamp_max, aten.maximum, aten.minimum)
 )  # fmt: skip

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from regard.watching import _axes
 from regard.watching._divided import ELEMENTWISE, Denominator, Raw, Shift, Source, one_axis
+from regard.watching._effects import is_filled
 from regard.watching._tracked import Scores, Softmax, Weights, softmax_weights
 from regard.watching._written import Tracker
 
@@ -39,7 +40,7 @@ class Largest(NamedTuple):
         """Rows that see nothing may have another number."""
         if not isinstance(out, Tensor) or out.shape != args[at].shape or tracker.of(out) is not None:
             return
-        if packet in ELEMENTWISE or packet in _COPIES:
+        if packet in ELEMENTWISE or is_filled(packet) or packet in _COPIES:
             numbers = out.detach() if out.dim() == self.numbers.dim() else out.detach().unsqueeze(self.axis)
             tracker.note(out, self._replace(numbers=numbers))
 

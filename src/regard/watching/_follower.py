@@ -68,6 +68,7 @@ class Follower:
         self.ids: list[Tensor] = []  # what a tokenizer is to read
         self._stack: list[Frame] = []
         self._turns: Counter[str] = Counter()
+        self._numbers: dict[Site, int] = {}  # of the places that attend
         self._suspects: list[Suspect] = []
         self._elsewhere: set[int] = set()
         self._direct: list[tuple[FrameType, Frame]] = []
@@ -240,13 +241,14 @@ class Follower:
             frame.turn = self._turns[path]
             self._turns[path] += 1
         site = Site(path, frame.turn)
-        if site not in self.recording.sites:
+        if site not in self._numbers:
+            self._numbers[site] = len(self._numbers)
             self.recording.sites.append(site)
         return site
 
     def _asked_layer(self, site: Site) -> int | None:
         """The number of a place that attends; None where it is not of a layer that was asked for."""
-        layer = self.recording.sites.index(site)
+        layer = self._numbers[site]
         return layer if self.layers is None or self.layers & {layer, site.path, str(site)} else None
 
     def heads_dim(self, path: str) -> int | None:

@@ -24,11 +24,13 @@ _OWN = ("query", "queries", "hidden_states", "x", "q", "target", "tgt")
 class Frame:
     """A call of a module that is under way."""
 
-    __slots__ = ("args", "kwargs", "module", "path", "turn")
+    __slots__ = ("_given", "_weighs", "args", "kwargs", "module", "path", "turn")
 
     def __init__(self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.path, self.module, self.args, self.kwargs = path, module, args, kwargs
         self.turn: int | None = None  # which of the module's calls in this pass it is, once it has attended
+        self._given: dict[str, Any] | None = None
+        self._weighs: bool | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -36,13 +38,23 @@ class Frame:
 
     def given(self) -> dict[str, Any]:
         """The call's arguments by name."""
-        return {**dict(zip(self.names, self.args, strict=False)), **self.kwargs}
+        if self._given is None:
+            self._given = {**dict(zip(self.names, self.args, strict=False)), **self.kwargs}
+        return self._given
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether the module has weights of its own, or below it."""
+        if self._weighs is None:
+            own = self.module._parameters.values()  # asked first: most have some, and to walk over all takes long
+            self._weighs = any(each is not None for each in own) or next(self.module.parameters(), None) is not None
+        return self._weighs
 
 
 def attending(stack: Sequence[Frame]) -> Frame:
     """The module that attends: the innermost one with weights of its own, which a softmax, or a function dressed as a
     module, has not."""
-    return next((frame for frame in reversed(stack) if has_weights(frame.module)), stack[-1])
+    return next((frame for frame in reversed(stack) if frame.has_weights), stack[-1])
 
 
 def is_cross(stack: Sequence[Frame], queries: int, keys: int) -> bool:
@@ -139,17 +151,24 @@ def _owner(frame: FrameType) -> nn.Module | None:
 
 def inside_transform() -> bool:
     """Whether vmap, grad or another of torch.func's transforms is under way: tensors have hidden dims there."""
-    if torch._C._functorch.peek_interpreter_stack() is not None:
-        return True
-    return runs_code_of(*_TRANSFORMS)
+    return torch._C._functorch.peek_interpreter_stack() is not None or runs_code_of(TRANSFORMS)
 
 
-def runs_code_of(*files: str) -> bool:
-    """Whether code of a file with one of these endings is under way."""
-    return any(frame.f_code.co_filename.endswith(files) for frame in frames())
+def runs_code_of(way: str) -> bool:
+    """Whether code of a kind is under way: TRANSFORMS, CHECKPOINTS."""
+    return any(_way_of(frame.f_code.co_filename) == way for frame in frames())
 
 
-_TRANSFORMS = ("_functorch/vmap.py", "_functorch/eager_transforms.py")
+@functools.lru_cache(4096)
+def _way_of(file: str) -> str | None:
+    return next((way for way, files in _FILES.items() if file.endswith(files)), None)
+
+
+TRANSFORMS, CHECKPOINTS = "transforms", "checkpoints"
+_FILES = {
+    TRANSFORMS: ("_functorch/vmap.py", "_functorch/eager_transforms.py"),
+    CHECKPOINTS: ("torch/utils/checkpoint.py",),
+}
 
 
 def calls_itself(module: nn.Module) -> bool:
@@ -195,11 +214,6 @@ def _tensor(given: Any) -> Tensor | None:
     if isinstance(given, (tuple, list)) and given:
         given = given[0]
     return given if isinstance(given, Tensor) else None
-
-
-def has_weights(module: nn.Module) -> bool:
-    own = module._parameters.values()  # asked first: most have some, and to walk over all takes long
-    return any(each is not None for each in own) or next(module.parameters(), None) is not None
 
 
 def _same(a: Tensor, b: object) -> bool:

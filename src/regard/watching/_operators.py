@@ -8,7 +8,7 @@ that are not watched, on this thread or another, run as before.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
@@ -126,27 +126,30 @@ class Listening(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return plain(*args, **kwargs)
 
 
-@contextlib.contextmanager
-def unheard() -> Iterator[None]:
+class unheard(silence):
     """Silence in which operators are not even shown to those who listen last: passing them on takes time, and torch
     compiles no kernel for a backend while somebody listens to functions."""
-    taken: list[Listening] = []
-    functions: list[TorchFunctionMode] = []
-    with silence():
+
+    __slots__ = ("_functions", "_taken")
+
+    def __enter__(self) -> None:
+        super().__enter__()
+        self._taken: list[Listening] = []
+        self._functions: list[TorchFunctionMode] = []
         while isinstance(mode := _python_dispatch._get_current_dispatch_mode(), Listening):
             if mode.watcher.hears_in_silence:
                 break
-            taken.append(mode)
+            self._taken.append(mode)
             _python_dispatch._pop_mode()
         while isinstance(overrides._get_current_function_mode(), ListeningToFunctions):  # type: ignore[no-untyped-call]
-            functions.append(overrides._pop_mode())  # type: ignore[no-untyped-call]
-        try:
-            yield
-        finally:
-            for each in reversed(functions):
-                overrides._push_mode(each)  # type: ignore[no-untyped-call]
-            for mode in reversed(taken):
-                _python_dispatch._push_mode(mode)
+            self._functions.append(overrides._pop_mode())  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *_: object) -> None:
+        for each in reversed(self._functions):
+            overrides._push_mode(each)  # type: ignore[no-untyped-call]
+        for mode in reversed(self._taken):
+            _python_dispatch._push_mode(mode)
+        super().__exit__()
 
 
 def _views_as_ever(packet: Any) -> Any:

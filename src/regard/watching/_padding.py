@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.masks import Mask
-from regard.watching._modules import Frame, has_weights, is_cross
+from regard.watching._modules import Frame, is_cross
 
 if TYPE_CHECKING:
     from regard.watching._in_memory import InMemory
@@ -40,7 +40,7 @@ def _declared(seen: Seen | InMemory, stack: Sequence[Frame], kind: str) -> Tenso
     concerned = kind != "cross"
     for depth in range(len(stack) - 1, -1, -1):
         inner = stack[depth + 1] if depth + 1 < len(stack) else None
-        if inner is not None and has_weights(inner.module):
+        if inner is not None and inner.has_weights:
             if _handed_a_mask(inner):
                 concerned = True
             elif concerned or not is_cross([inner], seen.queries, seen.keys):

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from regard.watching import _axes
 from regard.watching._axes import Dims, Piece
+from regard.watching._effects import name_of, picks
 from regard.watching._views import VIEWS
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ aten = torch.ops.aten
 # Operators after which logits are logits.
 _SCALES = frozenset(
     (aten.mul, aten.mul_, aten.div, aten.div_, aten.add, aten.add_, aten.sub, aten.sub_, aten.tanh, aten.clamp,
-     aten.masked_fill, aten.masked_fill_, aten.where, aten.topk)
+     aten.masked_fill, aten.masked_fill_, aten.where)
 )  # fmt: skip
 
 
@@ -41,6 +42,7 @@ class Softmax(NamedTuple):
     divided: bool = False  # whether the model divided numbers by their sum: see ``_divided``
     late: bool = False  # likewise, after the product with values
     of_scores: bool = False  # whether its logits are products of two tensors that were computed, not learned
+    picked: str = ""  # by what some of those were picked out of each row: which keys they are is not known then
 
 
 class Partial(NamedTuple):
@@ -96,10 +98,14 @@ class Scores(NamedTuple):
     """Products of two tensors that were computed, such as queries and keys, or what became of them."""
 
     dims: Dims = ()
+    picked: str = ""
 
     def follow(self, tracker: Tracker, packet: Any, at: int, args: Any, kwargs: Any, out: Any) -> None:
-        out = out[0] if packet is aten.topk else out
-        if (packet in VIEWS or packet in _SCALES) and isinstance(out, Tensor) and tracker.of(out) is None:
+        if picks(packet) and at == 0:
+            out = out[0] if isinstance(out, (tuple, list)) else out
+            if out.shape[-1] > 1:
+                tracker.note(out, self._replace(picked=name_of(packet)))
+        elif (packet in VIEWS or packet in _SCALES) and isinstance(out, Tensor) and tracker.of(out) is None:
             tracker.note(out, self)
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from regard.watching import _axes
 from regard.watching._axes import FEATURE, OTHER, Dims, Piece
+from regard.watching._effects import CUTS, MOVERS, SCATTERS, carried_by, fills_with_zeros, is_filled, name_of, picks
 from regard.watching._products import (
     PRODUCTS,
     factors,
@@ -103,8 +104,10 @@ class Tracker:
         lse = _lse(given.detach(), out.detach(), axis)
         if self.kept is not None:
             self.kept[id(lse)] = out
-        of_scores = isinstance(self.of(given), Scores)
-        softmax = Softmax(axis, tuple(out.shape), lse, by_function, [], of_scores=of_scores)
+        scores = self.of(given)
+        scores = scores if isinstance(scores, Scores) else None
+        picked = "" if scores is None else scores.picked
+        softmax = Softmax(axis, tuple(out.shape), lse, by_function, [], of_scores=scores is not None, picked=picked)
         self.note(out, softmax_weights(out, softmax))
 
     def before(self, args: tuple[Any, ...]) -> None:
@@ -141,41 +144,48 @@ class Tracker:
             elif not part.apart:
                 self.settled(part.call, trace_in(part.dims))
             return
-        if known is not None and packet in _MOVERS and isinstance(out, Tensor):
-            self.note(out, known._replace(dims=(), changed=known.changed or f"moved by {_name(packet)}"))
+        if known is not None and packet in MOVERS and isinstance(out, Tensor):
+            self.note(out, known._replace(dims=(), changed=known.changed or f"moved by {name_of(packet)}"))
 
     def _one(self, known: Any, func: Any, at: int, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         packet = getattr(func, "overloadpacket", None)
         if isinstance(known, Weights) and not known.dims:
-            self._lost(known, packet, at, args, out)
+            self._lost(known, func, at, args, out)
             return
         view = VIEWS.get(packet) if at == 0 and known.dims else None
         if view is not None and isinstance(out, Tensor):
             dims = view(known.dims, args, kwargs, out)
             self._viewed(known, packet, dims, out)
         elif isinstance(known, Weights):
-            self._weights(known, packet, at, args, kwargs, out)
+            self._weights(known, func, at, args, out)
         elif isinstance(known, Partial):
             if packet is aten.sum and isinstance(out, Tensor):
                 self._summed(known, args, out)
+            elif not known.dims and packet in VIEWS:
+                self.note(out, known)
         elif isinstance(known, Product):
             self._used(known, packet, at, args, out)
         elif (follow := getattr(known, "follow", None)) is not None:
             follow(self, packet, at, args, kwargs, out)
 
-    def _lost(self, known: Weights, packet: Any, at: int, args: Any, out: Any) -> None:
+    def _lost(self, known: Weights, func: Any, at: int, args: Any, out: Any) -> None:
         """Weights whose axes are mixed are followed only to say that their product could not be read."""
+        packet = getattr(func, "overloadpacket", None)
         if packet in PRODUCTS:
             self._multiplied(known, packet, at, args, out)
-        elif (packet in VIEWS or packet in _MOVERS or packet in _FILLS) and isinstance(out, Tensor):
-            self.note(out, known)
+        elif (made := carried_by(func, out)) is not None:
+            grown = packet in (aten.mul, aten.mul_) and made.numel() > args[at].numel()
+            if not grown:
+                self.note(made, known)
+            elif known.softmax.of_scores and isinstance(args[1 - at], Tensor) and not self.learned(args[1 - at]):
+                self.note(made, Partial((), known, ()))
 
     def _viewed(self, known: Any, packet: Any, dims: Dims | None, out: Tensor) -> None:
         if isinstance(known, Weights):
             if dims is None:
                 self.note(
                     out,
-                    known._replace(dims=(), changed=known.changed or f"reshaped by {_name(packet)} so that axes mix"),
+                    known._replace(dims=(), changed=known.changed or f"reshaped by {name_of(packet)} so that axes mix"),
                 )
             elif packet is aten.slice and dims != known.dims:
                 if _only_a_sink_is_cut(known, dims, out):
@@ -196,7 +206,8 @@ class Tracker:
         else:
             self.settled(known.call, trace_in(known.dims))
 
-    def _weights(self, known: Weights, packet: Any, at: int, args: Any, kwargs: Any, out: Any) -> None:
+    def _weights(self, known: Weights, func: Any, at: int, args: Any, out: Any) -> None:
+        packet = getattr(func, "overloadpacket", None)
         if packet in PRODUCTS:
             self._multiplied(known, packet, at, args, out)
         elif packet is aten.native_dropout and at == 0:
@@ -211,30 +222,22 @@ class Tracker:
                 self._scaled(Partial(known.dims, known, rows_of(known, other)), out)
             elif out.shape == args[at].shape:
                 self.note(out, known._replace(changed=known.changed or "multiplied by something"))
-        elif packet in _FILLS and isinstance(out, Tensor) and out.dim() == len(known.dims):
-            fill = (
-                args[2]
-                if packet in (aten.masked_fill, aten.masked_fill_)
-                else args[3 - at]
-                if packet is aten.where
-                else 0.0
-            )
-            if _is_zero(fill):
+        elif is_filled(packet) and isinstance(out, Tensor) and out.shape == args[at].shape:
+            if fills_with_zeros(packet, at, args):
                 self.note(out, known._replace(final=out.detach(), final_dims=known.dims))
             else:
                 self.note(out, known._replace(changed=known.changed or "filled with numbers other than 0"))
         elif packet is aten.convolution and at == 0:
             dims = (known.dims[0], _axes.whole(OTHER, out.shape[1]), *known.dims[2:])
             self.note(out, known._replace(dims=dims, changed=known.changed or "mixed across heads by a convolution"))
-        elif packet in _CUTS and isinstance(out, (tuple, list)):
+        elif packet in CUTS and isinstance(out, (tuple, list)):
             for part in out:
                 self.note(part, known._replace(dims=(), changed=known.changed or "cut into parts"))
-        elif (packet in _MOVERS and isinstance(out, Tensor) and out.dim() >= 2) or (
-            packet in _SCATTERS and at >= 2 and known.softmax.of_scores  # the gates of experts are scattered too
-        ):
-            self.note(out, known._replace(dims=(), changed=known.changed or f"moved by {_name(packet)}"))
-        elif packet in _KEEPERS and isinstance(out, Tensor) and out.shape == args[at].shape:
-            self.note(out, known._replace(changed=known.changed or f"changed by {_name(packet)}"))
+        elif (made := carried_by(func, out)) is not None:
+            if made.shape == args[at].shape and packet not in MOVERS and not picks(packet):
+                self.note(made, known._replace(changed=known.changed or f"changed by {name_of(packet)}"))
+            elif packet in MOVERS or known.softmax.of_scores:  # the gates of experts are picked and scattered too
+                self.note(made, known._replace(dims=(), changed=known.changed or f"moved by {name_of(packet)}"))
 
     def _multiplied(self, known: Weights, packet: Any, at: int, args: Any, out: Tensor) -> None:
         if not known.dims:
@@ -270,7 +273,9 @@ class Tracker:
 
     def _summed(self, known: Partial, args: Any, out: Tensor) -> None:
         axes = args[1] if len(args) > 1 else None
-        if axes is None:
+        if not known.dims:
+            self.attended(known.weights, ())
+        if axes is None or not known.dims:
             return
         dims = {axis % len(known.dims) for axis in ([axes] if isinstance(axes, int) else axes)}
         keys = self._keys(known.weights)
@@ -303,7 +308,7 @@ class Tracker:
                 alone = [piece.axis for piece in known.dims[channel]] in ([FEATURE], [])
                 trace = trace._replace(alone=alone)
             self.settled(known.call, trace)
-        elif packet in _MOVERS or packet in _SCATTERS:
+        elif packet in MOVERS or packet in SCATTERS:
             self.settled(known.call, trace_in(known.dims))  # which row is which token is not known any more
         elif isinstance(out, Tensor) and out.shape == args[at].shape:
             self.note(out, known)
@@ -356,25 +361,4 @@ def _storage(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def _is_zero(fill: Any) -> bool:
-    if isinstance(fill, Tensor):
-        return fill.numel() == 1 and not fill.is_meta and float(fill) == 0.0
-    return isinstance(fill, (int, float)) and fill == 0
-
-
-def _name(packet: Any) -> str:
-    return str(packet).removeprefix("aten.")
-
-
-_FILLS = frozenset((aten.masked_fill, aten.masked_fill_, aten.where, aten.nan_to_num, aten.nan_to_num_))
-_KEEPERS = frozenset(
-    (aten.add, aten.add_, aten.sub, aten.sub_, aten.div, aten.div_, aten.pow, aten.exp, aten.clamp, aten.copy_,
-     aten.clamp_min, aten.relu, aten.sigmoid, aten.native_layer_norm, aten._softmax, aten.scatter, aten.index_put_)
-)  # fmt: skip
-_MOVERS = frozenset(
-    (aten.constant_pad_nd, aten.as_strided, aten.cat, aten.index, aten.gather, aten.index_select, aten.select,
-     aten.roll, aten.flip, aten.stack, aten._to_dense)
-)  # fmt: skip
-_SCATTERS = frozenset((aten.index_put, aten.index_put_, aten.scatter, aten.scatter_, aten.index_copy, aten.index_add))
-_CUTS = frozenset((aten.split, aten.split_with_sizes, aten.unbind, aten.chunk, aten.tensor_split))
 _OVER_QUERIES = "its softmax is not over the keys (over the queries, say), so the weights of a query have no sum of 1"

@@ -33,7 +33,7 @@ def evaluate(
     """
     from regard import train as engine
 
-    with terminal.one_line(ValueError, TypeError, file=out):
+    with terminal.one_line(ValueError, TypeError, file=out, options=options.WRITING):
         if (system is None) == (not model):
             raise ValueError("give --model FOLDER or --system FILE, one of the two")
         if beams < 1:

@@ -41,7 +41,7 @@ def generate(
     """
     from regard.cli import folders, parse
 
-    with terminal.one_line(ValueError, TypeError, ImportError):
+    with terminal.one_line(ValueError, TypeError, ImportError, options=options.WRITING):
         where = parse.device(device)
         with terminal.saying(f"loading {model}"):
             found = folders.load(model, dtype=parse.one_dtype(dtype), device=where)

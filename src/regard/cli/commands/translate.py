@@ -55,7 +55,7 @@ def translate(
     from regard import train as engine
     from regard.cli import parse
 
-    with terminal.one_line(ValueError, TypeError):
+    with terminal.one_line(ValueError, TypeError, options=options.WRITING):
         if not model:
             raise ValueError("--model FOLDER is missing: a run of regard train")
         if page is not None and not show:
