@@ -13,22 +13,17 @@ import functools
 import itertools
 import math
 import operator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.backends._schedule import from_intervals, steps_of
 from regard.backends._steps import Gathered, Run, Step
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from numpy.typing import NDArray
-
-    from regard.masks import Mask
-    from regard.spec import Call, CallSpec
+from regard.masks import Mask
+from regard.spec import Call, CallSpec
 
 # Numbers of the keys that strided pieces of one call see, counted for each of them: their gradients are apart before
 # they are added up, and take as much memory.

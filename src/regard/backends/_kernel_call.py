@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
 from regard.backends import _guard, _kernels
 from regard.backends._autograd import run_fused, second_derivative
-from regard.backends._base import Program, reads_values
+from regard.backends._base import Backend, Program, reads_values
 from regard.masks._memo import versions
-from regard.spec import Result
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import Tensor
-
-    from regard.backends import Backend
-    from regard.spec import Call, CallSpec
+from regard.spec import Call, CallSpec, Result
 
 # numbers of a tensor up to which a call's derivative is left to torch, which keeps its inputs alive
 FEW = 1 << 15

@@ -7,26 +7,36 @@ blocks, and are copied next to each other. Both answer the same questions, which
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from regard.spec import Call, CallSpec
 from regard.statistics import merge
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from regard.spec import Call, CallSpec
 
 
 class Run(NamedTuple):
     start: int
     stop: int
     full: bool  # every row of the step sees all of it
+
+
+def side_by_side(ranges: Iterable[tuple[int, ...]]) -> Iterator[tuple[slice, slice]]:
+    """Ranges (start, stop, …), each with its place where all are put next to each other."""
+    at = 0
+    for start, stop, *_ in ranges:
+        yield slice(start, stop), slice(at, at + stop - start)
+        at += stop - start
+
+
+def tokens_of(tensor: Tensor, ranges: Sequence[tuple[int, ...]]) -> Tensor:
+    """Ranges of the tokens of [batch, head, token, …] next to each other; a view where there is one."""
+    parts = [tensor[:, :, start:stop] for start, stop, *_ in ranges]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
 
 
 class Step(NamedTuple):
@@ -82,6 +92,19 @@ class Step(NamedTuple):
     def places(self) -> tuple[int, ...]:
         """The first row, and the first key of each run; of the first piece."""
         return self.at or (self.start, *(run.start for run in self.runs))
+
+    def visible(self, run: Run, rows: range) -> tuple[int, int]:
+        """The part of a run that holds all its keys that some rows see."""
+        if self.lo is None or self.hi is None or self.lo.shape[0] > 1:
+            return run.start, run.stop
+        at = slice(rows.start - self.start, rows.stop - self.start)
+        return max(run.start, int(self.lo[0, at].min())), min(run.stop, int(self.hi[0, at].max()))
+
+    def cut_pairs(self, pairs: Tensor, items: slice, heads: slice) -> Tensor:
+        """Of pairs [B or 1, H or 1, rows, columns] those of some items and heads; a step for one item has no others."""
+        if pairs.shape[0] > 1 and self.batch is None:
+            pairs = pairs[items]
+        return pairs[:, heads] if pairs.shape[1] > 1 else pairs
 
     @property
     def is_slice(self) -> bool:
@@ -182,25 +205,21 @@ class Step(NamedTuple):
     def _take_keys(self, tensor: Tensor) -> Tensor:
         """The keys of [batch, key head, token, dim] as a kernel takes them, runs side by side."""
         if self.is_slice:
-            parts = [self._items_of(tensor)[:, :, run.start : run.stop] for run in self.runs]
-        else:
-            sizes = [run.stop - run.start for run in self.runs]
-            parts = [self._keys_of(tensor, n, 0, size).flatten(0, 1) for n, size in enumerate(sizes)]
+            return tokens_of(self._items_of(tensor), self.runs)
+        sizes = [run.stop - run.start for run in self.runs]
+        parts = [self._keys_of(tensor, n, 0, size).flatten(0, 1) for n, size in enumerate(sizes)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
 
     def _add_keys(self, total: Tensor, part: Tensor) -> None:
         """Add what each piece gives to its keys; windows that overlap are cut into parts that do not."""
-        at = 0
         if not self.is_slice:
             part = torch.unflatten(part, 0, (-1, total.shape[1]))
-        for n, run in enumerate(self.runs):
-            width = run.stop - run.start
-            own = part[..., at : at + width, :]
-            at += width
+        for n, (keys, place) in enumerate(side_by_side(self.runs)):
+            own = part[..., place, :]
             if self.is_slice:
-                self._items_of(total)[:, :, run.start : run.stop] += own
+                self._items_of(total)[:, :, keys] += own
                 continue
-            step = self.far[1 + n]
+            width, step = keys.stop - keys.start, self.far[1 + n]
             if step == 0:
                 self._keys_of(total, n, 0, width)[:, :, 0].add_(own.sum(2))
                 continue
@@ -260,12 +279,9 @@ class Gathered(NamedTuple):
 
     def write(self, results: tuple[Tensor, Tensor], parts: tuple[Tensor, Tensor], kv_heads: int) -> None:
         if self.merges:
-            before = (
-                self._rows_of(_in_blocks(results[0], self.block)),
-                self._rows_of(_in_blocks(results[1], self.block)),
-            )
-            merge(*before, *parts)
-            parts = before
+            out, lse = (self._rows_of(_in_blocks(result, self.block)) for result in results)
+            merge(out, lse, *parts)
+            parts = out, lse
         for result, part in zip(results, parts, strict=True):
             self._put(result, self.rows, part, self.first)
 
