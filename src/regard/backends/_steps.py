@@ -47,7 +47,8 @@ class Step(NamedTuple):
       tile      anything else                                     -> a small mask over the step
 
     Of several pieces one is described; ``at`` and ``far`` say where the first is, and how far each is from the one
-    before: the rows, and each run. ``stride``: from a row to the next, and from a key to the next.
+    before: the rows, and each run. ``stride``: from a row to the next, and from a key to the next. ``listed``: the
+    runs count these keys, which are copied next to each other.
     """
 
     batch: int | None  # None: all items alike
@@ -62,6 +63,7 @@ class Step(NamedTuple):
     stride: int = 1
     at: tuple[int, ...] = ()
     far: tuple[int, ...] = ()
+    listed: Tensor | None = None
 
     @property
     def piece(self) -> Step:
@@ -114,7 +116,7 @@ class Step(NamedTuple):
     def is_whole(self, spec: CallSpec) -> bool:
         """Whether the step is the whole call: all items, rows and keys."""
         keys = len(self.runs) == 1 and self.runs[0].start == 0 and self.runs[0].stop == spec.keys
-        return keys and self.is_slice and self.batch is None and self.rows == spec.queries
+        return keys and self.listed is None and self.is_slice and self.batch is None and self.rows == spec.queries
 
     def lines(self, spec: CallSpec) -> int:
         """Rows of all pieces, items and heads."""
@@ -144,7 +146,9 @@ class Step(NamedTuple):
     def inputs(self, call: Call, room: Room) -> tuple[Tensor, Tensor, Tensor]:
         """Query, key and value of the step; views where they are one run."""
         key, value = call.key, call.value
-        if not self.is_slice:
+        if self.listed is not None:
+            key, value = room.listed("key", key, self.listed), room.listed("value", value, self.listed)
+        elif not self.is_slice:
             key, value = room.compact("key", key), room.compact("value", value)
         query = self.take_rows(room, "query", call.query, call.spec.kv_heads)
         return query, self._take_keys(key), self._take_keys(value)
@@ -216,6 +220,9 @@ class Step(NamedTuple):
             part = torch.unflatten(part, 0, (-1, total.shape[1]))
         for n, (keys, place) in enumerate(side_by_side(self.runs)):
             own = part[..., place, :]
+            if self.listed is not None:
+                self._items_of(total).index_add_(2, self.listed[keys], own.to(total.dtype))
+                continue
             if self.is_slice:
                 self._items_of(total)[:, :, keys] += own
                 continue
@@ -359,6 +366,13 @@ class Room:
         if tensor.shape[0] == 1 or tensor.stride(0) == tensor.shape[1] * tensor.stride(1):
             return tensor
         return self._contiguous(name, 0, tensor)
+
+    def listed(self, name: str, tensor: Tensor, keys: Tensor) -> Tensor:
+        """Some keys of [batch, head, token, dim] next to each other; all steps of a call list the same."""
+        found = self._shaped.get((name, -1))
+        if found is None:
+            found = self._shaped[name, -1] = tensor.index_select(2, keys)
+        return found
 
     def in_blocks(self, name: str, tensor: Tensor, block: int) -> Tensor:
         """[item · head, block, size, ...], contiguous."""
