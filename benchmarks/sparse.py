@@ -1,6 +1,6 @@
 """Sparse patterns on a CPU: does time follow the kept pairs, and what does a pair cost against one of dense attention?
 
-python benchmarks/sparse.py [--only blocks --only patterns] [--quick] [--save]
+python benchmarks/sparse.py [--only blocks --only patterns --only keys] [--quick] [--save]
 
 float32, 2 threads, 8 heads of 64; forward, and forward with backward. A full run takes about 16 minutes.
 All cases take turns, round after round; a time is the median of its rounds, a ratio the median of the rounds' ratios.
@@ -8,6 +8,7 @@ Block patterns are measured in several processes: on shared machines short piece
 now and then (in the raw figures of blocks of 64, forward, from 1.9 to 1.4 times a dense pair), while dense ones do not.
 A group's fit is time = a + b · pairs; R² is its share of explained variance. For patterns made of blocks, the time per
 kept pair is held against dense attention's: case by case (all of the time over all of the pairs), and by the fit (b).
+Patterns of single keys are held against a causal call of all pairs.
 """
 
 from __future__ import annotations
@@ -100,6 +101,7 @@ def families(sizes: Sizes) -> dict[str, dict[str, Mask | None]]:
             f"{n} random": sparse.bigbird(length, size=128, random=n, causal=True) for n in (0, 3, 6, 12)
         },
         "strided": {f"stride {n}": sparse.strided(n) for n in (128, 64, 32, 16)},
+        "fixed": {f"{n} summaries": sparse.fixed(length, stride=128, summary=n) for n in (1, 4, 16, 32)},
         "selected": {f"keep {n}": sparse.select_blocks(*tensors[:2], size=128, keep=n) for n in (2, 4, 8, 16)},
     }
 
@@ -190,7 +192,31 @@ def patterns(sizes: Sizes) -> Iterator[Row]:
             yield row
 
 
-GROUPS: dict[str, Callable[[Sizes], Iterator[Row]]] = {"blocks": blocks, "patterns": patterns}
+def keys(sizes: Sizes) -> Iterator[Row]:
+    """Single keys, near and far: against a causal call, whose blocks they all touch."""
+    length = 2 * sizes.length
+    cases: dict[str, Mask | None] = {
+        "causal": masks.causal(),
+        "strided(64)": sparse.strided(64),
+        "dilated(left=16, step=64)": sparse.dilated(left=16, step=64),
+        "fixed(stride=128)": sparse.fixed(length, stride=128),
+        "fixed(stride=128, summary=8)": sparse.fixed(length, stride=128, summary=8),
+    }
+    pairs = {name: pairs_of(mask, length) for name, mask in cases.items()}
+    wide = Sizes(sizes.quick)
+    wide.length = length
+    for direction in DIRECTIONS:
+        times = measure(cases, direction, wide, min(sizes.rounds, 3))
+        for name in list(cases)[1:]:
+            rounds = zip(times[name], times["causal"], strict=True)
+            ratio = statistics.median(ours / whole for ours, whole in rounds)
+            note = f"{pairs[name] / pairs['causal']:.1%} of the pairs"
+            row = Row("keys", f"{name}, {length} tokens, {direction}: against causal", ratio, "×", 0.2, note=note)
+            row.samples = {"ours": times[name], "causal": times["causal"]}
+            yield row
+
+
+GROUPS: dict[str, Callable[[Sizes], Iterator[Row]]] = {"blocks": blocks, "patterns": patterns, "keys": keys}
 
 
 if __name__ == "__main__":

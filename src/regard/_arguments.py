@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import math
 import numbers
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Sequence
+from typing import Any, NoReturn
 
 import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from regard.bias import Bias
+from regard.bias import Bias, Rule
 from regard.masks import Mask
 from regard.spec import BiasSpec, Call, CallSpec
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from regard.bias import Rule
 
 _DTYPES = frozenset((torch.float64, torch.float32, torch.float16, torch.bfloat16))
 _HALF = frozenset((torch.float16, torch.bfloat16))

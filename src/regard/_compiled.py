@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,13 +12,10 @@ from regard._arguments import prepare
 from regard.backends import ALL, _guard
 from regard.backends._autograd import FusedBackend
 from regard.backends._base import accumulation, no_autocast
-from regard.bias import TableBias, rebuild
+from regard.bias import Bias, TableBias, rebuild
+from regard.masks import Mask
 from regard.plan import choose
 from regard.spec import Call, Refused
-
-if TYPE_CHECKING:
-    from regard.bias import Bias
-    from regard.masks import Mask
 
 _TENSORS = (
     "Tensor query, Tensor key, Tensor value, Tensor? bias, Tensor? sinks, Tensor? offset, Tensor? seed, Tensor[] mask"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
 import torch.autograd.forward_ad as forward_ad
@@ -13,7 +13,8 @@ from torch.nn import functional
 from regard import _sharded
 from regard._arguments import prepare
 from regard.backends import _guard
-from regard.backends._base import accumulation, reads_values
+from regard.backends._base import Program, accumulation, reads_values
+from regard.bias import Bias
 from regard.masks import Mask
 from regard.masks._flags import Fused
 from regard.observation import Observation
@@ -24,10 +25,6 @@ from regard.observation._observe import observe_call, observer_of, observing_pea
 from regard.plan import Choice, Cost, Plan, choose, program_of, programs, recall, size_kind
 from regard.spec import Call, CallSpec, OfOtherCall, Refused
 from regard.statistics import Want
-
-if TYPE_CHECKING:
-    from regard.backends._base import Program
-    from regard.bias import Bias
 
 _SDPA = _sharded.SDPA
 _make: Any = tuple.__new__  # a named tuple without the Python function that makes one
@@ -381,10 +378,7 @@ def _plain(call: Call) -> Call:
     """The call without forward-mode tangents: statistics are detached."""
     if call.spec.mode != "dual":
         return call
-    names = ("query", "key", "value", "bias", "sinks")
-    tensors = {name: getattr(call, name) for name in names}
-    primal = {n: None if t is None else forward_ad.unpack_dual(t).primal for n, t in tensors.items()}  # type: ignore[no-untyped-call]
-    return call.replace(**primal)
+    return call.of(*(None if t is None else forward_ad.unpack_dual(t).primal for t in call.tensors))  # type: ignore[no-untyped-call]
 
 
 def check_want(want: object) -> None:

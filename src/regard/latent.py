@@ -12,16 +12,14 @@ are the same numbers, because q·(Uk c) = (Ukᵀ q)·c. Many queries are cheaper
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from regard import api
 from regard._checks import autocasts
-
-if TYPE_CHECKING:
-    from regard.masks import Mask
+from regard.masks import Mask
 
 FORMS = ("auto", "expand", "absorb")
 

@@ -85,6 +85,17 @@ class Call(NamedTuple):
     seed: Tensor | None = None  # what dropout is derived from, where there is some
     wants_rows: bool = False  # entropy and largest weight of each row, where the forward pass can give them
 
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """Those that may have gradients."""
+        return self.query, self.key, self.value, self.bias, self.sinks
+
+    def permitted(self, rows: range, keys: range) -> Tensor:
+        """What the mask says about some rows and keys: bool [B or 1, H or 1, rows, keys]."""
+        assert self.mask is not None
+        sizes = self.spec.queries, self.spec.keys
+        return self.mask.tile(rows, keys, *sizes, offset=self.offset, device=self.query.device)
+
     def without_tensors(self) -> Call:
         """What a backward pass needs next to the tensors that autograd saves for it."""
         return self.of(None, None, None, None, None)

@@ -26,15 +26,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from regard._checks import is_int
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 BUCKETS = 32
 # Stands for log 0, below the log of any permitted weight: its exponential is 0, and 0 times it is 0 (0 · −inf is NaN).
@@ -285,6 +283,34 @@ def cells(size: int, count: int, device: torch.device) -> Tensor:
 def cell_sizes(size: int, count: int, device: torch.device) -> Tensor:
     """How many of ``size`` positions lie in each cell."""
     return (torch.arange(count + 1, device=device) * size // max(1, count)).diff()
+
+
+class Grid:
+    """The cells of a map over a call's rows and keys: at most as many as there are of either."""
+
+    def __init__(self, most: tuple[int, int], rows: int, keys: int, device: torch.device) -> None:
+        self.rows, self.keys = rows, keys
+        self.shape = min(most[0], rows), min(most[1], keys)
+        self.row_cells, self.key_cells = cells(rows, self.shape[0], device), cells(keys, self.shape[1], device)
+        self.heights, self.widths = cell_sizes(rows, self.shape[0], device), cell_sizes(keys, self.shape[1], device)
+
+    def row_sums(self, numbers: Tensor, rows: range) -> tuple[Tensor, int]:
+        """Numbers [items, heads, rows, keys] of neighbouring rows added up by cells of rows, and the first of those."""
+        first, last = (cell_of(row, self.rows, self.shape[0]) for row in (rows[0], rows[-1]))
+        if first == last:
+            return numbers.sum(2, keepdim=True), first
+        cell = self.row_cells[rows.start : rows.stop] - first
+        # a product with a matrix of zeros and ones
+        return (torch.arange(last - first + 1, device=cell.device)[:, None] == cell).to(numbers.dtype) @ numbers, first
+
+    def add(self, into: Tensor, sums: Tensor, first: int, keys: slice) -> None:
+        """Add sums [items, heads, cells, keys] of the cells of rows from ``first`` on to a map, by cells of keys."""
+        into[:, :, first : first + sums.shape[2]].index_add_(3, self.key_cells[keys], sums)
+
+    @property
+    def pairs(self) -> Tensor:
+        """How many pairs each cell has."""
+        return self.heights[:, None] * self.widths
 
 
 def bucket_of(distance: Any) -> Any:

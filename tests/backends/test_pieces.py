@@ -23,6 +23,12 @@ MASKS = {
     "equal documents": masks.documents(lengths=[42] * 5 + [1]),
     "causal documents": masks.causal() & masks.documents(lengths=[70, 70, 71]),
     "padded band": masks.causal() & masks.window(left=33) & masks.padding([S - 50, S]),
+    "fixed pattern": sparse.fixed(S, stride=16, summary=3),
+    "padded fixed pattern": sparse.fixed(S, stride=13) & masks.padding([S - 70, S]),
+    "scattered keys": masks.keep(torch.arange(S) % 7 == 3),
+    "scattered keys, causal": masks.causal() & masks.keep(torch.arange(S) % 5 == 1),
+    "all but most keys": masks.causal() & ~masks.keep(torch.arange(S) % 9 < 6),
+    "scattered keys or a band": masks.keep(torch.arange(S) % 8 == 2) | masks.window(left=9, right=4),
     "padded strides": sparse.strided(13) & masks.padding([S, S - 70]),
 }
 
@@ -67,6 +73,7 @@ def test_any_layout_will_do(layout: str) -> None:
         (masks.causal() & masks.documents(lengths=[512] * 16), 4),
         (masks.causal() & masks.strided(64), 4),
         (sparse.strided(64), 8),
+        (masks.keep(torch.arange(8192) % 50 == 3), 1),
     ],
     ids=str,
 )

@@ -221,6 +221,7 @@ class _Merged:
         self.counted = _span(spread.queries, want.queries)
         self.rectangle = None if want.weights is None else _span(spread.queries, want.weights[0])
         self.parts: dict[str, list[Tensor]] = {}
+        self.grid: statistics.Grid | None = None
         self.map: Tensor | None = None
         self.all_pairs = None
         if want.pairs is not None:
@@ -249,7 +250,7 @@ class _Merged:
     def add(self, seen: Observation, start: int, stop: int) -> None:
         found = {name: part for name, part in vars(seen).items() if isinstance(part, Tensor) and name != "out"}
         if self.want.map is not None:
-            self._add_map(found.pop("map", None), seen.lse, start, stop)
+            self._add_map(self.want.map, found.pop("map", None), seen.lse, start, stop)
         if self.all_pairs is not None:
             own = found.pop("pairs")
             if self.pairs is None:
@@ -258,21 +259,14 @@ class _Merged:
         for name, part in found.items():
             self.parts.setdefault(name, []).append(part)
 
-    def _add_map(self, rows: Tensor | None, lse: Tensor, start: int, stop: int) -> None:
-        size = self.counted[1] - self.counted[0]
-        assert self.want.map is not None
-        grid = min(self.want.map[0], size), min(self.want.map[1], self.spread.keys)
-        if self.map is None:
-            self.map = lse.new_zeros(*lse.shape[:2], *grid)
-        if rows is None:
-            return
-        first = _within(self.counted, start, stop)[0] + start - self.counted[0]
-        cell = statistics.cells(size, grid[0], rows.device)[first : first + rows.shape[2]]
-        self.map.index_add_(2, cell, rows * self._widths(grid[1], rows.device))
-
-    def _widths(self, count: int, device: torch.device) -> Tensor:
-        """Keys in each column of the map."""
-        return torch.bincount(statistics.cells(self.spread.keys, count, device), minlength=count)
+    def _add_map(self, most: tuple[int, int], rows: Tensor | None, lse: Tensor, start: int, stop: int) -> None:
+        if self.grid is None or self.map is None:
+            size = self.counted[1] - self.counted[0]
+            self.grid = statistics.Grid(most, size, self.spread.keys, lse.device)
+            self.map = lse.new_zeros(*lse.shape[:2], *self.grid.shape)
+        if rows is not None:
+            first = _within(self.counted, start, stop)[0] + start - self.counted[0]
+            self.map.index_add_(2, self.grid.row_cells[first : first + rows.shape[2]], rows * self.grid.widths)
 
     def result(self) -> dict[str, Any]:
         spread, found = self.spread, dict[str, Any]()
@@ -289,12 +283,8 @@ class _Merged:
                 found[name] = spread.back(torch.cat(parts, 2))
         if self.pairs is not None:
             found["pairs"] = spread.as_dtensor(added(self.pairs, spread.group), None)
-        if self.map is not None:
-            whole = added(self.map, spread.group)
-            size = self.counted[1] - self.counted[0]
-            heights = torch.bincount(statistics.cells(size, whole.shape[2], whole.device), minlength=whole.shape[2])
-            whole /= heights[:, None] * self._widths(whole.shape[3], whole.device)
-            found["map"] = spread.as_dtensor(whole, None)
+        if self.grid is not None and self.map is not None:
+            found["map"] = spread.as_dtensor(added(self.map, spread.group).div_(self.grid.pairs), None)
         return found
 
     def _everywhere(self, rows: Tensor) -> Tensor:

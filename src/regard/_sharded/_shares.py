@@ -7,15 +7,13 @@ the rule; a causal mask gives the first process many short rows and the last one
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from regard.masks import Mask
+from regard.masks import Mask
 
 Span = tuple[int, int]
 _BLOCK = 128

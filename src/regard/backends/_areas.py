@@ -10,23 +10,17 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from regard.backends._base import accumulation
 from regard.backends._kernels import plain_backward, plain_forward
-from regard.masks._areas import joined, outside, size
-from regard.spec import BiasSpec
+from regard.backends._steps import side_by_side, tokens_of
+from regard.masks import Mask
+from regard.masks._areas import Area, Ranges, joined, outside, size
+from regard.spec import BiasSpec, Call, CallSpec
 from regard.statistics import merge
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from regard.masks import Mask
-    from regard.masks._areas import Area, Ranges
-    from regard.spec import Call, CallSpec
 
 
 def forward(call: Call) -> tuple[Tensor, Tensor]:
@@ -48,7 +42,7 @@ def forward(call: Call) -> tuple[Tensor, Tensor]:
         found, found_lse = _forward(query, *_keys_of(call, area), area.causal, spec.scale)
         if area.shift is not None:
             found_lse = found_lse + area.shift
-        for rows, own in _places(area.rows):
+        for rows, own in side_by_side(area.rows):
             if area.merges:
                 merge(out[:, :, rows], lse[:, :, rows], found[:, :, own], found_lse[:, :, own])
             else:
@@ -65,7 +59,7 @@ def backward(call: Call, grad_out: Tensor, out: Tensor, lse: Tensor) -> tuple[Te
     for area in areas:
         d_out, query, own_out = (_take(tensor, area.rows, copy=True) for tensor in (grad_out, call.query, out))
         key, value = _keys_of(call, area, copy=True)
-        own_lse = torch.cat([lse[:, :, start:stop] for start, stop in area.rows], 2) - (area.shift or 0.0)
+        own_lse = tokens_of(lse, area.rows) - (area.shift or 0.0)
         found.append(_backward(d_out, query, key, value, own_out, own_lse, area.causal, spec.scale))
     rows, keys = [area.rows for area in areas], [area.keys for area in areas]
     return (
@@ -117,7 +111,7 @@ def _summed(tensor: Tensor, tokens: list[Ranges], grads: list[Tensor]) -> Tensor
     else:
         total.zero_()
     for ranges, grad in zip(tokens, grads, strict=True):
-        for place, own in _places(ranges):
+        for place, own in side_by_side(ranges):
             if apart:
                 _copy(total[:, :, place], grad[:, :, own])
             else:
@@ -183,14 +177,6 @@ def _take(tensor: Tensor, ranges: Ranges, copy: bool = False) -> Tensor:
         return tensor[:, :, ranges[0][0] : ranges[0][1]]
     words = _words(tensor)
     return torch.cat([words[:, :, start:stop] for start, stop in ranges], 2).view(tensor.dtype)
-
-
-def _places(ranges: Ranges) -> Iterator[tuple[slice, slice]]:
-    """Each range, and where it is when all are put side by side."""
-    at = 0
-    for start, stop in ranges:
-        yield slice(start, stop), slice(at, at + stop - start)
-        at += stop - start
 
 
 def _copy(into: Tensor, found: Tensor) -> None:

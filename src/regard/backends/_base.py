@@ -7,16 +7,12 @@ import math
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from regard.backends._meter import peak_bytes, without_values
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from regard.spec import Call, CallSpec, Result
+from regard.spec import Call, CallSpec, Result
 
 
 class Backend(ABC):

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from torch import Tensor
 
 from regard.backends._steps import Run, Step
-
-if TYPE_CHECKING:
-    from regard.spec import Call, CallSpec
+from regard.spec import Call, CallSpec
 
 ALL = slice(None)
 # numbers of a rule's bias that are made at once for kernels that take tensors only, and rows that are worth a launch

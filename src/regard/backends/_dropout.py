@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from regard._hash import FIRST, SECOND, keys, uniform
-
-if TYPE_CHECKING:
-    from regard.spec import Call, CallSpec
+from regard.spec import Call, CallSpec
 
 ALL = slice(None)
 

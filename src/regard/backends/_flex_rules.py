@@ -9,12 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from regard.masks import Mask
 from regard.masks._flex import Frame, Predicate, lookup
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
-
-    from regard.masks import Mask
 
 BLOCK = 128
 # cells of a table of blocks; beyond, blocks grow, because FlexAttention wants the whole table in memory

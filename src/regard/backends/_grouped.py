@@ -2,9 +2,9 @@
 
 Equal steps at equal distances are one step of strided views: a band is cut into rows whose windows of keys overlap,
 equal documents stand one after another, and a mask that keeps every s-th key is s small masks whose rows and keys are
-s apart. Along the grid of its own blocks a mask has full blocks, triangles on the diagonal (where it is also causal)
-and perhaps a few others: full blocks of rows that see equally many of them are gathered, likewise the triangles, and
-what is left goes step by step.
+s apart. Single keys that all rows may see are copied next to each other. Along the grid of its own blocks a mask has
+full blocks, triangles on the diagonal (where it is also causal) and perhaps a few others: full blocks of rows that see
+equally many of them are gathered, likewise the triangles, and what is left goes step by step.
 """
 
 from __future__ import annotations
@@ -13,22 +13,17 @@ import functools
 import itertools
 import math
 import operator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.backends._schedule import from_intervals, steps_of
 from regard.backends._steps import Gathered, Run, Step
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from numpy.typing import NDArray
-
-    from regard.masks import Mask
-    from regard.spec import Call, CallSpec
+from regard.masks import Mask
+from regard.spec import Call, CallSpec
 
 # Numbers of the keys that strided pieces of one call see, counted for each of them: their gradients are apart before
 # they are added up, and take as much memory.
@@ -49,7 +44,9 @@ class Steps(list[Step | Gathered]):
 
     @property
     def nbytes(self) -> int:
-        return sum(step.rows.nbytes + step.keys.nbytes for step in self if isinstance(step, Gathered))
+        gathered = sum(step.rows.nbytes + step.keys.nbytes for step in self if isinstance(step, Gathered))
+        listed = {id(step.listed): step.listed for step in self if isinstance(step, Step) and step.listed is not None}
+        return gathered + sum(keys.nbytes for keys in listed.values())
 
 
 def grouped_steps(call: Call) -> Steps:
@@ -67,7 +64,7 @@ def _build(call: Call, mask: Mask, offset: int) -> Steps:
     if mask.readable() and mask.heads == 1:
         found = _from_table(mask, spec, offset) if spec.device == "cpu" else None
         if found is None:
-            found = _periodic_steps(mask, spec, offset)
+            found = _periodic_steps(mask, spec, offset) or _listed_steps(mask, spec, offset)
         if found is not None:
             return found
     steps = steps_of(call)
@@ -76,66 +73,112 @@ def _build(call: Call, mask: Mask, offset: int) -> Steps:
 
 def _periodic_steps(mask: Mask, spec: CallSpec, offset: int) -> Steps | None:
     """The steps of a mask with a period: of its classes, and of what it is joined to by ``|``."""
-    plain: Mask | None = None
-    periodic = _periodic(mask)
-    if periodic is None:
-        joined = _union(mask)
-        if joined is None:
-            return None
-        plain, other = joined
-        periodic = _periodic(other & ~plain)
-    if periodic is None or periodic[0] > min(MOST_CLASSES, spec.queries):
+    found = _split(mask, lambda part: part.period is not None)
+    if found is None:
         return None
-    period, rest = periodic
+    plain, part, rest = found
+    period = part.period
+    if period is None or period > min(MOST_CLASSES, spec.queries):
+        return None
     sizes = (spec.queries, spec.keys, offset, spec.batch)
-    intervals = None if rest is None else rest.rows(*sizes)
-    if rest is not None and intervals is None:
+    steps, ends = _intervals_of(plain, sizes), _ends_of(rest, sizes)
+    if steps is None or ends is None:
         return None
-    steps: list[Step] = []
-    if plain is not None:
-        first = plain.rows(*sizes)
-        if first is None:
-            return None
-        for g in range(first.lo.shape[0]):
-            item = None if first.lo.shape[0] == 1 else g
-            steps += from_intervals(item, first.lo[g], first.hi[g])
-    lo = np.zeros((1, 1, spec.queries), np.int64) if intervals is None else intervals.lo
-    hi = np.full((1, 1, spec.queries), spec.keys, np.int64) if intervals is None else intervals.hi
-    for g in range(lo.shape[0]):
-        item = None if lo.shape[0] == 1 else g
+    for g in range(ends[0].shape[0]):
+        item = None if ends[0].shape[0] == 1 else g
         for row in range(period):
             key = (row + offset) % period
             # the keys key, key + period, …: how many of them lie below each end
-            below = [-((key - ends[g, :, row::period]) // period) for ends in (lo, hi)]
-            for step in from_intervals(item, *(np.maximum(ends, 0) for ends in below)):
+            below = [-((key - end[g, :, row::period]) // period) for end in ends]
+            for step in from_intervals(item, *(np.maximum(end, 0) for end in below)):
                 places = step.places
                 at = (row + places[0] * period, *(key + place * period for place in places[1:]))
                 steps.append(step._replace(merges=step.merges or plain is not None, stride=period, at=at))
     return Steps(_grouped(steps, spec))
 
 
-def _periodic(mask: Mask) -> tuple[int, Mask | None] | None:
-    """(s, rest) where a mask keeps pairs with (i - j) mod s = 0 that the rest keeps."""
+def _listed_steps(mask: Mask, spec: CallSpec, offset: int) -> Steps | None:
+    """The steps of a mask that hides most keys, here and there, from all rows, and of what it is joined to by ``|``:
+    the keys that are left are copied next to each other."""
+    sizes = (spec.queries, spec.keys, offset, spec.batch)
+    if spec.device != "cpu" or mask.rows(*sizes) is not None:
+        return None
+    found = _split(mask, lambda part: part.about_keys and part.batch == 1 and part.rows(*sizes) is None)
+    if found is None:
+        return None
+    plain, part, rest = found
+    seen = part.tile(range(1), range(spec.keys), spec.queries, spec.keys, offset=offset, device=spec.device)
+    keys = seen.expand(1, 1, 1, spec.keys).flatten().nonzero().flatten()
+    if 2 * len(keys) > spec.keys:
+        return None
+    steps, ends = _intervals_of(plain, sizes), _ends_of(rest, sizes)
+    if steps is None or ends is None:
+        return None
+    below = [np.searchsorted(keys.numpy(), end) for end in ends]
+    for g in range(below[0].shape[0]):
+        item = None if below[0].shape[0] == 1 else g
+        for step in from_intervals(item, *(end[g] for end in below)):
+            steps.append(step._replace(merges=step.merges or plain is not None, listed=keys))
+    return Steps(_grouped(steps, spec))
+
+
+def _split(mask: Mask, wanted: Callable[[Mask], bool]) -> tuple[Mask | None, Mask, Mask | None] | None:
+    """(plain, part, rest) where the mask is ``plain | (part & rest)``, no pair is on both sides, and the part is one
+    that is wanted."""
+    found = _taken(mask, wanted)
+    if found is not None:
+        return None, *found
+    joined = _union(mask, wanted)
+    if joined is None:
+        return None
+    plain, other = joined
+    found = _taken(other & ~plain, wanted)
+    return None if found is None else (plain, *found)
+
+
+def _taken(mask: Mask, wanted: Callable[[Mask], bool]) -> tuple[Mask, Mask | None] | None:
+    """(part, rest) where the mask is ``part & rest``, and the part is one that is wanted."""
     parts = mask.conjuncts
     for at, part in enumerate(parts):
-        if part.period is not None:
+        if wanted(part):
             rest = parts[:at] + parts[at + 1 :]
-            return part.period, functools.reduce(operator.and_, rest) if rest else None
+            return part, functools.reduce(operator.and_, rest) if rest else None
     return None
 
 
-def _union(mask: Mask) -> tuple[Mask, Mask] | None:
-    """A mask as one without a period, and one with it."""
+def _union(mask: Mask, wanted: Callable[[Mask], bool]) -> tuple[Mask, Mask] | None:
+    """A mask as one without a part that is wanted, and one with it."""
     parts = mask.conjuncts
     for at, part in enumerate(parts):
-        plain = [one for one in part.disjuncts if _periodic(one) is None]
-        periodic = [one for one in part.disjuncts if _periodic(one) is not None]
-        if plain and len(periodic) == 1:
+        plain = [one for one in part.disjuncts if _taken(one, wanted) is None]
+        others = [one for one in part.disjuncts if _taken(one, wanted) is not None]
+        if plain and len(others) == 1:
             rest = parts[:at] + parts[at + 1 :]
-            sides = functools.reduce(operator.or_, plain), periodic[0]
+            sides = functools.reduce(operator.or_, plain), others[0]
             first, second = (functools.reduce(operator.and_, [side, *rest]) for side in sides)
             return first, second
     return None
+
+
+def _intervals_of(mask: Mask | None, sizes: tuple[int, int, int, int]) -> list[Step] | None:
+    """The steps of a mask of intervals: none without a mask, and None where it is another."""
+    if mask is None:
+        return []
+    found = mask.rows(*sizes)
+    if found is None:
+        return None
+    groups = found.lo.shape[0]
+    each = (from_intervals(None if groups == 1 else g, found.lo[g], found.hi[g]) for g in range(groups))
+    return list(itertools.chain.from_iterable(each))
+
+
+def _ends_of(mask: Mask | None, sizes: tuple[int, int, int, int]) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
+    """The intervals of keys of each row, [group, interval, row]; without a mask all keys, and None of another mask."""
+    rows, keys = sizes[:2]
+    if mask is None:
+        return np.zeros((1, 1, rows), np.int64), np.full((1, 1, rows), keys, np.int64)
+    found = mask.rows(*sizes)
+    return None if found is None else (found.lo, found.hi)
 
 
 def _grouped(steps: list[Step], spec: CallSpec) -> Iterator[Step]:
@@ -143,7 +186,7 @@ def _grouped(steps: list[Step], spec: CallSpec) -> Iterator[Step]:
     alike: dict[tuple[object, ...], list[Step]] = {}
     made: list[Step] = []
     for step in steps:
-        if step.lo is None or step.hi is None:
+        if step.lo is None or step.hi is None or step.listed is not None:
             made.append(step)
             continue
         widths = tuple((run.stop - run.start, run.full) for run in step.runs)

@@ -12,24 +12,18 @@ found without a branch and set to NaN; on the fused kernels, keys that a whole i
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from regard._hash import uniform
-from regard.backends._base import accumulation, no_autocast, norm_of
+from regard.backends._base import Backend, Program, accumulation, no_autocast, norm_of
 from regard.backends._bias import bias_over, may_hide
+from regard.backends._dropout import kept_scale
 from regard.backends.eager import softmax_with_sinks
-from regard.spec import Result
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from torch import Tensor
-
-    from regard.backends import Backend
-    from regard.backends._base import Program
-    from regard.spec import Call
+from regard.spec import Call, Result
 
 # rows times keys times dim that are gathered at once on the careful path
 _CHUNK = 1 << 22
@@ -149,8 +143,7 @@ def _careful(program: Program, call: Call) -> Result:
     out = _Lost.apply(out, call.query, lost)  # type: ignore[no-untyped-call]
     lse = lse.masked_fill(lost, torch.nan)
     index = (used & touched & ~lost).nonzero(as_tuple=True)
-    tensors = (call.query, call.key, call.value, call.bias, call.sinks)
-    rows, rows_lse = _ExactRows.apply(call, index, *tensors)  # type: ignore[no-untyped-call]
+    rows, rows_lse = _ExactRows.apply(call, index, *call.tensors)  # type: ignore[no-untyped-call]
     return Result(out.index_put(index, rows), lse.index_put(index, rows_lse.to(lse.dtype)), finite=False)
 
 
@@ -197,7 +190,7 @@ class _ExactRows(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, call: Call, index: tuple[Tensor, ...], *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
-        ctx.call = call.replace(query=None, key=None, value=None, bias=None, sinks=None)
+        ctx.call = call.without_tensors()
         ctx.index = index
         ctx.save_for_backward(*tensors)
         parts = [_exact_rows(call, chunk) for chunk in _chunks(call, index)]
@@ -213,8 +206,7 @@ class _ExactRows(torch.autograd.Function):
         twice = torch.is_grad_enabled()
         # apart from each other and from the caller's graph: where one is made from another, gradients stay apart
         tensors: list[Any] = [_detached(tensor, twice) for tensor in ctx.saved_tensors]
-        query, key, value, bias, sinks = tensors
-        call = ctx.call.replace(query=query, key=key, value=value, bias=bias, sinks=sinks)
+        call = ctx.call.of(*tensors)
         used = (grad_out != 0).any(-1)
         wanted = [n for n, need in enumerate(ctx.needs_input_grad[2:]) if need]
         grads: dict[int, Tensor] = {n: torch.zeros_like(ctx.saved_tensors[n]) for n in wanted}
@@ -259,9 +251,7 @@ def _permitted(call: Call, rows: range) -> Tensor:
     spec = call.spec
     seen = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=call.query.device)
     if call.mask is not None:
-        seen = call.mask.tile(
-            rows, range(spec.keys), spec.queries, spec.keys, offset=call.offset, device=call.query.device
-        )
+        seen = call.permitted(rows, range(spec.keys))
     if call.bias is not None and may_hide(spec):
         bias = bias_over(call.replace(bias=call.bias.detach()), rows, range(spec.keys))
         assert bias is not None
@@ -307,6 +297,6 @@ def _exact_rows(call: Call, index: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         assert call.seed is not None
         element = ((b * spec.heads + h) * spec.queries + r)[:, None] * spec.keys + torch.arange(spec.keys)
         kept = (uniform(call.seed, element) >= spec.dropout).to(work)
-        weights = weights * kept * (0.0 if spec.dropout == 1 else 1.0 / (1.0 - spec.dropout))
+        weights = weights * kept * kept_scale(spec)
     out = (weights.unsqueeze(1) @ value).squeeze(1)
     return out.to(spec.dtype), lse[0, :, 0]

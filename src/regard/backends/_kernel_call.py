@@ -5,22 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from regard.backends import _guard, _kernels
 from regard.backends._autograd import run_fused, second_derivative
-from regard.backends._base import Program, reads_values
+from regard.backends._base import Backend, Program, reads_values
 from regard.masks import rebuild
 from regard.masks._memo import versions
-from regard.spec import Call, Result
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from regard.backends import Backend
-    from regard.spec import CallSpec
+from regard.spec import Call, CallSpec, Result
 
 # numbers of a tensor up to which a call's derivative is left to torch, which keeps its inputs alive
 FEW = 1 << 15

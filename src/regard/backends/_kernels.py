@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
+from torch import Tensor
 
 from regard.backends._meter import note_inside
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from regard.spec import CallSpec
+from regard.spec import CallSpec
 
 cpu_forward = torch._scaled_dot_product_flash_attention_for_cpu  # the same op as in torch.ops, with less overhead
 cpu_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default._op

@@ -9,16 +9,14 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-if TYPE_CHECKING:
-    from regard.spec import Call
-
+from regard.spec import Call
 
 Item = TypeVar("Item")
 
@@ -117,7 +115,5 @@ def without_values(call: Call) -> Call:
             return None
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
-    names = ("query", "key", "value", "bias", "sinks")
-    tensors = {name: bare(getattr(call, name)) for name in names}
     seed = torch.zeros((), dtype=torch.int64, device="cpu") if call.spec.dropout else None
-    return call.replace(spec=call.spec._replace(grad=False, mode="plain"), seed=seed, **tensors)
+    return call.of(*map(bare, call.tensors)).replace(spec=call.spec._replace(grad=False, mode="plain"), seed=seed)

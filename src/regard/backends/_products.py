@@ -7,15 +7,12 @@ faster. The query is scaled, not its products: a BLAS need not look at what it m
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from regard.backends._steps import Gathered, Room
-    from regard.spec import Call
+from regard.backends._steps import Gathered, Room
+from regard.spec import Call
 
 # weights of a piece up to which products are the faster
 MOST_WEIGHTS = 1 << 20

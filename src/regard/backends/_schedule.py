@@ -6,19 +6,15 @@ Rows that no step mentions see nothing. ``grouped_steps`` (see ``_grouped``) put
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.backends._steps import Run, Step
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from regard.masks import Mask
-    from regard.spec import Call
+from regard.masks import Mask
+from regard.spec import Call
 
 # pairs of a head of 64 that each step has to save against one masked call of all pairs (benchmarks/cpu.py --only
 # crossover)
@@ -231,9 +227,7 @@ def permitted_of(step: Step, call: Call, rows: range, run: Run) -> Tensor | None
             seen = inside if seen is None else seen | inside
         assert seen is not None
         return seen[None, None]
-    assert call.mask is not None
-    spec = call.spec
-    tile = call.mask.tile(rows, range(run.start, run.stop), spec.queries, spec.keys, offset=call.offset, device=device)
+    tile = call.permitted(rows, range(run.start, run.stop))
     if step.batch is not None and tile.shape[0] > 1:
         tile = tile[step.batch : step.batch + 1]
     return tile

@@ -7,26 +7,36 @@ blocks, and are copied next to each other. Both answer the same questions, which
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from regard.spec import Call, CallSpec
 from regard.statistics import merge
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from regard.spec import Call, CallSpec
 
 
 class Run(NamedTuple):
     start: int
     stop: int
     full: bool  # every row of the step sees all of it
+
+
+def side_by_side(ranges: Iterable[tuple[int, ...]]) -> Iterator[tuple[slice, slice]]:
+    """Ranges (start, stop, …), each with its place where all are put next to each other."""
+    at = 0
+    for start, stop, *_ in ranges:
+        yield slice(start, stop), slice(at, at + stop - start)
+        at += stop - start
+
+
+def tokens_of(tensor: Tensor, ranges: Sequence[tuple[int, ...]]) -> Tensor:
+    """Ranges of the tokens of [batch, head, token, …] next to each other; a view where there is one."""
+    parts = [tensor[:, :, start:stop] for start, stop, *_ in ranges]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
 
 
 class Step(NamedTuple):
@@ -37,7 +47,8 @@ class Step(NamedTuple):
       tile      anything else                                     -> a small mask over the step
 
     Of several pieces one is described; ``at`` and ``far`` say where the first is, and how far each is from the one
-    before: the rows, and each run. ``stride``: from a row to the next, and from a key to the next.
+    before: the rows, and each run. ``stride``: from a row to the next, and from a key to the next. ``listed``: the
+    runs count these keys, which are copied next to each other.
     """
 
     batch: int | None  # None: all items alike
@@ -52,6 +63,7 @@ class Step(NamedTuple):
     stride: int = 1
     at: tuple[int, ...] = ()
     far: tuple[int, ...] = ()
+    listed: Tensor | None = None
 
     @property
     def piece(self) -> Step:
@@ -83,6 +95,19 @@ class Step(NamedTuple):
         """The first row, and the first key of each run; of the first piece."""
         return self.at or (self.start, *(run.start for run in self.runs))
 
+    def visible(self, run: Run, rows: range) -> tuple[int, int]:
+        """The part of a run that holds all its keys that some rows see."""
+        if self.lo is None or self.hi is None or self.lo.shape[0] > 1:
+            return run.start, run.stop
+        at = slice(rows.start - self.start, rows.stop - self.start)
+        return max(run.start, int(self.lo[0, at].min())), min(run.stop, int(self.hi[0, at].max()))
+
+    def cut_pairs(self, pairs: Tensor, items: slice, heads: slice) -> Tensor:
+        """Of pairs [B or 1, H or 1, rows, columns] those of some items and heads; a step for one item has no others."""
+        if pairs.shape[0] > 1 and self.batch is None:
+            pairs = pairs[items]
+        return pairs[:, heads] if pairs.shape[1] > 1 else pairs
+
     @property
     def is_slice(self) -> bool:
         """One piece of neighbouring rows: tensors keep the call's shape."""
@@ -91,7 +116,7 @@ class Step(NamedTuple):
     def is_whole(self, spec: CallSpec) -> bool:
         """Whether the step is the whole call: all items, rows and keys."""
         keys = len(self.runs) == 1 and self.runs[0].start == 0 and self.runs[0].stop == spec.keys
-        return keys and self.is_slice and self.batch is None and self.rows == spec.queries
+        return keys and self.listed is None and self.is_slice and self.batch is None and self.rows == spec.queries
 
     def lines(self, spec: CallSpec) -> int:
         """Rows of all pieces, items and heads."""
@@ -121,7 +146,9 @@ class Step(NamedTuple):
     def inputs(self, call: Call, room: Room) -> tuple[Tensor, Tensor, Tensor]:
         """Query, key and value of the step; views where they are one run."""
         key, value = call.key, call.value
-        if not self.is_slice:
+        if self.listed is not None:
+            key, value = room.listed("key", key, self.listed), room.listed("value", value, self.listed)
+        elif not self.is_slice:
             key, value = room.compact("key", key), room.compact("value", value)
         query = self.take_rows(room, "query", call.query, call.spec.kv_heads)
         return query, self._take_keys(key), self._take_keys(value)
@@ -182,25 +209,24 @@ class Step(NamedTuple):
     def _take_keys(self, tensor: Tensor) -> Tensor:
         """The keys of [batch, key head, token, dim] as a kernel takes them, runs side by side."""
         if self.is_slice:
-            parts = [self._items_of(tensor)[:, :, run.start : run.stop] for run in self.runs]
-        else:
-            sizes = [run.stop - run.start for run in self.runs]
-            parts = [self._keys_of(tensor, n, 0, size).flatten(0, 1) for n, size in enumerate(sizes)]
+            return tokens_of(self._items_of(tensor), self.runs)
+        sizes = [run.stop - run.start for run in self.runs]
+        parts = [self._keys_of(tensor, n, 0, size).flatten(0, 1) for n, size in enumerate(sizes)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
 
     def _add_keys(self, total: Tensor, part: Tensor) -> None:
         """Add what each piece gives to its keys; windows that overlap are cut into parts that do not."""
-        at = 0
         if not self.is_slice:
             part = torch.unflatten(part, 0, (-1, total.shape[1]))
-        for n, run in enumerate(self.runs):
-            width = run.stop - run.start
-            own = part[..., at : at + width, :]
-            at += width
-            if self.is_slice:
-                self._items_of(total)[:, :, run.start : run.stop] += own
+        for n, (keys, place) in enumerate(side_by_side(self.runs)):
+            own = part[..., place, :]
+            if self.listed is not None:
+                self._items_of(total).index_add_(2, self.listed[keys], own.to(total.dtype))
                 continue
-            step = self.far[1 + n]
+            if self.is_slice:
+                self._items_of(total)[:, :, keys] += own
+                continue
+            width, step = keys.stop - keys.start, self.far[1 + n]
             if step == 0:
                 self._keys_of(total, n, 0, width)[:, :, 0].add_(own.sum(2))
                 continue
@@ -260,12 +286,9 @@ class Gathered(NamedTuple):
 
     def write(self, results: tuple[Tensor, Tensor], parts: tuple[Tensor, Tensor], kv_heads: int) -> None:
         if self.merges:
-            before = (
-                self._rows_of(_in_blocks(results[0], self.block)),
-                self._rows_of(_in_blocks(results[1], self.block)),
-            )
-            merge(*before, *parts)
-            parts = before
+            out, lse = (self._rows_of(_in_blocks(result, self.block)) for result in results)
+            merge(out, lse, *parts)
+            parts = out, lse
         for result, part in zip(results, parts, strict=True):
             self._put(result, self.rows, part, self.first)
 
@@ -343,6 +366,13 @@ class Room:
         if tensor.shape[0] == 1 or tensor.stride(0) == tensor.shape[1] * tensor.stride(1):
             return tensor
         return self._contiguous(name, 0, tensor)
+
+    def listed(self, name: str, tensor: Tensor, keys: Tensor) -> Tensor:
+        """Some keys of [batch, head, token, dim] next to each other; all steps of a call list the same."""
+        found = self._shaped.get((name, -1))
+        if found is None:
+            found = self._shaped[name, -1] = tensor.index_select(2, keys)
+        return found
 
     def in_blocks(self, name: str, tensor: Tensor, block: int) -> Tensor:
         """[item · head, block, size, ...], contiguous."""

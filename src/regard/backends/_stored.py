@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from regard._triton import stored_decoding as kernels
 from regard._triton.stored_decoding import Stored
 from regard.backends._base import has_triton, no_autocast
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 __all__ = ["Stored", "can_decode", "decode"]
 

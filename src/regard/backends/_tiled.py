@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from regard.backends._autograd import FusedBackend
 from regard.backends._base import accumulation
 from regard.backends._grouped import Steps, grouped_steps
 from regard.backends._meter import each_kind
-from regard.backends._steps import Room, Step
-from regard.spec import Result
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from regard.backends._steps import Gathered
-    from regard.spec import Call, CallSpec
+from regard.backends._steps import Gathered, Room, Step
+from regard.spec import Call, CallSpec, Result
 
 Grads = tuple["Tensor | None", ...]
 # up to here one call with a mask of all pairs costs less than steps for each head

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import torch
+from torch import Tensor
 
 from regard.backends._base import accumulation, reads_values, refuse_transforms
 from regard.backends._bias import add_bias_gradient, bias_over
@@ -13,16 +14,9 @@ from regard.backends._dropout import Draw, kept_scale
 from regard.backends._grouped import Steps
 from regard.backends._meter import some
 from regard.backends._schedule import permitted_of
-from regard.backends._steps import Run, Step
+from regard.backends._steps import Room, Run, Step, side_by_side
 from regard.backends._tiled import TiledBackend
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from torch import Tensor
-
-    from regard.backends._steps import Room
-    from regard.spec import Call, CallSpec
+from regard.spec import Call, CallSpec
 
 # numbers in one tile of logits: large enough to keep the matrix units busy, small enough to stay in a core's cache
 TILE_NUMBERS = {"cpu": 1 << 19}
@@ -115,7 +109,7 @@ class Blockwise(TiledBackend):
                 whole.masked_fill_(bias == -torch.inf, -torch.inf)  # an overflown logit plus -inf is NaN
         permitted = permitted_of(step, call, tile.rows, run)
         if permitted is not None:
-            whole.masked_fill_(~tile.cut(permitted), -torch.inf)
+            whole.masked_fill_(~step.cut_pairs(permitted, tile.items, tile.heads), -torch.inf)
         return logits, capped
 
     def step_backward(
@@ -145,7 +139,7 @@ class Blockwise(TiledBackend):
             d_out = d_out * scale if spec.dropout else d_out
             row_lse = lse[at].reshape(*d_out.shape[:2], 1)
             d_query = torch.zeros_like(tile.scaled)
-            d_keys, d_values = _flat(grad_key[kv]), _flat(grad_value[kv])
+            d_keys, d_values = grad_key[kv].flatten(0, 1), grad_value[kv].flatten(0, 1)  # views where strides allow it
             for run, place in tile.runs():
                 logits, capped = self._logits(tile, run, place, derive=True)
                 into = tile.memory("slopes", logits.shape[-1])
@@ -206,10 +200,10 @@ class Tile:
         return tensor.reshape(items * heads // self._group, self._group * rows, dim)
 
     def keys(self, place: slice) -> Tensor:
-        return _flat(self._key[self.items, self.kv_heads, place].to(self._work))
+        return self._key[self.items, self.kv_heads, place].to(self._work).flatten(0, 1)
 
     def values(self, place: slice) -> Tensor:
-        return _flat(self._value[self.items, self.kv_heads, place].to(self._work))
+        return self._value[self.items, self.kv_heads, place].to(self._work).flatten(0, 1)
 
     def memory(self, name: str, keys: int) -> Tensor:
         """[items · kv heads, group · rows, keys], used again by the next tile."""
@@ -217,13 +211,14 @@ class Tile:
         return self._room.of(name, lead.numel(), keys, self.scaled).view(*lead, keys)
 
     def runs(self) -> Iterator[tuple[Run, slice]]:
-        return _tile_runs(self.step, self.rows, self._size)
-
-    def cut(self, pairs: Tensor) -> Tensor:
-        """Of pairs [B or 1, H or 1, rows, columns] those of the tile."""
-        if pairs.shape[0] > 1 and self.step.batch is None:
-            pairs = pairs[self.items]
-        return pairs[:, self.heads] if pairs.shape[1] > 1 else pairs
+        """The step's runs cut to tiles, each with its place among the gathered keys; without what the rows cannot
+        see."""
+        for run, (_, place) in zip(self.step.runs, side_by_side(self.step.runs), strict=True):
+            lo, hi = self.step.visible(run, self.rows)
+            moved = place.start - run.start
+            for start in some(range(lo, hi, self._size)):
+                stop = min(start + self._size, hi)
+                yield Run(start, stop, run.full), slice(start + moved, stop + moved)
 
     def draw(self, run: Run, like: Tensor) -> Draw:
         return Draw(self.call, self.rows, range(run.start, run.stop), self.batch_items, self.heads, like)
@@ -276,26 +271,3 @@ def tile_shape(spec: CallSpec, batch: int, rows: int, width: int, passes: int = 
             height = max(height, min(rows, numbers // (line * spec.kv_heads * batch)))
         return items, spec.kv_heads, height, keys
     return 1, lead, height, keys
-
-
-def _tile_runs(step: Step, rows: range, size: int) -> Iterator[tuple[Run, slice]]:
-    """The step's runs cut to tiles, each with its place among the gathered keys; without what these rows cannot see."""
-    at = 0
-    for run in step.runs:
-        lo, hi = _visible(step, rows, run)
-        for start in some(range(lo, hi, size)):
-            stop = min(start + size, hi)
-            yield Run(start, stop, run.full), slice(at + start - run.start, at + stop - run.start)
-        at += run.stop - run.start
-
-
-def _visible(step: Step, rows: range, run: Run) -> tuple[int, int]:
-    if step.lo is None or step.hi is None or step.lo.shape[0] > 1:
-        return run.start, run.stop
-    at = slice(rows.start - step.start, rows.stop - step.start)
-    return max(run.start, int(step.lo[0, at].min())), min(run.stop, int(step.hi[0, at].max()))
-
-
-def _flat(tensor: Tensor) -> Tensor:
-    """[B, Hkv, keys, dim] to [B·Hkv, keys, dim]; a view where the strides allow it."""
-    return tensor.flatten(0, 1)

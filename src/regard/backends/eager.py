@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
-
 import torch
+from torch import Tensor
 
-from regard.backends import _bias
 from regard.backends._base import Backend, accumulation, no_autocast
+from regard.backends._bias import bias_over, is_rule
 from regard.backends._dropout import dropout_factor
-from regard.spec import Result
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from regard.spec import Call, CallSpec
-
-
-class Whole(NamedTuple):
-    """Everything the formula produces, with heads ungrouped: [B, H, ...]."""
-
-    out: Tensor
-    lse: Tensor
-    weights: Tensor  # before dropout
+from regard.spec import Call, CallSpec, Result
 
 
 class Eager(Backend):
@@ -36,50 +22,41 @@ class Eager(Backend):
         return True
 
     def run(self, call: Call, *, named: bool) -> Result:
-        whole = attend(call)
-        return Result(whole.out, whole.lse)
+        return attend(call)
 
 
-def attend(call: Call, permitted: Tensor | None = None) -> Whole:
-    """softmax(softcap(scale·q·kᵀ) + bias)·v in accumulation precision. ``permitted`` replaces the mask when given."""
+def attend(call: Call) -> Result:
+    """softmax(softcap(scale·q·kᵀ) + bias)·v in accumulation precision."""
     spec = call.spec
+    rows, keys = range(spec.queries), range(spec.keys)
     with no_autocast(spec.device):
-        if permitted is None and call.mask is not None:
-            permitted = call.mask.tile(
-                range(spec.queries),
-                range(spec.keys),
-                spec.queries,
-                spec.keys,
-                offset=call.offset,
-                device=call.query.device,
-            )
-        bias = call.bias
-        if _bias.is_rule(spec):
-            bias = _bias.bias_over(call, range(spec.queries), range(spec.keys))
-        logits = logits_of(call, call.query, call.key, bias)
-        weights, lse = softmax_with_sinks(logits, permitted, call.sinks)
-        dropped = weights
+        permitted = None if call.mask is None else call.permitted(rows, keys)
+        weights, lse = softmax_with_sinks(_logits(call, rows, keys), permitted, call.sinks)
         if spec.dropout:
             assert call.seed is not None
-            dropped = weights * dropout_factor(call.seed, spec, range(spec.queries), range(spec.keys), weights)
-        out = _by_value(dropped, call.value, spec)
-        return Whole(out.to(spec.dtype), lse, weights)
+            weights = weights * dropout_factor(call.seed, spec, rows, keys, weights)
+        out = _by_key_head(weights, spec) @ call.value.to(weights.dtype)
+        return Result(out.reshape(*weights.shape[:3], spec.value_dim).to(spec.dtype), lse)
 
 
-def logits_of(call: Call, query: Tensor, key: Tensor, bias: Tensor | None) -> Tensor:
-    """softcap(scale·q·k) + bias, [B, H, l, s]; grouped heads share their keys without a copy."""
+def _logits(call: Call, rows: range, keys: range) -> Tensor:
+    """softcap(scale·q·k) + bias, [B, H, L, S]."""
     spec = call.spec
-    work = accumulation(spec.dtype)
-    batch, heads, rows, dim = query.shape
-    kv_heads, cols = key.shape[1], key.shape[2]
-    grouped = (query.to(work) * spec.scale).reshape(batch, kv_heads, heads // kv_heads * rows, dim)
-    logits = (grouped @ key.to(work).transpose(-1, -2)).reshape(batch, heads, rows, cols)
+    query, key = (tensor.to(accumulation(spec.dtype)) for tensor in (call.query, call.key))
+    products = _by_key_head(query * spec.scale, spec) @ key.transpose(-1, -2)
+    logits = products.reshape(spec.batch, spec.heads, spec.queries, spec.keys)
     if spec.softcap is not None:
         logits = torch.tanh(logits / spec.softcap) * spec.softcap
+    bias = bias_over(call, rows, keys) if is_rule(spec) else call.bias
     if bias is not None:
         # filled rather than only added: an overflown logit plus -inf would be NaN
         logits = (logits + bias).masked_fill(bias == -torch.inf, -torch.inf)
     return logits
+
+
+def _by_key_head(rows: Tensor, spec: CallSpec) -> Tensor:
+    """[B, H, L, n] as [B, Hkv, group · L, n]: grouped heads share their keys without a copy."""
+    return rows.reshape(spec.batch, spec.kv_heads, spec.heads // spec.kv_heads * spec.queries, rows.shape[-1])
 
 
 def softmax_with_sinks(logits: Tensor, permitted: Tensor | None, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -106,10 +83,3 @@ def softmax_with_sinks(logits: Tensor, permitted: Tensor | None, sinks: Tensor |
     lse = (top + torch.log(total)).masked_fill(empty, -torch.inf)
     # filled once more: it keeps a NaN row, and gradients that overflow on hidden values, away from what is hidden
     return (unnormalised / total).masked_fill(logits == -torch.inf, 0.0), lse.squeeze(-1)
-
-
-def _by_value(weights: Tensor, value: Tensor, spec: CallSpec) -> Tensor:
-    batch, heads, rows, cols = weights.shape
-    kv_heads = value.shape[1]
-    grouped = weights.reshape(batch, kv_heads, heads // kv_heads * rows, cols)
-    return (grouped @ value.to(weights.dtype)).reshape(batch, heads, rows, value.shape[-1])

@@ -13,20 +13,16 @@ import zlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from regard.backends._autograd import held_tensors, second_derivative
 from regard.backends._base import Backend, has_triton, refuse_transforms
 from regard.backends._flex_rules import BLOCK, blocks_of, score_of
 from regard.masks._flex import Frame
-from regard.spec import Result
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from regard.spec import Call, CallSpec
+from regard.spec import Call, CallSpec, Result
 
 _MOST_KINDS = 128
 
@@ -70,8 +66,7 @@ class Flex(Backend):
         if not call.spec.grad:
             with torch.no_grad():
                 return Result(*_attention(call))
-        tensors = (call.query, call.key, call.value, call.bias, call.sinks)
-        out, lse = _Flex.apply(call, named, *tensors)  # type: ignore[no-untyped-call]
+        out, lse = _Flex.apply(call, named, *call.tensors)  # type: ignore[no-untyped-call]
         return Result(out, lse)
 
 
@@ -82,11 +77,10 @@ class _Flex(torch.autograd.Function):
     def forward(ctx: Any, call: Call, named: bool, *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
         needs = ctx.needs_input_grad[2:]
         leaves = [t if t is None else t.detach().requires_grad_(need) for t, need in zip(tensors, needs, strict=True)]
-        query, key, value, bias, sinks = leaves
         with torch.enable_grad():
-            out, lse = _attention(call.replace(query=query, key=key, value=value, bias=bias, sinks=sinks))
+            out, lse = _attention(call.of(*leaves))
         ctx.graph, ctx.named = (out, leaves), named
-        ctx.call = call.replace(query=None, key=None, value=None, bias=None, sinks=None)
+        ctx.call = call.without_tensors()
         # saving these too makes torch refuse a backward pass after one was changed in place
         ctx.save_for_backward(*tensors, *held_tensors(call))
         lse = lse.detach()
@@ -95,12 +89,11 @@ class _Flex(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
-        query, key, value, bias, sinks, *_ = ctx.saved_tensors
-        needs = ctx.needs_input_grad[2:]
+        tensors, needs = ctx.saved_tensors[:5], ctx.needs_input_grad[2:]
         if grad_out is None:
             return (None,) * 7
         if torch.is_grad_enabled():
-            call = ctx.call.replace(query=query, key=key, value=value, bias=bias, sinks=sinks)
+            call = ctx.call.of(*tensors)
             return (None, None, *second_derivative("flex" if ctx.named else None, call, grad_out, needs))
         out, leaves = ctx.graph
         # the inner graph lives as long as the outer one: freed with it, unless the caller retains it

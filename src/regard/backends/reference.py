@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
+from torch import Tensor
 
 from regard import reference as oracle
 from regard.backends._base import Backend
 from regard.backends._bias import bias_over
-from regard.spec import Result
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from regard.spec import Call, CallSpec
+from regard.spec import Call, CallSpec, Result
 
 
 class Reference(Backend):
@@ -42,13 +36,10 @@ class Reference(Backend):
 
     def run(self, call: Call, *, named: bool) -> Result:
         spec = call.spec
-        permitted = None
-        if call.mask is not None:
-            rows, keys = range(spec.queries), range(spec.keys)
-            tile = call.mask.tile(rows, keys, spec.queries, spec.keys, offset=call.offset, device=call.query.device)
-            permitted = tile.numpy()
+        rows, keys = range(spec.queries), range(spec.keys)
+        permitted = None if call.mask is None else call.permitted(rows, keys).numpy()
         bias = None if call.bias is None else call.bias.detach().to(torch.float64)
-        bias = bias_over(call.replace(bias=bias), range(spec.queries), range(spec.keys))
+        bias = bias_over(call.replace(bias=bias), rows, keys)
         result = oracle.attention(
             _array(call.query),
             _array(call.key),

@@ -7,27 +7,19 @@ hides the log-sum-exp, and gives NaN gradients on empty rows. Masks made of bloc
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from regard.backends import _areas, _cuda, _kernels, _products
-from regard.backends._base import reads_values, refuse_transforms
+from regard.backends._base import Program, reads_values, refuse_transforms
 from regard.backends._bias import bias_over, is_rule, items_of, may_hide, short_steps
 from regard.backends._grouped import Steps, grouped_steps
 from regard.backends._kernel_call import KernelCall, show_nan
 from regard.backends._schedule import STEP_PAIRS, permitted_of, steps_of
-from regard.backends._steps import Gathered, Run, Step
-from regard.backends._tiled import TiledBackend, add_sinks, by_heads, sink_gradient
-from regard.spec import Result
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from regard.backends._base import Program
-    from regard.backends._steps import Room
-    from regard.backends._tiled import Grads
-    from regard.spec import Call, CallSpec
+from regard.backends._steps import Gathered, Room, Run, Step
+from regard.backends._tiled import Grads, TiledBackend, add_sinks, by_heads, sink_gradient
+from regard.spec import Call, CallSpec, Result
 
 # the largest mask that is built whole; a larger one is built a step at a time, whatever that costs
 MASK_NUMBERS = 1 << 22
@@ -232,9 +224,7 @@ def _whole_mask(call: Call) -> tuple[Tensor, Tensor | None]:
     assert mask is not None
 
     def build() -> tuple[Tensor, Tensor | None]:
-        tile = mask.tile(
-            range(spec.queries), range(spec.keys), spec.queries, spec.keys, offset=call.offset, device=call.query.device
-        )
+        tile = call.permitted(range(spec.queries), range(spec.keys))
         added = torch.zeros(tile.shape, dtype=spec.dtype, device=tile.device).masked_fill_(~tile, -torch.inf)
         empty = ~tile.any(-1)
         return added, empty if tile.is_meta or not reads_values(spec) or bool(empty.any()) else None

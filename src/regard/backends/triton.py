@@ -6,22 +6,20 @@ Compiled once for each kind of call (dtype, head sizes, which modifiers), in a s
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
 
 from regard.backends._autograd import FusedBackend
 from regard.backends._base import has_triton
 from regard.backends._tiled import sink_gradient
 from regard.backends.blockwise import Blockwise
-from regard.spec import Result
+from regard.spec import Call, CallSpec, Result
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import Tensor
-
     from regard._triton.attend import Attended
-    from regard.spec import Call, CallSpec
 
 _make: Any = tuple.__new__  # a named tuple without the Python function that makes one
 # of masks whose booleans are too many to be there at once

@@ -12,11 +12,11 @@ from torch import Tensor
 from regard.masks import _intervals
 from regard.masks._arguments import DTYPE_NAMES, plain, shape_of
 from regard.masks._base import Mask, Structure
-from regard.masks._blocks import over_blocks
+from regard.masks._blocks import states_of
 from regard.masks._facts import KeySets
 from regard.masks._flex import Frame, Predicate, lookup
 from regard.masks._grid import Grid
-from regard.masks._intervals import EMPTY, FULL, PARTIAL, Spans, States, Strip, Whole
+from regard.masks._intervals import Spans, States, Strip, Whole
 
 _MOST_RUNS = 4
 
@@ -30,6 +30,7 @@ class _Attendance(Mask):
         shape = shape_of(tensor)
         batch, heads = shape[:2] if len(shape) == 4 else (1, 1)
         super().__init__((self.kind, shape, DTYPE_NAMES[tensor.dtype]), (tensor,), batch, heads)
+        self._about_keys = (1, *shape)[-2] == 1
 
     @classmethod
     def _rebuild(cls, structure: Structure, tensors: Iterator[Tensor]) -> Mask:
@@ -84,10 +85,7 @@ class _Attendance(Mask):
             four = four[:, :, strip.start : strip.stop]
         if four.shape[0] != 1:
             four = four[strip.groups.start : strip.groups.stop]
-        seen = self._permits(four)[0].numpy()
-        some = over_blocks(np.logical_or.reduce(seen, axis=0), np.logical_or, block_q, block_k)
-        every = over_blocks(np.logical_and.reduce(seen, axis=0), np.logical_and, block_q, block_k)
-        states = np.where(every, FULL, np.where(some, PARTIAL, EMPTY)).astype(np.int8)
+        states = states_of(self._permits(four)[0].numpy(), block_q, block_k)
         return np.broadcast_to(states, (-(-(strip.stop - strip.start) // block_q), -(-strip.S // block_k)))
 
     def _count_below(self, strip: Strip, key: Whole) -> Whole | None:
@@ -112,9 +110,6 @@ class _Attendance(Mask):
         seen = self._permits(four.to(device))[:, :, 0]
         wide = (seen.shape[0], S)
         return ~seen.any(dim=1).expand(wide), seen.all(dim=1).expand(wide)
-
-    def _about_keys(self) -> bool:
-        return self._four().shape[2] == 1
 
     def _per_head(self, B: int, H: int) -> Mask | None:
         four = self._four()

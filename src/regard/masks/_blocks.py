@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.masks._intervals import (
+    EMPTY,
     FULL,
     PARTIAL,
     Spans,
@@ -249,7 +250,14 @@ def _all_partial(query_blocks: int, key_blocks: int) -> _Cells:
     return _Cells(counts, cols, np.zeros(len(cols), dtype=np.bool_))
 
 
-def over_blocks(seen: NDArray[np.bool_], join: np.ufunc, block_q: int, block_k: int) -> NDArray[np.bool_]:
+def states_of(seen: NDArray[np.bool_], block_q: int, block_k: int) -> States:
+    """Empty, partial or full for each block, over all heads, of a [heads, rows or 1, keys or 1] array."""
+    some = _over_blocks(np.logical_or.reduce(seen, axis=0), np.logical_or, block_q, block_k)
+    every = _over_blocks(np.logical_and.reduce(seen, axis=0), np.logical_and, block_q, block_k)
+    return np.where(every, FULL, np.where(some, PARTIAL, EMPTY)).astype(np.int8)
+
+
+def _over_blocks(seen: NDArray[np.bool_], join: np.ufunc, block_q: int, block_k: int) -> NDArray[np.bool_]:
     """Join a [rows or 1, keys or 1] array block by block."""
     if 0 in seen.shape:
         return np.zeros((-(-seen.shape[0] // block_q), -(-seen.shape[1] // block_k)), dtype=np.bool_)

@@ -36,6 +36,7 @@ class Facts:
     _countable: ClassVar[bool | None] = False  # its pairs may be counted one by one, however many they are
     _of_intervals: ClassVar[bool] = False  # a row sees a few intervals of keys, wherever contents can be read
     _by_call: ClassVar[bool] = False  # names the rows and columns of one call by number, not positions
+    _about_keys: bool | None = False  # says the same to all rows of an item
     _side: str | None = None  # where it puts padding
     _grain: int | None = 0  # the size of the blocks it is made of; 0 where there are none
     is_open: bool = False  # asks which item or head it is, and was not told how many there are
@@ -44,10 +45,6 @@ class Facts:
     def intervals_in(cls, structure: tuple[Any, ...]) -> float:
         """The most intervals of keys that a row sees, by a plain rule of this structure."""
         return 1 if cls._of_intervals else math.inf
-
-    def _about_keys(self) -> bool | None:
-        """Whether a plain rule says the same to all rows of an item."""
-        return False
 
     def _marks(self) -> bool:
         """Whether a plain rule calls some tokens padding."""
@@ -113,12 +110,12 @@ class Facts:
     @property
     def relative(self) -> bool:
         """Whether only the distance between query and key matters: the mask may be moved along the diagonal."""
-        return self.fold(lambda mask: mask._relative, _all, _all, _same)
+        return bool(self.fold(lambda mask: mask._relative, operator.and_, operator.and_, _same))
 
     @property
     def about_keys(self) -> bool:
         """Whether a key is permitted to all rows of an item, or to none."""
-        return self.fold(lambda mask: mask._about_keys(), _all, _all, _same)
+        return bool(self.fold(lambda mask: mask._about_keys, operator.and_, operator.and_, _same))
 
     @property
     def placeless(self) -> bool:
@@ -128,7 +125,7 @@ class Facts:
     @property
     def bounded(self) -> bool:
         """Whether the mask hides every key that is neither near nor among the first."""
-        return self.fold(lambda mask: mask._recent, _any, _all, lambda _: False)
+        return bool(self.fold(lambda mask: mask._recent, operator.or_, operator.and_, lambda _: False))
 
     @property
     def grain(self) -> int:
@@ -193,14 +190,6 @@ class Facts:
 
 def _same(answer: Answer) -> Answer:
     return answer
-
-
-def _all(one: bool, other: bool) -> bool:
-    return one and other
-
-
-def _any(one: bool, other: bool) -> bool:
-    return one or other
 
 
 def _union(a: Any, b: Any) -> Any:

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from regard.masks._arguments import DTYPE_NAMES, describe, shape_of, whole
 from regard.masks._base import Mask, Structure
-from regard.masks._blocks import over_blocks
+from regard.masks._blocks import states_of
 from regard.masks._flex import Frame, Predicate, several
 from regard.masks._grid import Grid
-from regard.masks._intervals import EMPTY, FULL, PARTIAL, States, Strip
+from regard.masks._intervals import States, Strip
 
 See = Callable[[Tensor, Tensor, Tensor, Tensor], Any]
 Reads = tuple[bool, bool]  # whether a function reads b, and h
@@ -89,10 +89,7 @@ class Rule(Mask):
         for start in range(strip.start, strip.stop, rows):
             some = range(start, min(start + rows, strip.stop))
             seen = self.tile(some, range(strip.S), strip.L, strip.S, offset=place).numpy()
-            seen = strip.pick(seen)[0]
-            touched = over_blocks(np.logical_or.reduce(seen, axis=0), np.logical_or, block_q, block_k)
-            every = over_blocks(np.logical_and.reduce(seen, axis=0), np.logical_and, block_q, block_k)
-            states.append(np.where(every, FULL, np.where(touched, PARTIAL, EMPTY)).astype(np.int8))
+            states.append(states_of(strip.pick(seen)[0], block_q, block_k))
         return np.concatenate(states)
 
     def _predicate(self, frame: Frame) -> Predicate:

@@ -21,7 +21,7 @@ class Joint(Mask):
     """A mask made of masks: it answers from its parts."""
 
     sign = ""
-    _relative = _recent = _countable = _grain = None
+    _relative = _recent = _countable = _grain = _about_keys = None
 
     def __init__(self, *parts: Mask) -> None:
         super().__init__(
@@ -45,9 +45,6 @@ class Joint(Mask):
     @property
     def given(self) -> tuple[Tensor, ...]:
         return sum([part.given for part in self.parts], ())
-
-    def _about_keys(self) -> bool | None:
-        return None
 
     def _see(self, grid: Grid) -> Tensor:
         seen: Tensor = self._join(

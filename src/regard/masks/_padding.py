@@ -21,7 +21,7 @@ class Padding(Mask):
     """``lengths`` real keys in each item, at the start (side "right") or at the end (side "left")."""
 
     kind = "padding"
-    _countable = _of_intervals = True
+    _countable = _of_intervals = _about_keys = True
 
     def __init__(self, lengths: Tensor, side: str, made: bool = False) -> None:
         shape = shape_of(lengths)
@@ -61,9 +61,6 @@ class Padding(Mask):
     def _key_sets(self, S: int, device: torch.device) -> KeySets:
         seen = self._seen(torch.arange(S, device=device), S)
         return ~seen, seen
-
-    def _about_keys(self) -> bool:
-        return True
 
     def _marks(self) -> bool:
         return True

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -30,10 +28,7 @@ class Rectangle(Mask):
     def __init__(self, rows: Parts | None, columns: Parts, inside: bool = True) -> None:
         super().__init__((self.kind, rows, columns, inside))
         self.rows_of, self.columns_of, self.inside = rows, columns, inside
-
-    @classmethod
-    def _rebuild(cls, structure: Structure, tensors: Iterator[Tensor]) -> Mask:
-        return cls(*structure[1:])
+        self._about_keys = rows is None
 
     @classmethod
     def intervals_in(cls, structure: Structure) -> float:
@@ -63,9 +58,6 @@ class Rectangle(Mask):
         columns = _within(torch.arange(S, device=device), self.columns_of).unsqueeze(0)
         sets = ~columns, columns if self.rows_of is None else None
         return sets if self.inside else (sets[1], sets[0])
-
-    def _about_keys(self) -> bool:
-        return self.rows_of is None
 
     def _predicate(self, frame: Frame) -> Predicate:
         rows, columns, inside = self.rows_of, self.columns_of, self.inside

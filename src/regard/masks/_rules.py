@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from regard.masks import _intervals
-from regard.masks._base import Mask, Structure
+from regard.masks._base import Mask
 from regard.masks._facts import KeySets
 from regard.masks._flags import CAUSAL, Fused
 from regard.masks._flex import Frame, Predicate
@@ -26,20 +24,13 @@ class _Numbers(Mask):
     def __init__(self, *numbers: int) -> None:
         super().__init__((self.kind, *numbers))
 
-    @classmethod
-    def _rebuild(cls, structure: Structure, tensors: Iterator[Tensor]) -> Mask:
-        return cls(*structure[1:])
-
     def _text(self) -> str:
         return f"{self.kind}({', '.join(str(number) for number in self.structure[1:])})"
 
 
 class Everything(_Numbers):
     kind = "everything"
-    _relative = _countable = _of_intervals = True
-
-    def _about_keys(self) -> bool:
-        return True
+    _relative = _countable = _of_intervals = _about_keys = True
 
     def survives(self, window: int, sinks: int) -> bool:
         return True
@@ -139,7 +130,7 @@ class Prefix(_Numbers):
 
 class Columns(_Numbers):
     kind = "columns"
-    _recent = _countable = _of_intervals = True
+    _recent = _countable = _of_intervals = _about_keys = True
 
     def __init__(self, n: int) -> None:
         super().__init__(n)
@@ -154,9 +145,6 @@ class Columns(_Numbers):
     def _key_sets(self, S: int, device: torch.device) -> KeySets:
         seen = (torch.arange(S, device=device) < self.n).unsqueeze(0)
         return ~seen, seen
-
-    def _about_keys(self) -> bool:
-        return True
 
     def survives(self, window: int, sinks: int) -> bool:
         return self.n <= sinks

@@ -155,10 +155,6 @@ class RandomBlocks(_Table):
         self.size = self._grain = size
         self.seed = seed
 
-    @classmethod
-    def _rebuild(cls, structure: Structure, tensors: Iterator[Tensor]) -> Mask:
-        return cls(*structure[1:])
-
     def _chosen(self, rows: Tensor, S: int) -> Tensor:
         """For table rows [..., R] the seen key blocks, bool [..., R, key blocks]."""
         width = -(-S // self.size)

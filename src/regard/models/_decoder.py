@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,10 +17,7 @@ from regard.masks import Mask
 from regard.models import _parts
 from regard.models._parts import FeedForward, Hidden
 from regard.nn import MultiHeadAttention
-from regard.positions import LearnedPositions, Rotary
-
-if TYPE_CHECKING:
-    from regard.positions import Scaling
+from regard.positions import LearnedPositions, Rotary, Scaling
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,10 +17,7 @@ from regard.models._t5 import T5, T5Config
 from regard.models._transformer import Transformer, TransformerConfig
 from regard.models._whisper import Whisper, WhisperConfig
 from regard.nn import LatentAttention
-from regard.positions import Rotary, YaRN
-
-if TYPE_CHECKING:
-    from regard.positions import Scaling
+from regard.positions import Rotary, Scaling, YaRN
 
 
 @dataclass(frozen=True, kw_only=True)

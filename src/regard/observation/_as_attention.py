@@ -11,18 +11,15 @@ and that is what a backward pass of attention makes of values k_j, dM_j, [j < n]
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from regard.plan import program_of
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from regard.spec import Call
-    from regard.statistics import Want
+from regard.spec import Call
+from regard.statistics import Want
 
 # the widest values that fused kernels take, and what their width is a multiple of
 WIDEST, STEP = 256, 8

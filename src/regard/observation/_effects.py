@@ -10,21 +10,18 @@ Gradient × attention (Chefer et al., 2021) is p_ij · (dO_i·v_j), of which the
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
-from regard import statistics
 from regard.backends._base import accumulation, no_autocast
+from regard.backends._steps import side_by_side
 from regard.observation._rows import tiles
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from torch import Tensor
-
-    from regard.observation._totals import Tile
-    from regard.spec import Call
+from regard.observation._totals import Tile
+from regard.spec import Call
+from regard.statistics import Grid
 
 # numbers of weights in memory that are looked at together
 _NUMBERS = 1 << 20
@@ -38,7 +35,7 @@ class Part(NamedTuple):
     items: slice
     heads: slice
     rows: range
-    runs: tuple[tuple[int, int], ...]  # the keys, as (start, stop)
+    runs: Sequence[tuple[int, ...]]  # the keys, as (start, stop, …)
     sink: Tensor | None  # [items, heads, rows]: the share of the denominator that no key has
 
 
@@ -77,19 +74,15 @@ def _of_call(call: Call, lse: Tensor, grad_out: Tensor) -> Iterable[Part]:
     value = torch.where(call.value.isfinite(), call.value, 0.0).to(work)
     group = spec.heads // spec.kv_heads
     for tile in tiles(call, lse):
-        kv = slice(tile.heads.start // group, tile.heads.stop // group)
-        at = (tile.items, tile.heads, slice(tile.rows.start, tile.rows.stop))
-        parts = [value[tile.items, kv, run.start : run.stop] for run in tile.runs]
-        values = parts[0] if len(parts) == 1 else torch.cat(parts, 2)
+        values = tile.of_keys(value, group)
         lead = values.shape[0] * values.shape[1]
-        grad = grad_out[at].to(work).reshape(lead, -1, spec.value_dim)
+        grad = grad_out[tile.at].to(work).reshape(lead, -1, spec.value_dim)
         g = torch.bmm(grad, values.reshape(lead, *values.shape[2:]).transpose(1, 2)).view(tile.p.shape)
         sink = None
         if call.sinks is not None:
-            share = torch.exp(call.sinks[tile.heads].to(work).view(1, -1, 1) - lse[at])
-            sink = share.masked_fill(lse[at] == -torch.inf, 0.0)
-        runs = tuple((run.start, run.stop) for run in tile.runs)
-        yield Part(tile.p, g, tile.items, tile.heads, tile.rows, runs, sink)
+            share = torch.exp(call.sinks[tile.heads].to(work).view(1, -1, 1) - lse[tile.at])
+            sink = share.masked_fill(lse[tile.at] == -torch.inf, 0.0)
+        yield Part(tile.p, g, tile.items, tile.heads, tile.rows, tile.runs, sink)
 
 
 class Effects:
@@ -111,15 +104,11 @@ class Effects:
     ) -> None:
         batch, heads, queries, keys = shape
         self.dtype, self.top_k = dtype, top_k
-        self.sizes = (queries, keys)
-        self.grid = min(grid[0], queries), min(grid[1], keys)
-        self.row_cells, self.key_cells = (
-            statistics.cells(n, m, device) for n, m in zip(self.sizes, self.grid, strict=True)
-        )
+        self.grid = Grid(grid, queries, keys, device)
         lead = (batch, heads)
         new: dict[str, Any] = {"dtype": dtype, "device": device}
         self.parts = {name: torch.zeros(*lead, keys, **new) for name in ("key_effect", "key_gradient")}
-        self.parts |= {name: torch.zeros(*lead, *self.grid, **new) for name in ("map", "gradient_map")}
+        self.parts |= {name: torch.zeros(*lead, *self.grid.shape, **new) for name in ("map", "gradient_map")}
         self.best = torch.zeros(*lead, top_k, **new)
         self.best_weights = torch.zeros(*lead, top_k, **new)
         self.best_at = torch.full((*lead, top_k), -1, dtype=torch.int64, device=device)
@@ -133,26 +122,18 @@ class Effects:
             self._keep_best(part, effect)
 
     def _add(self, part: Part, numbers: Tensor, by_key: str, cells: str) -> None:
-        rows = self.row_cells[part.rows.start : part.rows.stop]
-        ends = (part.rows.start, part.rows.stop - 1)
-        first, last = (statistics.cell_of(row, self.sizes[0], self.grid[0]) for row in ends)
-        count = last - first + 1
-        sums = (torch.arange(count, device=rows.device)[:, None] == rows - first).to(numbers.dtype) @ numbers
-        start = 0
-        for low, high in part.runs:
-            some = sums[..., start : start + high - low]
-            self.parts[by_key][part.items, part.heads, low:high] += some.sum(2)
-            into = self.parts[cells][part.items, part.heads, first : first + count]
-            into.index_add_(3, self.key_cells[low:high], some)
-            start += high - low
+        sums, first = self.grid.row_sums(numbers, part.rows)
+        for keys, columns in side_by_side(part.runs):
+            self.parts[by_key][part.items, part.heads, keys] += sums[..., columns].sum(2)
+            self.grid.add(self.parts[cells][part.items, part.heads], sums[..., columns], first, keys)
 
     def _keep_best(self, part: Part, effect: Tensor) -> None:
         at = (part.items, part.heads)
         flat = effect.flatten(2)
         found = flat.abs().topk(min(self.top_k, flat.shape[-1]), -1).indices
-        keys = torch.cat([torch.arange(low, high, device=flat.device) for low, high in part.runs])
+        keys = torch.cat([torch.arange(low, high, device=flat.device) for low, high, *_ in part.runs])
         width = effect.shape[-1]
-        where = (part.rows.start + found // width) * self.sizes[1] + keys[found % width]
+        where = (part.rows.start + found // width) * self.grid.keys + keys[found % width]
         effects = torch.cat([self.best[at], flat.gather(-1, found)], -1)
         weights = torch.cat([self.best_weights[at], part.p.flatten(2).gather(-1, found)], -1)
         places = torch.cat([self.best_at[at], where.masked_fill(weights[..., self.top_k :] == 0, -1)], -1)
@@ -161,16 +142,12 @@ class Effects:
         self.best_weights[at] = weights.gather(-1, best)
 
     def result(self) -> dict[str, Tensor]:
-        rows, keys = (
-            torch.bincount(cells, minlength=count)
-            for cells, count in zip((self.row_cells, self.key_cells), self.grid, strict=True)
-        )
         for name in ("map", "gradient_map"):
-            self.parts[name] /= rows[:, None] * keys
+            self.parts[name] /= self.grid.pairs
         none = self.best_at < 0
         return self.parts | {
-            "top_queries": (self.best_at // self.sizes[1]).masked_fill(none, -1),
-            "top_keys": (self.best_at % self.sizes[1]).masked_fill(none, -1),
+            "top_queries": (self.best_at // self.grid.keys).masked_fill(none, -1),
+            "top_keys": (self.best_at % self.grid.keys).masked_fill(none, -1),
             "top_effects": self.best,
             "top_weights": self.best_weights,
         }
@@ -205,7 +182,5 @@ def _add_weighted(tile: Tile, rows: Tensor, found: Tensor) -> None:
     # heads are summed by the product: [items, n, heads · rows] × [items, heads · rows, keys]
     repeated = some.repeat(1, 1, tile.p.shape[1])
     sums = repeated @ tile.p.reshape(tile.p.shape[0], -1, tile.p.shape[-1])
-    start = 0
-    for run in tile.runs:
-        found[tile.items, :, run.start : run.stop] += sums[..., start : start + run.stop - run.start]
-        start += run.stop - run.start
+    for keys, columns in side_by_side(tile.runs):
+        found[tile.items, :, keys] += sums[..., columns]

@@ -10,7 +10,7 @@ On a GPU, calls without bias, softcap and sinks are handed to such a backward pa
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,14 +18,12 @@ from torch import Tensor
 from regard.backends._autograd import held_tensors
 from regard.backends._base import accumulation, no_autocast
 from regard.backends._bias import add_bias_gradient, bias_over
+from regard.backends._steps import side_by_side
 from regard.observation import _as_attention
 from regard.observation._rows import tiles
-from regard.spec import Refused
-
-if TYPE_CHECKING:
-    from regard.observation._totals import Tile
-    from regard.spec import Call
-    from regard.statistics import Want
+from regard.observation._totals import Tile
+from regard.spec import Call, Refused
+from regard.statistics import Want
 
 NAMES = ("entropy", "key_mass", "first_mass")
 
@@ -130,23 +128,19 @@ class _Backward:
 
     def _logits(self, tile: Tile, shares: Tensor) -> Tensor:
         """The gradient of the tile's logits; its z is used up."""
-        at = (tile.items, tile.heads, slice(tile.rows.start, tile.rows.stop))
-        grad = self._with_mass(tile, None if self.entropy is None else -self.entropy[at].unsqueeze(-1))
+        grad = self._with_mass(tile, None if self.entropy is None else -self.entropy[tile.at].unsqueeze(-1))
         if self.first is not None:
-            start = 0
-            for run in tile.runs:
-                if run.start < self.want.first:
-                    stop = start + min(run.stop, self.want.first) - run.start
-                    grad[..., start:stop] += self.first[at].unsqueeze(-1)
-                start += run.stop - run.start
+            for keys, columns in side_by_side(tile.runs):
+                if keys.start < self.want.first:
+                    grad[..., columns][..., : self.want.first - keys.start] += self.first[tile.at].unsqueeze(-1)
         product = grad.mul_(tile.p)
         share = product.sum(-1, keepdim=True)
         if self.call.sinks is not None and self.entropy is not None:
             # the 1 of z + 1, which cancels where the weights sum to 1
-            ones = self.entropy[at].unsqueeze(-1)
+            ones = self.entropy[tile.at].unsqueeze(-1)
             product.addcmul_(tile.p, ones, value=-1.0)
             share = product.sum(-1, keepdim=True)
-        shares[at] = share.squeeze(-1)
+        shares[tile.at] = share.squeeze(-1)
         return product.addcmul_(tile.p, share, value=-1.0)
 
     def _with_mass(self, tile: Tile, slope: Tensor | None) -> Tensor:
@@ -155,8 +149,7 @@ class _Backward:
         inside = range(max(tile.rows.start, self.queries.start), min(tile.rows.stop, self.queries.stop))
         if self.mass is None or not len(inside):
             return grad.zero_() if slope is None else grad.mul_(slope)
-        parts = [self.mass[tile.items, tile.heads, run.start : run.stop] for run in tile.runs]
-        mass = (parts[0] if len(parts) == 1 else torch.cat(parts, 2)).unsqueeze(2)
+        mass = tile.of_keys(self.mass).unsqueeze(2)
         if inside == tile.rows:
             return grad.copy_(mass) if slope is None else torch.addcmul(mass, grad, slope, out=grad)
         grad = grad.zero_() if slope is None else grad.mul_(slope)
@@ -167,44 +160,33 @@ class _Backward:
         """The derivative of c·tanh(s/c), from what it gave."""
         cap = self.call.spec.softcap
         assert cap is not None
-        at = (tile.items, tile.heads, slice(tile.rows.start, tile.rows.stop))
-        logits = tile.z + self.lse[at].masked_fill(self.empty[at], 0.0).unsqueeze(-1)
-        start = 0
-        for run in tile.runs:
-            bias = bias_over(self.call, tile.rows, range(run.start, run.stop), tile.items, tile.heads)
+        logits = tile.z + self.lse[tile.at].masked_fill(self.empty[tile.at], 0.0).unsqueeze(-1)
+        for keys, columns in side_by_side(tile.runs):
+            bias = bias_over(self.call, tile.rows, range(keys.start, keys.stop), tile.items, tile.heads)
             if bias is not None:
-                logits[..., start : start + run.stop - run.start] -= bias.masked_fill(bias == -torch.inf, 0.0)
-            start += run.stop - run.start
+                logits[..., columns] -= bias.masked_fill(bias == -torch.inf, 0.0)
         return 1.0 - (logits / cap).clamp_(-1.0, 1.0).square_()
 
     def _add_bias(self, tile: Tile, ds: Tensor, d_bias: Tensor) -> None:
-        start = 0
-        for run in tile.runs:
-            part = ds[..., start : start + run.stop - run.start]
-            add_bias_gradient(self.call, d_bias, part, tile.rows, range(run.start, run.stop), tile.items, tile.heads)
-            start += run.stop - run.start
+        for keys, columns in side_by_side(tile.runs):
+            cols = range(keys.start, keys.stop)
+            add_bias_gradient(self.call, d_bias, ds[..., columns], tile.rows, cols, tile.items, tile.heads)
 
     def _add_products(self, tile: Tile, ds: Tensor, d_query: Tensor, d_key: Tensor) -> None:
         spec = self.call.spec
         group = spec.heads // spec.kv_heads
         kv = slice(tile.heads.start // group, tile.heads.stop // group)
-        rows = (tile.items, tile.heads, slice(tile.rows.start, tile.rows.stop))
-        flat = ds.view(
-            -1, ds.shape[1] // (kv.stop - kv.start) * ds.shape[2], ds.shape[3]
-        )  # [items · kv, group · rows, keys]
+        flat = ds.view(-1, group * ds.shape[2], ds.shape[3])  # [items · kv, group · rows, keys]
         if self.needs[0]:
-            keys = [self.key[tile.items, kv, run.start : run.stop] for run in tile.runs]
-            key = keys[0] if len(keys) == 1 else torch.cat(keys, 2)
+            key = tile.of_keys(self.key, group)
             made = torch.bmm(flat, key.reshape(len(flat), *key.shape[2:]))
-            d_query[rows] = made.view(*ds.shape[:3], -1)
+            d_query[tile.at] = made.view(*ds.shape[:3], -1)
         if self.needs[1]:
-            query = self.query[rows].reshape(len(flat), -1, self.query.shape[-1])
+            query = self.query[tile.at].reshape(len(flat), -1, self.query.shape[-1])
             # a view, because a tile has all heads or one item
-            into, start = d_key[tile.items, kv].view(len(flat), *d_key.shape[2:]), 0
-            for run in tile.runs:
-                part = flat[..., start : start + run.stop - run.start]
-                into[:, run.start : run.stop].baddbmm_(part.transpose(1, 2), query)
-                start += run.stop - run.start
+            into = d_key[tile.items, kv].view(len(flat), *d_key.shape[2:])
+            for keys, columns in side_by_side(tile.runs):
+                into[:, keys].baddbmm_(flat[..., columns].transpose(1, 2), query)
 
 
 def _in(given: Any, work: torch.dtype) -> Tensor | None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from regard.backends._base import accumulation, no_autocast
-
-if TYPE_CHECKING:
-    from regard.spec import Call
+from regard.spec import Call
 
 
 def value_lengths(call: Call, given: Any = None, output: Any = None) -> Tensor:

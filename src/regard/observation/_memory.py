@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
 import torch
 
 from regard._display.units import size
 from regard.spec import CallSpec, Refused
-
-if TYPE_CHECKING:
-    from regard.statistics import Want
+from regard.statistics import Want
 
 
 def check_weights_fit(want: Want, spec: CallSpec) -> None:

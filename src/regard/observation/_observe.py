@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from torch import Tensor
 
 from regard.backends._base import accumulation, has_triton
 from regard.backends._meter import peak_bytes, without_values
 from regard.observation._pairs import weights_of_pairs
 from regard.observation._rows import observe_rows
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from regard.spec import Call, CallSpec
-    from regard.statistics import Want
+from regard.spec import Call, CallSpec
+from regard.statistics import Want
 
 
 def observe_call(call: Call, lse: Tensor, want: Want, lengths: Tensor | None = None) -> dict[str, Tensor]:

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
+from torch import Tensor
 
 from regard.backends._base import accumulation, no_autocast
+from regard.spec import Call
 from regard.statistics import checked_pairs
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from regard.spec import Call
 
 # numbers of gathered queries that are alive at once
 _NUMBERS = 1 << 22
@@ -74,8 +69,5 @@ def _permitted(call: Call, rows: Tensor, keys: Tensor) -> Tensor:
         found = found.expand(spec.batch, -1, -1).clone()
     for row in sorted(set(rows.tolist())):
         here = rows == row
-        seen = mask.tile(
-            range(row, row + 1), range(spec.keys), spec.queries, spec.keys, offset=call.offset, device=keys.device
-        )
-        found[:, :, here] = seen[:, :, 0, keys[here]]
+        found[:, :, here] = call.permitted(range(row, row + 1), range(spec.keys))[:, :, 0, keys[here]]
     return found

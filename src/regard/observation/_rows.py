@@ -7,25 +7,20 @@ z = log p and p in two buffers that are used over and over, and folded into the 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import torch
+from torch import Tensor
 
 from regard import statistics
 from regard.backends._base import accumulation, no_autocast
 from regard.backends._bias import bias_over
 from regard.backends._meter import each_kind, some
 from regard.backends._schedule import merged_steps, permitted_of
-from regard.backends._steps import Run, Step
+from regard.backends._steps import Run, Step, side_by_side, tokens_of
 from regard.observation._totals import Tile, Totals
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from torch import Tensor
-
-    from regard.spec import Call
-    from regard.statistics import Want
+from regard.spec import Call
+from regard.statistics import Want
 
 # numbers in one tile: two buffers of this size are alive, and one core's cache should hold much of them
 _NUMBERS = 1 << 19
@@ -103,7 +98,7 @@ def _tiles(call: Call, step: Step, lse: Tensor, buffers: Tensor) -> Iterator[Til
             items = slice(item, min(item + items_at_once, batch.stop))
             for head in some(range(0, heads, heads_at_once)):
                 part = slice(head, min(head + heads_at_once, heads))
-                these = [(columns, _cut(pairs, items, part, step.batch)) for columns, pairs in hidden]
+                these = [(columns, step.cut_pairs(pairs, items, part)) for columns, pairs in hidden]
                 yield _tile(call, items, part, rows, runs, these, lse, buffers)
 
 
@@ -117,12 +112,10 @@ def _tile(
     lse: Tensor,
     buffers: Tensor,
 ) -> Tile:
-    group = call.spec.heads // call.spec.kv_heads
-    kv = slice(heads.start // group, heads.stop // group)
     width, count = sum(run.stop - run.start for run in runs), len(rows)
     shape = (items.stop - items.start, heads.stop - heads.start, count, width)
     at = (items, heads, slice(rows.start, rows.stop))
-    z = _logits(call, at, kv, runs, buffers[0, : math.prod(shape)].view(shape))
+    z = _logits(call, at, runs, buffers[0, : math.prod(shape)].view(shape))
     row_lse = lse[at].to(z.dtype).unsqueeze(-1)
     z.sub_(row_lse.masked_fill(row_lse == -torch.inf, 0.0))
     for columns, pairs in hidden:
@@ -141,55 +134,41 @@ def _tile(
 
 def _seen_by(step: Step, rows: range) -> tuple[Run, ...]:
     """The step's runs without what these rows cannot see."""
-    if step.lo is None or step.hi is None or step.lo.shape[0] > 1:
-        return step.runs
-    at = slice(rows.start - step.start, rows.stop - step.start)
-    first, last = int(step.lo[0, at].min()), int(step.hi[0, at].max())
-    cut = (Run(max(run.start, first), min(run.stop, last), run.full) for run in step.runs)
+    cut = (Run(*step.visible(run, rows), run.full) for run in step.runs)
     return tuple(run for run in cut if run.stop > run.start)
 
 
-def _logits(call: Call, at: tuple[slice, slice, slice], kv: slice, runs: tuple[Run, ...], out: Tensor) -> Tensor:
+def _logits(call: Call, at: tuple[slice, slice, slice], runs: tuple[Run, ...], out: Tensor) -> Tensor:
     """softcap(scale·q·k) + bias of the tile, written into ``out``."""
     spec = call.spec
     items, heads, rows = at
+    group = spec.heads // spec.kv_heads
+    kv = slice(heads.start // group, heads.stop // group)
     query = call.query[items, heads, rows].to(out.dtype) * spec.scale
-    keys = [call.key[items, kv, run.start : run.stop] for run in runs]
-    key = (keys[0] if len(keys) == 1 else torch.cat(keys, 2)).to(out.dtype)
+    key = tokens_of(call.key[items, kv], runs).to(out.dtype)
     lead = key.shape[0] * key.shape[1]
     flat = out.view(lead, -1, out.shape[-1])
     torch.bmm(query.reshape(lead, -1, query.shape[-1]), key.reshape(lead, *key.shape[2:]).transpose(1, 2), out=flat)
     if spec.softcap is not None:
         out.div_(spec.softcap).tanh_().mul_(spec.softcap)
     if call.bias is not None:
-        start = 0
-        for run in runs:
-            part = bias_over(call, range(rows.start, rows.stop), range(run.start, run.stop), items, heads)
+        for place, columns in side_by_side(runs):
+            part = bias_over(call, range(rows.start, rows.stop), range(place.start, place.stop), items, heads)
             assert part is not None
-            into = out[..., start : start + run.stop - run.start]
-            into.add_(part).masked_fill_(part == -torch.inf, -torch.inf)  # NaN + -inf is NaN
-            start += run.stop - run.start
+            out[..., columns].add_(part).masked_fill_(part == -torch.inf, -torch.inf)  # NaN + -inf is NaN
     return out
 
 
 def _hidden(call: Call, step: Step, rows: range, runs: tuple[Run, ...]) -> list[tuple[slice, Tensor]]:
     """What the mask forbids: (columns of the tile, pairs broadcastable to [batch, head, rows, columns])."""
-    hidden, start = [], 0
-    for run in runs:
+    hidden = []
+    for run, (_, columns) in zip(runs, side_by_side(runs), strict=True):
+        moved = columns.start - run.start
         for part in _partial(step, rows, run):
             permitted = permitted_of(step, call, rows, part)
             if permitted is not None:
-                columns = slice(start + part.start - run.start, start + part.stop - run.start)
-                hidden.append((columns, ~permitted))
-        start += run.stop - run.start
+                hidden.append((slice(part.start + moved, part.stop + moved), ~permitted))
     return hidden
-
-
-def _cut(pairs: Tensor, items: slice, heads: slice, batch: int | None) -> Tensor:
-    """The pairs of some items and heads; those of a step for one item have no other."""
-    if pairs.shape[0] > 1 and batch is None:
-        pairs = pairs[items]
-    return pairs[:, heads] if pairs.shape[1] > 1 else pairs
 
 
 def _partial(step: Step, rows: range, run: Run) -> list[Run]:

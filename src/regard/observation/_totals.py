@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from regard import statistics
 from regard.backends._base import accumulation
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from regard.backends._steps import Run
-    from regard.spec import Call
-    from regard.statistics import Want
+from regard.backends._steps import Run, side_by_side, tokens_of
+from regard.spec import Call
+from regard.statistics import Want
 
 
 class Tile(NamedTuple):
@@ -28,6 +25,16 @@ class Tile(NamedTuple):
     rows: range
     runs: tuple[Run, ...]
     hidden: list[tuple[slice, Tensor]]  # columns that hold forbidden pairs, and which pairs those are
+
+    @property
+    def at(self) -> tuple[slice, slice, slice]:
+        """Its items, heads and rows among those of the call."""
+        return self.items, self.heads, slice(self.rows.start, self.rows.stop)
+
+    def of_keys(self, tensor: Tensor, group: int = 1) -> Tensor:
+        """The part of [batch, head, key, …] that its keys have; ``group``: heads for each of the tensor's."""
+        heads = slice(self.heads.start // group, self.heads.stop // group)
+        return tokens_of(tensor[self.items, heads], self.runs)
 
 
 class Totals:
@@ -49,18 +56,14 @@ class Totals:
             self.parts["value_length"] = lengths.clone()
             self._new("value_mass", spec.keys)
             self._new("value_sum", spec.queries)
+        self.grid: statistics.Grid | None = None
         if want.map is not None:
-            device = call.query.device
-            self.grid = min(want.map[0], len(self.queries)), min(want.map[1], spec.keys)
-            self.row_cells = statistics.cells(len(self.queries), self.grid[0], device)
-            self.key_cells = statistics.cells(spec.keys, self.grid[1], device)
-            self._new("map", *self.grid)
-            if want.value_mass:
-                self._new("value_map", *self.grid)
-        for weights, keys in [("top_weights", "top_keys")] + [
-            ("value_top_lengths", "value_top_keys")
-        ] * want.value_mass:
-            if want.top_k:
+            self.grid = statistics.Grid(want.map, len(self.queries), spec.keys, call.query.device)
+            for name in ("map", "value_map")[: 1 + want.value_mass]:
+                self._new(name, *self.grid.shape)
+        if want.top_k:
+            names = ("top_weights", "top_keys"), ("value_top_lengths", "value_top_keys")
+            for weights, keys in names[: 1 + want.value_mass]:
                 self._new(weights, spec.queries, want.top_k)
                 self.parts[keys] = self._new(keys, spec.queries, want.top_k, fill=-1.0).long()
         if want.distance:
@@ -107,59 +110,48 @@ class Totals:
         i = i + (offset.to(i.device)[tile.items].view(-1, 1, 1, 1) if isinstance(offset, torch.Tensor) else offset)
         tokens = self.tokens if self.tokens is None or len(self.tokens) == 1 else self.tokens[tile.items]
         found = statistics.relation_masses(tile.p, tile.z > statistics.NEVER, i, _keys(tile), tokens)
-        self.parts["relations"][tile.items, tile.heads, tile.rows.start : tile.rows.stop] = found
+        self.parts["relations"][tile.at] = found
 
     def _values(self, tile: Tile) -> None:
         """The same sums of weights times lengths. What is hidden is 0 whatever its value is: 0 · inf is NaN."""
         assert self.lengths is not None
-        lengths = torch.cat([self.lengths[tile.items, tile.heads, run.start : run.stop] for run in tile.runs], -1)
-        carried = tile.p * lengths.unsqueeze(2)
+        carried = tile.p * tile.of_keys(self.lengths).unsqueeze(2)
         for columns, pairs in tile.hidden:
             carried[..., columns].masked_fill_(pairs, 0.0)
         if self.call.bias is not None:
             carried.masked_fill_(tile.z <= statistics.NEVER, 0.0)
-        self.parts["value_sum"][tile.items, tile.heads, tile.rows.start : tile.rows.stop] = carried.sum(-1)
+        self.parts["value_sum"][tile.at] = carried.sum(-1)
         self._columns(tile, carried, "value_mass", "value_map")
         if self.want.top_k:
             self._top(tile, carried, "value_top_lengths", "value_top_keys")
 
     def _rows(self, tile: Tile) -> None:
-        at = (tile.items, tile.heads, slice(tile.rows.start, tile.rows.stop))
         highest = tile.z.amax(-1)
         # a row of nothing but NEVER is empty: its statistics are missing, which NaN says
         empty = highest <= statistics.NEVER
         # z is used up, unless the largest weights still have to ask it what a bias forbids
         product = torch.mul(tile.p, tile.z, out=None if self.call.bias is not None else tile.z)
         entropy = (0.0 - product.sum(-1)).clamp_min_(0.0)  # 0 - x: the negative of 0 is -0
-        self.parts["entropy"][at] = entropy.masked_fill_(empty, torch.nan)
-        self.parts["max_weight"][at] = highest.exp_().masked_fill_(empty, torch.nan)
+        self.parts["entropy"][tile.at] = entropy.masked_fill_(empty, torch.nan)
+        self.parts["max_weight"][tile.at] = highest.exp_().masked_fill_(empty, torch.nan)
 
     def _columns(self, tile: Tile, p: Tensor, mass: str, cells: str) -> None:
-        """Key mass and map from sums over the rows of each map cell: a product with a matrix of zeros and ones."""
+        """Key mass and map from sums over the rows of each map cell."""
         inside = range(max(tile.rows.start, self.queries.start), min(tile.rows.stop, self.queries.stop))
         if not len(inside):
             return
         p = p[:, :, inside.start - tile.rows.start : inside.stop - tile.rows.start]
-        first, count = 0, 1
-        if self.want.map is not None:
-            ends = (inside.start - self.queries.start, inside.stop - 1 - self.queries.start)
-            first, last = (statistics.cell_of(row, len(self.queries), self.grid[0]) for row in ends)
-            count = last - first + 1
-        if count == 1:
-            sums = p.sum(2, keepdim=True)  # [items, heads, cells, keys]
+        if self.grid is None:
+            sums, first = p.sum(2, keepdim=True), 0
         else:
-            at = inside.start - self.queries.start
-            cell = self.row_cells[at : at + len(inside)] - first
-            sums = (torch.arange(count, device=p.device)[:, None] == cell).to(p.dtype) @ p
-        start = 0
-        for run in tile.runs:
-            part = sums[..., start : start + run.stop - run.start]
+            counted = range(inside.start - self.queries.start, inside.stop - self.queries.start)
+            sums, first = self.grid.row_sums(p, counted)
+        for keys, columns in side_by_side(tile.runs):
+            part = sums[..., columns]
             if mass in self.parts:
-                self.parts[mass][tile.items, tile.heads, run.start : run.stop] += part.sum(2)
-            if cells in self.parts:
-                into = self.parts[cells][tile.items, tile.heads, first : first + count]
-                into.index_add_(3, self.key_cells[run.start : run.stop], part)
-            start += run.stop - run.start
+                self.parts[mass][tile.items, tile.heads, keys] += part.sum(2)
+            if self.grid is not None:
+                self.grid.add(self.parts[cells][tile.items, tile.heads], part, first, keys)
 
     def _distance(self, tile: Tile) -> None:
         """Sums along diagonals: in ``padded``, moving on by one row and one column is one fixed stride."""
@@ -186,27 +178,17 @@ class Totals:
         return statistics.bucket_sums(behind.abs(), diagonals)
 
     def _copies(self, tile: Tile) -> None:
-        at, start = (tile.items, tile.heads), 0
-        for run in tile.runs:
-            part = tile.p[..., start : start + run.stop - run.start]
+        for run, (_, columns) in zip(tile.runs, side_by_side(tile.runs), strict=True):
+            part = tile.p[..., columns]
             if run.start < self.want.first:
-                mass = part[..., : self.want.first - run.start].sum(-1)
-                self.parts["first_mass"][(*at, slice(tile.rows.start, tile.rows.stop))] += mass
+                self.parts["first_mass"][tile.at] += part[..., : self.want.first - run.start].sum(-1)
             if self.want.weights is not None:
                 rows, keys = self.rectangle
                 i = range(max(rows.start, tile.rows.start), min(rows.stop, tile.rows.stop))
                 j = range(max(keys.start, run.start), min(keys.stop, run.stop))
                 if len(i) and len(j):
-                    into = (
-                        slice(i.start - rows.start, i.stop - rows.start),
-                        slice(j.start - keys.start, j.stop - keys.start),
-                    )
-                    cut = (
-                        slice(i.start - tile.rows.start, i.stop - tile.rows.start),
-                        slice(j.start - run.start, j.stop - run.start),
-                    )
-                    self.parts["weights"][(*at, *into)] = part[(..., *cut)]
-            start += run.stop - run.start
+                    into = self.parts["weights"][tile.items, tile.heads, _from(i, rows), _from(j, keys)]
+                    into.copy_(part[:, :, _from(i, tile.rows), _from(j, range(run.start, run.stop))])
 
     def _top(self, tile: Tile, numbers: Tensor, best: str, where: str) -> None:
         """Last of all: it marks forbidden pairs in the buffer, so that they rank below permitted ones of weight 0."""
@@ -215,21 +197,23 @@ class Totals:
         if self.call.bias is not None:
             numbers.masked_fill_(tile.z <= statistics.NEVER, -1.0)
         weights, columns_found = statistics.top_of(numbers, self.want.top_k)
-        at = (tile.items, tile.heads, slice(tile.rows.start, tile.rows.stop))
         found = _keys(tile)[columns_found]
         kept = weights.shape[-1]
-        self.parts[where][at][..., :kept] = found.masked_fill_(weights < 0, -1)
-        self.parts[best][at][..., :kept] = weights.clamp_min_(0.0)
+        self.parts[where][tile.at][..., :kept] = found.masked_fill_(weights < 0, -1)
+        self.parts[best][tile.at][..., :kept] = weights.clamp_min_(0.0)
 
     def result(self) -> dict[str, Tensor]:
-        if "map" in self.parts:
-            sizes = zip((len(self.queries), self.call.spec.keys), self.grid, strict=True)
-            rows, keys = (statistics.cell_sizes(size, count, self.call.query.device) for size, count in sizes)
+        if self.grid is not None:
             for name in {"map", "value_map"} & set(self.parts):
-                self.parts[name] /= rows[:, None] * keys
+                self.parts[name] /= self.grid.pairs
         if "distance" in self.parts:
             self.parts["distance"] = self._by_distance(self.parts["distance"])
         return self.parts
+
+
+def _from(part: range, whole: range) -> slice:
+    """A part of a range, counted from where that starts."""
+    return slice(part.start - whole.start, part.stop - whole.start)
 
 
 def _keys(tile: Tile) -> Tensor:

@@ -5,22 +5,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+from torch import Tensor
 
 from regard import backends
 from regard._display import Displayed
-from regard.backends import _cuda
+from regard.backends import Backend, _cuda
+from regard.backends._base import Program
 from regard.backends._flex_rules import BLOCK
 from regard.backends._kernel_call import VECTOR
 from regard.masks._rebuild import of_intervals
-from regard.spec import Refused
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from regard.backends import Backend
-    from regard.backends._base import Program
-    from regard.spec import Call, CallSpec
+from regard.spec import Call, CallSpec, Refused
 
 _LIMIT = 4096
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from regard import backends
 from regard._display.units import flop, size
+from regard.spec import CallSpec
 
 if TYPE_CHECKING:
     from regard.plan import Plan
-    from regard.spec import CallSpec
 
 
 def plan_table(plan: Plan) -> str:
