@@ -352,7 +352,10 @@ def observe(
     given = (query, key, value, mask, bias, scale, softcap, sinks, dropout, query_offset)
     program, call = _prepared(given, backend)
     if call.spec.mode in ("transform", "fake"):
-        raise Refused("regard.observe needs tensors with values: it cannot run under vmap, torch.func or fake tensors")
+        raise Refused(
+            "regard.observe needs tensors with values: it cannot run under torch.compile, vmap, torch.func or with "
+            "fake tensors; call it outside of them"
+        )
     check_weights_fit(want, call.spec)
     lengths = _lengths(call, want, value_norms, output)
     if want.rows and not want.asks_more and not reads_values(call.spec) and not differentiable:

@@ -87,7 +87,7 @@ RULES: tuple[Rule, ...] = (
         "the fastest for what no fused kernel does: tiles that fit the cache",
         "benchmarks/cpu.py --only crossover",
     ),
-    Rule("eager", lambda spec: True, "plain operations: the only ones that torch can see through", "no other can"),
+    Rule("eager", lambda spec: True, "plain operations: the only ones that torch can see through", ""),
 )
 
 
@@ -140,8 +140,8 @@ class Plan(Displayed):
         if self._rule is None:
             return "it was named"
         rule = RULES[self._rule]
-        about = backends.ALL[rule.backend].about
-        return f"{rule.words}: {about} (rule {self._rule + 1}, measured by {rule.measured})"
+        measured = f", measured by {rule.measured}" if rule.measured else ""
+        return f"{rule.words} (rule {self._rule + 1} of the plan{measured})"
 
     @cached_property
     def refusals(self) -> Mapping[str, list[str]]:
