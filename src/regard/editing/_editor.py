@@ -24,7 +24,7 @@ from regard.spec import OfOtherCall
 from regard.statistics import Want
 from regard.watching import _around
 from regard.watching._follower import Asked, Follower, in_backward
-from regard.watching._modules import CHECKPOINTS, Frame, has_cache, inside_transform, is_cross, runs_code_of
+from regard.watching._modules import CHECKPOINTS, TRANSFORMS, Frame, has_cache, inside_transform, is_cross, runs_code_of
 from regard.watching._operators import unheard
 from regard.watching._padding import real_queries
 from regard.watching._seen import Seen, Unseen, of_call
@@ -73,6 +73,10 @@ class Editor(Follower):
         super().__init__(model, Recording(type(model).__name__), asked)
         self.edits, self.report, self.chosen, self.tokens = edits, report, heads, tokens
         self.texts, self.longest = Texts(asked.tokenizer), 0  # the most tokens that a text had
+        self.adds_edges = any(edit.adds_edges for edit in edits)
+        self.only_looks = any(edit.only_looks for edit in edits)
+        # whether an edit wants to know more of a call than its place and its output
+        self.listens = any(edit.wants_mass or type(edit).saw is not Edit.saw for edit in edits)
         self.busy = 0  # above 0 while a call runs that this edit has changed, or leaves as it is
         self.used: list[Used] = []  # products and uses of them that the operator under way was found to be
         self.settled: list[tuple[Used, Any]] = []
@@ -96,13 +100,9 @@ class Editor(Follower):
         layer = self._asked_layer(site)
         if layer is None:
             return None
-        if inside_transform():
-            raise self._refuse(site, layer, "it runs inside a torch.func transform, where items are hidden")
-        if in_backward() or runs_code_of(CHECKPOINTS):
-            raise self._refuse(
-                site, layer, "gradient checkpointing runs it again in the backward pass, where an edit may be gone: "
-                "switch it off (model.gradient_checkpointing_disable(), say)"
-            )  # fmt: skip
+        transformed = torch._C._functorch.peek_interpreter_stack() is not None
+        if transformed or in_backward() or runs_code_of(TRANSFORMS, CHECKPOINTS):
+            raise self._refuse(site, layer, _out_of_reach())
         turn = self._met_before[site]
         self._met_before[site] += 1
         return Met(site, layer, turn, list(stack))
@@ -198,7 +198,7 @@ class Editor(Follower):
             at = of_cross(seen, met.stack) if cross else of_self(placed, met.stack, dropped)
         if isinstance(at.first, int):
             self.longest = max(self.longest, at.first + queries)
-        return Place(
+        found = Place(
             site=met.site,
             layer=met.layer,
             turn=met.turn,
@@ -219,6 +219,8 @@ class Editor(Follower):
             goes_on=has_cache(met.stack),
             real=real,
         )
+        found.alike = self._alike(found)
+        return found
 
     def _heads(self, met: Met, count: int) -> tuple[int, ...]:
         found = self._heads_of.get((met.site, count))
@@ -237,18 +239,15 @@ class Editor(Follower):
             raise ValueError(f"heads={wrong} were asked for, and {met.site} (layer {met.layer}) has {count} heads")
         return tuple(sorted({head % count for head in given}))
 
-    @property
-    def adds_edges(self) -> bool:
-        return any(edit.adds_edges for edit in self.edits)
-
     def _edges_of(self, seen: Seen, place: Place) -> Callable[[range, range], Tensor] | None:
         # a block inside this one may have cut the same edge already: then both count, as in one list
-        inside = any(one.busy for one in _around.here() if one is not self and isinstance(one, Editor))
-        return None if inside or self.adds_edges else _fused.edges_of(seen, place)
+        if self.adds_edges or any(one is not self and isinstance(one, Editor) and one.busy for one in _around.here()):
+            return None
+        return _fused.edges_of(seen, place)
 
     def each(self, place: Place) -> Iterator[Edit]:
         """The edits, with what each remembers of the place."""
-        alike = self._alike(place)
+        alike = place.alike
         for number, edit in enumerate(self.edits):
             place.memory = self._memories.setdefault((number, place.site), {})
             place.decided = None if alike is None else self._decided.setdefault((number, alike), {})
@@ -277,7 +276,7 @@ class Editor(Follower):
 
     def outputs(self, out: Tensor, place: Place) -> Tensor | None:
         """The output with its edits; None where none has changed it."""
-        new, self.last = None, place if any(edit.only_looks for edit in self.edits) else None
+        new, self.last = None, place if self.only_looks else None
         for number, edit in enumerate(self.each(place)):
             if edit.acts_on_output and (found := edit.output(out, place)) is not None:
                 self.acted.add(number)
@@ -323,7 +322,7 @@ class Editor(Follower):
             if result.out.shape[3] > seen.value.shape[3]:  # values were made wider for a steer
                 result = result._replace(out=result.out[..., : seen.value.shape[3]].contiguous())
             out = self.outputs(result.out, place)
-            if self._listens():
+            if self.listens:
                 self._tell(of_call(call).detached(), place)
         self.wrote(place, bool(changes) or out is not None)
         if out is not None:
@@ -348,7 +347,7 @@ class Editor(Follower):
     def attend(self, seen: Seen, dropout: float, run: Callable[[], Tensor], met: Met) -> Tensor:
         """[batch, head, query, dim] of a call, edited; ``run`` gives the output of the call as it was."""
         # others are shown calls as the model made them
-        alone = len(_around.here()) == 1 and not self._listens()
+        alone = len(_around.here()) == 1 and not self.listens
         with unheard():
             place = self._place_of(seen, met, seen.key.shape[1])
             changes, width = self.changes(place), seen.value.shape[3]
@@ -359,7 +358,7 @@ class Editor(Follower):
         if not alone:
             with self.running():
                 out, new = self._attended_to(ready, parts, changes, dropout, run, place, width)
-                if self._listens():
+                if self.listens:
                     self._tell(ready.detached(), place)
         self.wrote(place, bool(changes) or new is not None)
         return out if new is None else new
@@ -401,10 +400,6 @@ class Editor(Follower):
         offset = place.offset if seen.offset is None else seen.offset
         return api.attention(*seen.tensors, **{**seen.keywords, "query_offset": offset}, dropout=dropout)
 
-    def _listens(self) -> bool:
-        """Whether an edit wants to know more of a call than its place and its output."""
-        return any(edit.wants_mass or type(edit).saw is not Edit.saw for edit in self.edits)
-
     def _tell(self, seen: Seen, place: Place) -> None:
         """What each key received, to the edits that go by it."""
         for edit in self.each(place):
@@ -423,3 +418,13 @@ def _own_heads(stack: list[Frame], count: int) -> int:
     """Keys that a module has repeated for its groups of heads have fewer of their own."""
     groups = getattr(stack[-1].module, "num_key_value_groups", 1)
     return count // groups if isinstance(groups, int) and groups > 0 and count % groups == 0 else count
+
+
+def _out_of_reach() -> str:
+    """Why a call cannot be edited where it runs."""
+    if inside_transform():
+        return "it runs inside a torch.func transform, where items are hidden"
+    return (
+        "gradient checkpointing runs it again in the backward pass, where an edit may be gone: switch it off "
+        "(model.gradient_checkpointing_disable(), say)"
+    )

@@ -47,7 +47,7 @@ class Functions(ListeningToFunctions):
     ) -> Any:
         kwargs = kwargs or {}
         editor = self.editor
-        if editor.trouble is None and not self.written.chain and not editor.tracker and is_plain(func, args):
+        if is_plain(func, args) and editor.trouble is None and not self.written.chain and not editor.tracker:
             return run_unseen(editor, func, args, kwargs)
         if isinstance(func, torch._ops.OpOverload) and _in_operator():
             return func(*args, **kwargs)

@@ -157,18 +157,23 @@ def in_areas(seen: Seen, added: Added, place: Place) -> Call | None:
     """The steered call as a few plain ones: of the edges that are steered, and of the others. None where those are not
     few, or where wider heads take less time."""
     offset = place.offset if seen.offset is None else seen.offset
+    if isinstance(offset, Tensor) or len(added.queries) > 1 or len(added.keys) > 1:
+        return None
     call = seen._replace(offset=offset).call()
-    alike = len(added.queries) == 1 and len(added.keys) == 1
-    if isinstance(offset, Tensor) or not alike or not _cuda.is_worth_areas(call.spec):
+    if not _cuda.is_worth_areas(call.spec):
         return None
     where = added.once("where", lambda: rectangle(added.queries[0], added.keys[0], _MOST_RUNS))
     if where is None:
         return None
     mask = masks.everything() if seen.mask is None else seen.mask
-    areas = steered(mask, where, added.amount, *seen.shape[2:], offset)
-    if areas is None:
+
+    def areas() -> Any:
+        return steered(mask, where, added.amount, *seen.shape[2:], offset)
+
+    found = areas() if mask.tensors else added.once(("areas", mask, offset), areas)
+    if found is None:
         return None
-    call = call.replace(spec=call.spec._replace(areas=areas))
+    call = call.replace(spec=call.spec._replace(areas=found))
     return None if SDPA.refuse(call.spec) else call
 
 
@@ -207,7 +212,7 @@ def _steered(seen: Seen, added: Added, place: Place) -> Seen:
     query, key, device = seen.query, seen.key, place.device
     scale = 1 / math.sqrt(query.shape[3]) if seen.scale is None else seen.scale
     one_row = seen.bias is None or (isinstance(seen.bias, Tensor) and seen.bias.shape[2] == 1)
-    by_key = query.device.type == "cpu" and one_row and bool(added.queries.all())
+    by_key = query.device.type == "cpu" and one_row and added.of_all_queries
     of_heads = (place.heads, place.count, device, query.dtype)
     if by_key or seen.softcap is not None or scale == 0 or _too_large(added, scale, query.dtype):
         return _biased(seen, added.once(("bias", by_key, of_heads), lambda: _bias(added, by_key, place, seen)), place)

@@ -21,7 +21,7 @@ class CannotEdit(ValueError):
     """A call that an edit was to change and cannot, or an edit that changed nothing."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Place:
     """A call that an edit meets, without its tensors."""
 
@@ -47,8 +47,8 @@ class Place:
     # bool [batch or 1, head or 1, row, column], the edges that the call has in a rectangle; None where it is not known
     has_edges: Callable[[range, range], Tensor] | None = None
     memory: dict[Any, Any] = field(default_factory=dict)  # what an edit remembers of this site, until the block ends
-    # what an edit has decided for calls that are alike in all numbers here; None where tensors or texts say more
-    decided: dict[Hashable, Any] | None = None
+    alike: Hashable = None  # the same for calls that are alike in all of these numbers; None where tensors say more
+    decided: dict[Hashable, Any] | None = None  # what an edit has decided for such calls
     edges: Hashable = None  # what tells ``has_edges`` of calls that are alike apart; None where nothing short does
 
     @property
@@ -77,6 +77,7 @@ class Added:
 
     def __init__(self, queries: NDArray[np.bool_], keys: NDArray[np.bool_], amount: float) -> None:
         self.queries, self.keys, self.amount = queries, keys, amount
+        self.of_all_queries = bool(queries.all())
         self._made: dict[Hashable, Any] = {}
 
     def factors(self) -> tuple[Tensor, Tensor]:

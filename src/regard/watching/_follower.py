@@ -165,6 +165,8 @@ class Follower:
 
     def _end_of(self, frame: Frame | None) -> None:
         """What is still open of a module's call, or of all, is settled with what is known."""
+        if not self._suspects:
+            return
         ended = [one for one in self._suspects if frame is None or one.stack[-1] is frame]
         self._suspects = [one for one in self._suspects if one not in ended]
         for one in {id(one.stack[-1]): one for one in ended if not one.is_read()}.values():

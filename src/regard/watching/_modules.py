@@ -24,13 +24,14 @@ _OWN = ("query", "queries", "hidden_states", "x", "q", "target", "tgt")
 class Frame:
     """A call of a module that is under way."""
 
-    __slots__ = ("_given", "_weighs", "args", "kwargs", "module", "path", "turn")
+    __slots__ = ("_given", "_weighs", "args", "crosses", "kwargs", "module", "path", "turn")
 
     def __init__(self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.path, self.module, self.args, self.kwargs = path, module, args, kwargs
         self.turn: int | None = None  # which of the module's calls in this pass it is, once it has attended
         self._given: dict[str, Any] | None = None
         self._weighs: bool | None = None
+        self.crosses: tuple[tuple[int, int], bool] | None = None  # queries and keys, and what ``is_cross`` found
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -62,6 +63,12 @@ def is_cross(stack: Sequence[Frame], queries: int, keys: int) -> bool:
 
     A module without weights (see ``attending``) was handed queries and keys, and cannot tell."""
     frame = attending(stack)
+    if frame.crosses is None or frame.crosses[0] != (queries, keys):
+        frame.crosses = (queries, keys), _is_cross(frame, queries, keys)
+    return frame.crosses[1]
+
+
+def _is_cross(frame: Frame, queries: int, keys: int) -> bool:
     given = frame.given()
     own = next((given[name] for name in _OWN if isinstance(given.get(name), Tensor)), None)
     if own is None:
@@ -154,9 +161,14 @@ def inside_transform() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None or runs_code_of(TRANSFORMS)
 
 
-def runs_code_of(way: str) -> bool:
-    """Whether code of a kind is under way: TRANSFORMS, CHECKPOINTS."""
-    return any(_way_of(frame.f_code.co_filename) == way for frame in frames())
+def runs_code_of(*ways: str) -> bool:
+    """Whether code of one of these kinds is under way: TRANSFORMS, CHECKPOINTS."""
+    frame = sys._getframe(1).f_back
+    while frame is not None:
+        if _way_of(frame.f_code.co_filename) in ways:
+            return True
+        frame = frame.f_back
+    return False
 
 
 @functools.lru_cache(4096)

@@ -1,0 +1,146 @@
+"""What an edit decides is remembered for calls that are alike, and decided anew for others; and functions that are no
+part of attention run unseen, while all others are shown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import regard
+from regard import edits, masks
+
+
+class Heads(nn.Module):
+    """Two heads; the call's mask, and how the attention is written, are given with each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.num_heads = nn.Linear(12, 36), 2
+
+    def forward(self, x: Tensor, causal: bool = False, how: str = "fused", hide: Tensor | None = None) -> Tensor:
+        q, k, v = (part.unflatten(-1, (2, 6)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        keep = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool)
+        keep = keep.tril() if causal else keep
+        if hide is not None:
+            keep = keep & ~hide
+        if how == "fused" and hide is None:
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+        elif how == "fused" or hide is not None:
+            out = F.scaled_dot_product_attention(q, k, v, attn_mask=keep)
+        else:  # scores by a linear layer whose weights are keys
+            scores = torch.stack([F.linear(a, b) for a, b in zip(q.flatten(0, 1), k.flatten(0, 1), strict=True)])
+            weights = (scores / 6**0.5).masked_fill(~keep, -torch.inf).softmax(-1)
+            out = torch.bmm(weights, v.flatten(0, 1)).unflatten(0, (len(x), 2))
+        return out.transpose(1, 2).flatten(2)
+
+
+def model() -> Heads:
+    torch.manual_seed(0)
+    return Heads().double().eval()
+
+
+def columns(tokens: int, queries: Any, keys: Any) -> Tensor:
+    hide = torch.zeros(tokens, tokens, dtype=torch.bool)
+    hide[queries, keys] = True
+    return hide
+
+
+@torch.no_grad()
+def test_one_block_meets_calls_of_several_lengths_and_masks_in_turn() -> None:
+    m, inputs = model(), [torch.randn(2, n, 12, dtype=torch.float64) for n in (5, 9, 5, 7, 9)]
+    cut = edits.cut(queries=slice(-3, None), keys=[0, -2])
+    for causal in (False, True):
+        wanted = []
+        for x in inputs:
+            hide = columns(x.shape[1], slice(-3, None), 0) | columns(x.shape[1], slice(-3, None), -2)
+            wanted.append(m(x, causal, hide=hide))
+        with regard.edit(m, cut):
+            found = [m(x, causal) for x in inputs]
+        for one, other in zip(found, wanted, strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+
+
+@torch.no_grad()
+def test_whether_a_call_has_an_edge_is_asked_of_each_mask() -> None:
+    m, x = model(), torch.randn(2, 5, 12, dtype=torch.float64)
+    later = columns(5, 0, 3)
+    with regard.edit(m, edits.cut(queries=0, keys=3)) as report:
+        for causal, hide, count in [
+            (False, None, 1),
+            (True, None, 1),
+            (False, later, 1),
+            (False, ~later, 2),
+            (False, None, 3),
+        ]:
+            m(x, causal, hide=hide)
+            assert len(report) == count
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("how", ["fused", "linear"])
+def test_steers_of_calls_of_several_kinds_are_their_own(how: str) -> None:
+    m = model()
+    inputs = [torch.randn(b, n, 12, dtype=torch.float64) for b, n in ((1, 5), (3, 5), (1, 8))]
+    for amount, queries in ((1.5, None), (-2.0, slice(2, None))):
+        steer = edits.steer([0, 2], amount, queries=queries)
+        for x in inputs * 2:
+            with regard.edit(m, steer, heads=[1]):
+                found = m(x.float().double(), how=how)
+            q, k, v = (part.unflatten(-1, (2, 6)).transpose(1, 2) for part in m.qkv(x.float().double()).chunk(3, -1))
+            logits = q @ k.mT / 6**0.5
+            logits[:, 1, slice(None) if queries is None else queries, [0]] += amount
+            logits[:, 1, slice(None) if queries is None else queries, [2]] += amount
+            wanted = (logits.softmax(-1) @ v).transpose(1, 2).flatten(2)
+            torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
+    with regard.edit(m, edits.steer([0, 2], 1.0)):  # one block for dtypes and numbers of items
+        for dtype in (torch.float32, torch.float64):
+            m.to(dtype)
+            assert m(inputs[1].to(dtype), how=how).dtype == dtype
+
+
+class Counting(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+@torch.no_grad()
+def test_modes_of_others_are_shown_every_operator_of_an_edited_model() -> None:
+    m, x = model(), torch.randn(1, 5, 12, dtype=torch.float64)
+    with Counting() as plain:
+        m(x)
+    for inner in (True, False):
+        edit = regard.edit(m, edits.cut(masks.columns(1)))
+        counting = Counting()
+        with counting if not inner else edit, edit if not inner else counting:
+            m(x)
+        views = [name for name in plain.names if "attention" not in name]
+        assert all(name in counting.names for name in views)
+
+
+@torch.no_grad()
+def test_an_error_in_a_plain_function_leaves_the_block_as_it_was() -> None:
+    class Fails(Heads):
+        def forward(self, x: Tensor, *args: Any, **given: Any) -> Tensor:
+            with pytest.raises(RuntimeError):
+                x.view(999, 999)
+            with pytest.raises(RuntimeError):
+                F.linear(x, self.qkv.weight[:, :1])
+            return super().forward(x, *args, **given)
+
+    m, x = Fails().double(), torch.randn(2, 5, 12, dtype=torch.float64)
+    wanted = m(x, hide=columns(5, slice(None), 1))
+    for how in ("fused", "linear"):
+        with regard.edit(m, edits.cut(keys=1)) as report:
+            torch.testing.assert_close(m(x, how=how), wanted, rtol=0, atol=1e-12)
+        assert len(report) == 1
+    assert torch._C._len_torch_dispatch_stack() == 0
