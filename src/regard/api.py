@@ -137,7 +137,10 @@ def _prepared(given: tuple[Any, ...], backend: str) -> tuple[Program, Call]:
     if rows == 1 and mask is not None and mask.fused(1, keys, offset) == _NO_LIMITS:
         mask, given = None, (query, key, value, None, *given[4:])  # a last query sees everything
     if mask is not None:
-        program = mask.remember((keys, offset, rest), 0, partial(_program_of, given, backend), reads=False)
+        kind: tuple[Any, ...] = (keys, offset, rest)
+        program = mask.recalled(kind)
+        if program is None:
+            program = mask.remember(kind, 0, partial(_program_of, given, backend), reads=False)
         spec = program.spec
     else:
         # nothing depends on the number of keys but for what ``sizes`` says: a text is decoded by one program
