@@ -135,6 +135,9 @@ BAD: dict[str, tuple[dict[str, Callable[[], Any]], type[Exception], list[str]]] 
     "unknown backend": ({"backend": lambda: "fast"}, ValueError, ["backend", "'fast'", "auto", "sdpa", "eager"]),
 }
 
+if torch.backends.mkldnn.is_available():  # its tensors say that they are contiguous
+    BAD["value of oneDNN"] = ({"value": lambda: key().to_mkldnn()}, TypeError, ["value", "mkldnn", "to_dense"])
+
 
 @pytest.mark.parametrize("call", [regard.attention, regard.observe, regard.explain])
 @pytest.mark.parametrize("name", BAD)

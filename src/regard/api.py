@@ -134,7 +134,10 @@ def _prepared(given: tuple[Any, ...], backend: str) -> tuple[Program, Call]:
     if rows == 1 and mask is not None and mask.fused(1, keys, offset) == _NO_LIMITS:
         mask, given = None, (query, key, value, None, *given[4:])  # a last query sees everything
     if mask is not None:
-        program = mask.remember((keys, offset, rest), 0, partial(_program_of, given, backend), reads=False)
+        kind: tuple[Any, ...] = (keys, offset, rest)
+        program = mask.recalled(kind)
+        if program is None:
+            program = mask.remember(kind, 0, partial(_program_of, given, backend), reads=False)
         spec = program.spec
     else:
         # nothing depends on the number of keys but for what ``sizes`` says: a text is decoded by one program
@@ -166,8 +169,6 @@ def _described(
     """All that checks, plan and program depend on, next to the mask: first the numbers of queries, of keys and of all
     items' heads, and whether there may be gradients, then the rest. None where it cannot be written down shortly, or
     is not right."""
-    if not (query.layout is key.layout is value.layout is _STRIDED):
-        return None
     if not (
         (query_offset is None or type(query_offset) is int)
         and (scale is None or type(scale) is float)
@@ -180,7 +181,11 @@ def _described(
         batch, heads, rows, dim = query.shape
         key_batch, key_heads, keys, key_dim = key.shape
         value_batch, value_heads, values, value_dim = value.shape
-    except (ValueError, RuntimeError):  # not of four dimensions, or nested
+        contiguous = query.is_contiguous() and key.is_contiguous() and value.is_contiguous()
+    except (ValueError, RuntimeError):  # not of four dimensions, nested, or of a layout without strides
+        return None
+    # on CUDA, nothing says that it is contiguous that has another layout
+    if not ((contiguous and query.is_cuda) or query.layout is key.layout is value.layout is _STRIDED):
         return None
     dtype, device = query.dtype, query.device
     if not (
@@ -195,7 +200,7 @@ def _described(
     grad = _derives() and (query.requires_grad or key.requires_grad or value.requires_grad)
     # a dim of size 1 may have any stride
     strides = None
-    if not (query.is_contiguous() and key.is_contiguous() and value.is_contiguous()) or dim == 1 or value_dim == 1:
+    if not contiguous or dim == 1 or value_dim == 1:
         strides = (query.stride(3), key.stride(3), value.stride(3))
     rest = (
         rows, batch, heads, dim, key_heads, value_dim, dtype, device, strides, grad, scale, softcap, dropout, backend,

@@ -37,7 +37,9 @@ def shared(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     launch = launcher.Launch.__call__
 
     def noted(self: launcher.Launch, memory: Any) -> None:
-        found.append(self._ready is not None and not any(tensor.data_ptr() % 16 for tensor in memory))
+        found.append(
+            self._ready is not None and not any(tensor.data_ptr() % 16 for tensor in memory if tensor is not None)
+        )
         launch(self, memory)
 
     monkeypatch.setattr(launcher.Launch, "__call__", noted)

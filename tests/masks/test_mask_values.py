@@ -217,7 +217,15 @@ def test_only_a_bounded_number_of_answers_is_kept():
     mask = masks.padding([3, 5])
     for L in range(100):
         mask.rows(L, 7, 0, 2)
-    assert len(mask._memo._found) <= 16
+    assert len(mask._memo.found) <= 16
+
+
+def test_what_is_recalled_was_remembered_and_needs_no_look_at_tensors() -> None:
+    rule, lengths = masks.causal() & masks.window(left=37), torch.tensor([5, 4])
+    for mask, recalled in ((rule, 1), (masks.padding(lengths), None)):
+        assert mask.recalled("kind") is None
+        assert mask.remember("kind", 0, lambda: 1, reads=False) == 1
+        assert mask.recalled("kind") == recalled and mask.recalled("other") is None
 
 
 def test_several_threads_may_ask_the_same_mask():

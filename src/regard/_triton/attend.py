@@ -22,6 +22,7 @@ from regard._triton.encode import (
     intervals,
     lengths_of,
     pieces,
+    place_of_lengths,
     tile_lists,
 )
 from regard._triton.form import Form
@@ -174,6 +175,7 @@ class Recipe:
         self.banded = band is not None
         self._band = None if band is None else test_of_band(band, spec.queries)._replace(lo=None, hi=None)
         self._has_offsets = band is not None and band.offsets is not None
+        self._lengths_at = place_of_lengths(call)
         self.launches: dict[tuple[Any, ...], Launch] = {}  # by what else decides about them
         self.widths = widths(spec)
         self._form: dict[str, Any] = {
@@ -188,7 +190,7 @@ class Recipe:
         if band is None:
             return tests_of(call, block_q)
         if band.constants["PADDED"] or self._has_offsets:
-            lo = lengths_of(call) if band.constants["PADDED"] else None
+            lo = lengths_of(call, self._lengths_at) if band.constants["PADDED"] else None
             hi = call.offset.contiguous() if isinstance(call.offset, Tensor) else None
             return (_make(Test, (band.rows, lo, hi, band.numbers, band.constants)),)
         return (band,)
@@ -235,20 +237,19 @@ class _Forward(Recipe):
         sinks = None if call.sinks is None else call.sinks.detach().contiguous()
         of_sinks = None if sinks is None else sinks.dtype
         out, lse = self.new_out(), self.new_row()
-        entropy, largest = (self.new_row(), self.new_row()) if self.rows else (lse, lse)
+        entropy, largest = (self.new_row(), self.new_row()) if self.rows else NO_TABLES
         for test in self.tests(call, self.tiles["BM"]):
-            lists = None if self.banded else lists_of(call, self.tiles, test.constants["PREDICATE"])
-            owners = _NO_LISTS if lists is None else owners_of(lists)
-            kind = (copied, bias.strides, test.numbers, *test.constants.values(), test.rows.start, owners, of_sinks)
+            lists: TileLists | None = None
+            rest: tuple[Any, ...] = ()  # all that decides about the launch of a band is known already
+            if not self.banded:
+                lists = lists_of(call, self.tiles, test.constants["PREDICATE"])
+                rest = (test.numbers, *test.constants.values(), test.rows.start, owners_of(lists))
+            kind = (copied, bias.strides, of_sinks, rest)
             launch = self.launches.get(kind)
             if launch is None:
-                launch = self.launches[kind] = self._launch(call, copied, bias, test, owners)
-            launch((
-                *given, lse if bias.memory is None else bias.memory, lse if test.lo is None else test.lo,
-                lse if test.hi is None else test.hi, lse if sinks is None else sinks,
-                lse if call.seed is None else call.seed, *((lse, lse) if lists is None else lists[:2]),
-                out, lse, entropy, largest,
-            ))  # fmt: skip
+                launch = self.launches[kind] = self._launch(call, copied, bias, test, owners_of(lists))
+            tables = NO_TABLES if lists is None else lists[:2]
+            launch((*given, bias.memory, test.lo, test.hi, sinks, call.seed, *tables, out, lse, entropy, largest))
         made: Attended = _make(Attended, (out, lse, entropy, largest) if self.rows else (out, lse, None, None))
         return made
 
@@ -269,6 +270,7 @@ class _Forward(Recipe):
 
 
 _NO_LISTS = (0, 0, 0)
+NO_TABLES = (None, None)
 
 
 def owners_of(lists: TileLists | None) -> tuple[int, int, int]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from regard._triton.encode import lengths_of
+from regard._triton.encode import lengths_of, place_of_lengths
 from regard._triton.inputs import Inputs, power, rows_of_unit_stride, widest
 from regard._triton.launcher import Launch, maker
 from regard._triton.tile_sizes import shared_memory
@@ -92,6 +92,7 @@ class Decoding:
         self._steps = {"K_STEP": tensors[1].stride(2), "V_STEP": tensors[2].stride(2)}
         self._scales, self._precision, self._numbers = given.natural_scales, given.precision, band.numbers
         self._padded, self._placed = band.lengths is not None, band.offsets is not None
+        self._lengths_at = place_of_lengths(call)
         self._items, self._group = spec.batch * spec.kv_heads, spec.heads // spec.kv_heads
         self._block = min(_MOST_ROWS, max(16, power(spec.queries * self._group)))
         self._blocks = -(-spec.queries * self._group // self._block)
@@ -115,14 +116,14 @@ class Decoding:
         same = self._may_be_same and key.data_ptr() == value.data_ptr()
         sinks = None if call.sinks is None else call.sinks.detach().contiguous()
         out, lse, parts = self._new_out(), self._new_lse(), self._new_parts()
-        lengths = lengths_of(call) if self._padded else lse
-        offsets = call.offset.contiguous() if self._placed else lse  # type: ignore[union-attr]
+        lengths = lengths_of(call, self._lengths_at) if self._padded else None
+        offsets = call.offset.contiguous() if self._placed else None  # type: ignore[union-attr]
         kind = (same, None if sinks is None else sinks.dtype)
         launches = self._launches.get(kind)
         if launches is None:
             launches = self._launches[kind] = self._first(call.spec, same), self._second(call.spec)
         launches[0]((query, key, value, lengths, offsets, parts))
-        launches[1]((parts, lse if sinks is None else sinks, out, lse))
+        launches[1]((parts, sinks, out, lse))
         return out, lse
 
     def _first(self, spec: CallSpec, same: bool) -> Launch:

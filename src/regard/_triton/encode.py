@@ -129,8 +129,21 @@ def band_of(call: Call) -> Band | None:
     return Band(int(offset), left, right, given, lengths, None)
 
 
-def lengths_of(call: Call) -> Tensor:
-    """Of a call whose mask has padding: the lengths of its items, one after the other in the memory of its device."""
+def place_of_lengths(call: Call) -> int | None:
+    """Where among the tensors of masks of this structure the lengths of all items are; None where they are not."""
+    flags = None if call.mask is None else call.mask.flags
+    if call.mask is None or flags is None or flags.padding is None or flags.padding.lengths.shape[0] != call.spec.batch:
+        return None
+    return next((n for n, tensor in enumerate(call.mask.tensors) if tensor is flags.padding.lengths), None)
+
+
+def lengths_of(call: Call, place: int | None = None) -> Tensor:
+    """Of a call whose mask has padding: the lengths of its items, one after the other in the memory of its device.
+    ``place``: see ``place_of_lengths``; found once for many calls, it saves most of the time."""
+    if place is not None:
+        found: Tensor = call.mask.tensors[place]  # type: ignore[union-attr]
+        if found.device == call.query.device and found.is_contiguous():
+            return found
     padding = call.mask.flags.padding  # type: ignore[union-attr]
     assert padding is not None
     lengths, batch = padding.lengths_on(call.query.device), call.spec.batch

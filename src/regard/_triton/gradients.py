@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from regard._triton.attend import NO_BIAS, Bias, Recipe, Test, bias_of, lists_of, owners_of
+from regard._triton.attend import NO_BIAS, NO_TABLES, Bias, Recipe, Test, bias_of, lists_of, owners_of
 from regard._triton.encode import intervals, pieces
 from regard._triton.form import Form
 from regard._triton.inputs import rows_of_unit_stride
@@ -85,19 +85,17 @@ class _Backward(Recipe):
         delta = self.new_row()
         bias = NO_BIAS if call.bias is None else bias_of(call)
         (test,) = self.tests(call, _ROWS)
-        memory = (
-            query, key, value, grad_out, lse, delta, lse if bias.memory is None else bias.memory,
-            lse if test.lo is None else test.lo, lse if test.hi is None else test.hi,
-            lse if call.seed is None else call.seed,
-        )  # fmt: skip
+        memory = (query, key, value, grad_out, lse, delta, bias.memory, test.lo, test.hi, call.seed)
         if needs[0]:
             grad_query = self.new_query()
-            self._walk(call, bias, test, False, memory, out, grad_query)
+            launch, tables = self._launch_over(call, bias, test, False)
+            launch((*memory, *tables, out, grad_query))
         else:
             self.products((out, grad_out, delta))
         if needs[1] or needs[2]:
             grad_key, grad_value = self.new_key(), self.new_value()
-            self._walk(call, bias, test, True, memory, grad_key, grad_value)
+            launch, tables = self._launch_over(call, bias, test, True)
+            launch((*memory, *tables, grad_key, grad_value))
         if needs[3]:
             grad_bias = self._bias(call, bias, test, memory)
         return grad_query, grad_key if needs[1] else None, grad_value if needs[2] else None, grad_bias
@@ -120,29 +118,26 @@ class _Backward(Recipe):
         dtype, row = call.spec.dtype, torch.float32
         bias = NO_BIAS if call.bias is None else bias_of(call)
         (test,) = self.tests(call, _ROWS)
-        given = (bias.memory, test.lo, test.hi, call.seed)
-        memory = (call.query, call.key, call.value, dtype, row, row, *(row if each is None else each for each in given))
+        memory = (call.query, call.key, call.value, dtype, row, row, bias.memory, test.lo, test.hi, call.seed)
         for of_keys, own in ((False, (out_dtype, dtype)), (True, (dtype, dtype))):
-            launch, lists = self._launch_over(call, bias, test, of_keys)
-            launch.compile_ahead((*memory, *((row, row) if lists is None else lists[:2]), *own), call.query.device)
+            launch, tables = self._launch_over(call, bias, test, of_keys)
+            launch.compile_ahead((*memory, *tables, *own), call.query.device)
 
-    def _walk(
-        self, call: Call, bias: Bias, test: Test, of_keys: bool, memory: tuple[Tensor, ...], *own: Tensor
-    ) -> None:
-        """Launch ``keys_backward`` or ``queries_backward`` over blocks of its own, with memory of its own."""
-        launch, lists = self._launch_over(call, bias, test, of_keys)
-        launch((*memory, *(memory[4:6] if lists is None else lists[:2]), *own))
-
-    def _launch_over(self, call: Call, bias: Bias, test: Test, of_keys: bool) -> tuple[Launch, TileLists | None]:
-        lists = None
+    def _launch_over(
+        self, call: Call, bias: Bias, test: Test, of_keys: bool
+    ) -> tuple[Launch, tuple[Tensor | None, Tensor | None]]:
+        """``keys_backward`` or ``queries_backward``, and the lists that it walks over: a band has none, and all that
+        decides about its launches is known already."""
+        lists: TileLists | None = None
+        rest: tuple[Any, ...] = ()
         if not self.banded:
             lists = lists_of(call, self.tiles[0 if of_keys else 1], test.constants["PREDICATE"], of_keys)
-        owners = owners_of(lists)
-        kind = (of_keys, bias.strides, test.numbers, *test.constants.values(), owners)
+            rest = (test.numbers, *test.constants.values(), owners_of(lists))
+        kind = (of_keys, bias.strides, rest)
         launch = self.launches.get(kind)
         if launch is None:
-            launch = self.launches[kind] = self._launch(call.spec, bias, test, of_keys, owners)
-        return launch, lists
+            launch = self.launches[kind] = self._launch(call.spec, bias, test, of_keys, owners_of(lists))
+        return launch, NO_TABLES if lists is None else lists[:2]
 
     def _launch(self, spec: CallSpec, bias: Bias, test: Test, of_keys: bool, owners: tuple[int, int, int]) -> Launch:
         from regard._triton.backward import keys_backward, queries_backward
@@ -162,7 +157,7 @@ class _Backward(Recipe):
     def _strides(self, bias: Bias, test: Test) -> tuple[int, ...]:
         return (*self.strides[:12], *bias.strides, *test.numbers)
 
-    def _bias(self, call: Call, bias: Bias, test: Test, memory: tuple[Tensor, ...]) -> Tensor:
+    def _bias(self, call: Call, bias: Bias, test: Test, memory: tuple[Any, ...]) -> Tensor:
         """Of a tensor its own gradient, of a rule that of its table."""
         spec, tiles = call.spec, self.tiles[2]
         assert call.bias is not None and spec.bias is not None
@@ -186,7 +181,8 @@ class _Backward(Recipe):
             launch = self.launches[kind] = self._bias_launch(spec, bias, test, own, programs, strides, ones)
         launch((*memory, sums))
         if rule is None:
-            return sums.sum_to_size(call.bias.shape).to(call.bias.dtype)
+            of_tensor: Tensor = sums.sum_to_size(call.bias.shape).to(call.bias.dtype)
+            return of_tensor
         grad = torch.zeros_like(call.bias, dtype=torch.float32)
         return _along_diagonals(call, sums, grad, down).to(call.bias.dtype)
 

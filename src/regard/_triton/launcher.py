@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cache, partial, reduce
-from operator import or_
+from operator import itemgetter, or_
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 # the compiler is told of every address that 16 divides: a launch with another one is compiled on its own
 _DIVIDES = 16
+# the kind of memory that stands for what is not read
+_UNREAD = torch.float32
 _HERE = nullcontext()
 _address: Any = torch._C.TensorBase.data_ptr
 
@@ -29,7 +31,8 @@ _address: Any = torch._C.TensorBase.data_ptr
 class Launch:
     """``launch(memory)`` is ``kernel[grid](*memory, *numbers, **constants)``, faster from the second time on.
 
-    ``memory``: the kernel's leading arguments, tensors and descriptors; then come the numbers.
+    ``memory``: the kernel's leading arguments, tensors and descriptors; then come the numbers. None stands for what the
+    kernel does not read: the same arguments in all calls of a launch, next to some tensor of float32.
     """
 
     __slots__ = ("_compiling", "_constants", "_grid", "_kernel", "_numbers", "_ready")
@@ -43,11 +46,11 @@ class Launch:
         self._ready: tuple[Any, ...] | None = None
         self._compiling: Future[None] | None = None
 
-    def compile_ahead(self, memory: Sequence[Tensor | torch.dtype], device: torch.device) -> None:
+    def compile_ahead(self, memory: Sequence[Tensor | torch.dtype | None], device: torch.device) -> None:
         """Compile, in a thread of its own, for arguments like these; a dtype stands for a tensor that will be made."""
         if any(isinstance(each, Tensor) and _address(each) % _DIVIDES for each in memory):
             return
-        dtypes = [each.dtype if isinstance(each, Tensor) else each for each in memory]
+        dtypes = [each.dtype if isinstance(each, Tensor) else each or _UNREAD for each in memory]
         self._compiling = _threads().submit(self._compile, dtypes, device)
 
     def _compile(self, dtypes: Sequence[torch.dtype], device: torch.device) -> None:
@@ -61,23 +64,36 @@ class Launch:
                 driver.active.launcher_cls(made.src, made.metadata)
 
     def __call__(self, memory: Sequence[Any]) -> None:
+        read = [each for each in memory if each is not None]
         try:
-            given = [*map(_address, memory)]
+            given = [*map(_address, read)]
             divides = reduce(or_, given) % _DIVIDES == 0
         except TypeError:  # descriptors are among them, which are no addresses
-            given = [_address(each) if isinstance(each, Tensor) else each for each in memory]
+            given = [_address(each) if isinstance(each, Tensor) else each for each in read]
             divides = reduce(or_, [each for each in given if type(each) is int], 0) % _DIVIDES == 0
         ready = self._ready
         if ready is not None and divides:
-            run, function, metadata, rest, device, runtime = ready
+            run, function, metadata, rest, device, runtime, places = ready
             # only Triton's own way of launching tells a profiler of each launch
             if not (runtime.launch_enter_hook.calls or runtime.launch_exit_hook.calls):
                 stream = torch._C._cuda_getCurrentRawStream(device)
+                if places is not None:
+                    given = places(given)
                 run(*self._grid, stream, function, metadata, None, None, None, *given, *rest)
                 return
+        self._first(memory, read, divides)
+
+    def _first(self, memory: Sequence[Any], read: Sequence[Any], divides: bool) -> None:
+        """By Triton itself, which compiles the kernel where it has to."""
         if self._compiling is not None:
             self._compiling.result()
             self._compiling = None
+        places = None
+        if len(read) < len(memory):
+            stands = [n for n, each in enumerate(read) if isinstance(each, Tensor) and each.dtype == _UNREAD][-1]
+            found = iter(range(len(read)))
+            at = [stands if each is None else next(found) for each in memory]
+            places, memory = itemgetter(*at), [read[n] for n in at]
         made = self._kernel[self._grid](*memory, *self._numbers, **self._constants)
         if made is None or not divides:
             return  # the interpreter compiles nothing
@@ -86,7 +102,7 @@ class Launch:
         left = self._kernel.arg_names[len(memory) + len(self._numbers) :]
         rest = (*self._numbers, *(self._constants[name] for name in left))
         device = torch.cuda.current_device()
-        self._ready = made.run, made.function, made.packed_metadata, rest, device, knobs.runtime
+        self._ready = made.run, made.function, made.packed_metadata, rest, device, knobs.runtime, places
 
 
 # the two kernels of a backward pass, while the forward one is compiled

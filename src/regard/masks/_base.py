@@ -304,6 +304,11 @@ class Mask(Facts, Displayed):
 
         return self.remember(("on", device), 0, copy)
 
+    def recalled(self, key: Any) -> Any:
+        """What ``remember`` keeps without looking at tensors; None where it has to look, or keeps nothing."""
+        memo = self._unread if self.tensors else self._memo
+        return None if memo is None else memo.found.get(key)
+
     def remember(self, key: Any, offset: Offset, make: Callable[[], Answer], *, reads: bool = True) -> Answer:
         """``make()``, remembered unless it depends on tensors whose changes cannot be noticed. Without ``reads`` it
         depends on what they hold only where that can be read: on a GPU, then, on the mask's structure alone."""

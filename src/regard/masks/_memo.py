@@ -28,18 +28,18 @@ class Memo:
 
     def __init__(self, largest: int = _BYTES) -> None:
         self._largest = largest
-        self._found: dict[Any, Any] = {}
+        self.found: dict[Any, Any] = {}
 
     def recall(self, key: Any, make: Callable[[], Answer]) -> Answer:
-        value = self._found.get(key, _MISSING)
+        value = self.found.get(key, _MISSING)
         if value is not _MISSING:
             return value  # type: ignore[no-any-return]
         value = make()
         if _lasting(value) and getattr(value, "nbytes", 0) <= self._largest:
             with _lock:
-                self._found[key] = value
-                while len(self._found) > _ENTRIES:
-                    del self._found[next(iter(self._found))]
+                self.found[key] = value
+                while len(self.found) > _ENTRIES:
+                    del self.found[next(iter(self.found))]
         return value
 
 
