@@ -90,8 +90,10 @@ def test_a_cache_moves_to_another_dtype_and_device(name: str) -> None:
         MADE[name]().to("gpu")  # no such device, also where nothing has to move yet
     with pytest.raises(TypeError, match="dtype must be one of"):
         held.to(dtype=torch.int64)
-    meta = held.to("meta")
-    assert (meta.pool if isinstance(meta, PagedCache) else meta)._key[0].is_meta
+    held.to("meta")
+    heads, dim = (1, 11) if name == "LatentCache" else (2, 6)
+    new = torch.zeros(2, heads, 1, dim, dtype=torch.float64, device="meta")
+    assert all(part.is_meta for part in held.update(new, None if name == "LatentCache" else new)[:2])
 
 
 def test_paged_sequences_share_their_blocks_after_a_move_and_in_a_file(tmp_path: Path) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.cache.kinds import CAUSAL, EXACT, INT8, ROLLING, decode, module, random
+from tests.cache.kinds import CAUSAL, EXACT, INT8, LONG, ROLLING, decode, module, random
 from tests.nn.helpers import close
 
 import regard
 from regard import bias, masks
-from regard.cache import BlockPool, KVCache, LatentCache, PagedCache, RollingCache, _pieces
+from regard.cache import BlockPool, KVCache, LatentCache, PagedCache, RollingCache
 from regard.nn import AttentionSublayer
 
 
@@ -173,20 +173,20 @@ def test_a_bias_over_all_keys_is_cut_as_the_keys_are():
 
 @pytest.mark.parametrize("kind", ["alibi", "t5"])
 @pytest.mark.parametrize("ragged", [False, True])
-def test_a_bias_by_distance_keeps_its_distances(kind, ragged, monkeypatch):
-    monkeypatch.setattr(_pieces, "PIECE", 8)
-    mha, x = module(rotary=False), random(3, 31, 48)
+def test_a_bias_by_distance_keeps_its_distances(kind, ragged):
+    first = LONG - 11
+    mha, x = module(rotary=False), random(3, LONG, 48)
     rule = bias.alibi(4) if kind == "alibi" else bias.T5Bias(4, bidirectional=False, dtype=torch.float64)
     if kind == "t5":
         torch.nn.init.normal_(next(rule.parameters()))
-    counts = [20, 3, 11] if ragged else [20, 20, 20]
+    counts = [first, 3, 11] if ragged else [first] * 3
     near = masks.causal() & masks.window(left=7)
-    for cache, mask in ((KVCache(40), CAUSAL), (PagedCache(BlockPool(40, 5)), CAUSAL), (RollingCache(7), near)):
+    for cache, mask in ((KVCache(LONG), CAUSAL), (PagedCache(BlockPool(701, 5)), CAUSAL), (RollingCache(7), near)):
         with torch.no_grad():
-            mha(x[:, :20], mask=mask, bias=rule, cache=cache.padded(counts))
-            out = torch.cat([mha(part, mask=mask, bias=rule, cache=cache) for part in x[:, 20:].split(1, 1)], 1)
+            mha(x[:, :first], mask=mask, bias=rule, cache=cache.padded(counts))
+            out = torch.cat([mha(part, mask=mask, bias=rule, cache=cache) for part in x[:, first:].split(1, 1)], 1)
             for item, count in enumerate(counts):
-                alone = torch.cat([x[item, :count], x[item, 20:]])[None]
+                alone = torch.cat([x[item, :count], x[item, first:]])[None]
                 assert close(out[item], mha(alone, mask=mask, bias=rule)[0, count:], 1e-11)
     with pytest.raises(ValueError, match="use sinks=0 for a bias that goes by distance alone"):
         mha(x, mask=near, bias=rule, cache=RollingCache(7, sinks=2))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.cache.kinds import CAUSAL, EXACT, INT8, decode, module, random
+from tests.cache.kinds import CAUSAL, EXACT, INT8, LONG, decode, module, random
 from tests.nn.helpers import build, close
 
 import regard
 from regard import masks
-from regard.cache import BlockPool, KVCache, PagedCache, RollingCache, _pieces
+from regard.cache import BlockPool, KVCache, PagedCache, RollingCache
 from regard.positions import Rotary
 
 SPLITS = [[111], [5, 106], [63, *[1] * 48], [1] * 111, [3, 91, 7, 10]]
@@ -24,11 +24,10 @@ def test_every_split_equals_one_forward(kind, split):
 
 
 @pytest.mark.parametrize("kind", EXACT)
-def test_keys_read_in_many_pieces_equal_one_forward(kind, monkeypatch):
+def test_keys_read_in_many_pieces_equal_one_forward(kind):
     make, mask = EXACT[kind]
-    monkeypatch.setattr(_pieces, "PIECE", 17)
-    mha, x = module(), random(3, 111, 48)
-    assert close(decode(mha, x, [50, 11, *[1] * 50], mask, make()), mha(x, mask=mask), 1e-11)
+    mha, x = module(), random(3, LONG, 48)
+    assert close(decode(mha, x, [LONG - 51, 11, *[1] * 40], mask, make()), mha(x, mask=mask), 1e-11)
 
 
 @pytest.mark.parametrize("kind", EXACT)
@@ -43,16 +42,15 @@ def test_unused_slots_may_hold_nan(kind):
     assert close(torch.cat(parts, 1), mha(x, mask=mask), 1e-11)
 
 
-@pytest.mark.parametrize(("side", "piece"), [("left", 1024), ("right", 17)])
+@pytest.mark.parametrize(("side", "longest"), [("left", 37), ("right", LONG - 11)])
 @pytest.mark.parametrize("kind", EXACT)
-def test_a_padded_batch_equals_each_sequence_alone(kind, side, piece, monkeypatch):  # rule 54
-    monkeypatch.setattr(_pieces, "PIECE", piece)
+def test_a_padded_batch_equals_each_sequence_alone(kind, side, longest):  # rule 54
     make, mask = EXACT[kind]
-    mha, lengths = module(), [37, 3, 21]
-    x = random(3, 37, 48)
+    mha, lengths = module(), [longest, 3, 21]
+    x = random(3, longest, 48)
     for item, count in enumerate(lengths):
         x[item, count:] = torch.nan
-    given = x if side == "right" else torch.stack([row.roll(37 - n, 0) for row, n in zip(x, lengths, strict=True)])
+    given = x if side == "right" else torch.stack([row.roll(longest - n, 0) for row, n in zip(x, lengths, strict=True)])
     rest = random(3, 40, 48)
     cache = make()
     with torch.no_grad():
@@ -61,12 +59,12 @@ def test_a_padded_batch_equals_each_sequence_alone(kind, side, piece, monkeypatc
         later = decode(mha, rest, [5, *[1] * 35], mask, cache)
         for item, count in enumerate(lengths):
             whole = mha(torch.cat([x[item, :count], rest[item]])[None], mask=mask)[0]
-            rows = first[item, 37 - count :] if side == "left" else first[item, :count]
+            rows = first[item, longest - count :] if side == "left" else first[item, :count]
             assert close(rows, whole[:count], 1e-11)
             assert close(later[item], whole[count:], 1e-11)
-            pads = first[item, : 37 - count] if side == "left" else first[item, count:]
+            pads = first[item, : longest - count] if side == "left" else first[item, count:]
             assert not pads.any()
-    assert cache.lengths == [77, 43, 61]
+    assert cache.lengths == [longest + 40, 43, 61]
 
 
 @pytest.mark.parametrize("kind", EXACT)
@@ -181,15 +179,14 @@ def test_int8_gradients_are_those_of_the_numbers_before_rounding():
     assert grad[0, 0, 0].eq(1.0).all() and not grad[0, 0, 1:].any()
 
 
-def test_softcap_scale_and_sinks_enter_once_whatever_the_number_of_pieces(monkeypatch):
-    monkeypatch.setattr(_pieces, "PIECE", 10)
-    q, k, v = random(3, 4, 37, 12), random(3, 2, 37, 12), random(3, 2, 37, 10)
-    given = {"scale": 0.7, "softcap": 1.3, "sinks": random(4), "bias": random(1, 4, 37, 37)}
+def test_softcap_scale_and_sinks_enter_once_whatever_the_number_of_pieces():
+    q, k, v = random(3, 4, LONG, 12), random(3, 2, LONG, 12), random(3, 2, LONG, 10)
+    given = {"scale": 0.7, "softcap": 1.3, "sinks": random(4), "bias": random(1, 4, LONG, LONG)}
     whole = regard.attention(q, k, v, mask=CAUSAL, **given)
-    cache = PagedCache(BlockPool(31, 5))
+    cache = PagedCache(BlockPool(701, 5))
     bias = given.pop("bias")
     parts = []
-    for t in (slice(0, 21), slice(21, 22), slice(22, 37)):
+    for t in (slice(0, LONG - 16), slice(LONG - 16, LONG - 15), slice(LONG - 15, LONG)):
         here = bias[:, :, t, : t.stop]
         parts.append(cache.attend(q[:, :, t], k[:, :, t], v[:, :, t], mask=CAUSAL, bias=here, **given))
     assert close(torch.cat(parts, 2), whole)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Self
 
 import torch
@@ -15,7 +16,7 @@ from regard.backends import _stored
 from regard.backends._stored import Stored
 from regard.bias import Bias
 from regard.cache import _pieces, _storage
-from regard.cache._given import Asked, Made, Preview, Updated, check_heads, fits
+from regard.cache._given import Asked, Made, Preview, Updated, check_dtype, check_heads, fits
 from regard.cache._lengths import Fresh, Lengths, counts_of, first_row, places_of
 from regard.cache._padded import Padded
 from regard.cache._storage import Parts
@@ -132,6 +133,24 @@ class TokenCache(ABC):
     def truncate(self, length: int | Sequence[int]) -> None:
         """Forget all tokens from `length` on (of each item): as if they had never been seen."""
 
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
+        """Move what is held to a device, to a dtype, or both; gives the cache itself. int8 numbers stay int8 and are
+        read as the new dtype."""
+        if isinstance(device, torch.dtype):  # to(torch.bfloat16), as a tensor takes it
+            device, dtype = None, device
+        check_dtype(dtype)
+        place, made = None if device is None else torch.device(device), self._made
+        if made is not None:  # else it takes the place and dtype of its first tokens
+            moved = made._replace(device=made.device if place is None else place, dtype=dtype or made.dtype)
+            if moved != made:
+                with torch.inference_mode(False):
+                    self._move(moved)
+        return self
+
+    @abstractmethod
+    def save(self, path: str | Path) -> None:
+        """Write what is held to a safetensors file, complete or not at all; `regard.cache.load` reads it."""
+
     @abstractmethod
     def reorder(self, index: Any) -> None:
         """Item i becomes what item `index[i]` was (a step of beam search); there may be more or fewer than before."""
@@ -151,6 +170,10 @@ class TokenCache(ABC):
     @abstractmethod
     def _go_back(self, made: Made | None, held: Lengths, padded: bool) -> None:
         """As before a call whose tokens were stored, and which then failed."""
+
+    @abstractmethod
+    def _move(self, made: Made) -> None:
+        """What is held, to the device and dtype of ``made``, which differ from its own."""
 
     @abstractmethod
     def _check_room(self, made: Made, added: Sequence[int]) -> None:
@@ -205,7 +228,8 @@ class TokenCache(ABC):
             for x in (key, key if value is None else value)
         )
         filled = None if view.same is not None else masks.padding(view.tensor)
-        at_once = self._is_read_whole(fresh, key) or (fresh.one and self._decodes(key))
+        stored = self._as_stored() if fresh.one else None  # which kernels read as it is, for one token of each item
+        at_once = self._is_read_whole(fresh, key) or (stored is not None and _stored.can_decode(key, stored))
         pieces = 1 if at_once else -(-view.longest // _pieces.PIECE)
         return keys, values, first_row(fresh, start), filled, pieces
 
@@ -222,7 +246,8 @@ class TokenCache(ABC):
         """Whether all keys are there as a view, without slots to hide where that costs, and nothing has to be made of
         them."""
         half = like.device.type == "cpu" and like.dtype.itemsize == 2  # would be copied to float32
-        even = self._held.same is not None or _hides_for_nothing(like)
+        # the kernels of a GPU leave out the empty slots of items of unequal lengths by themselves
+        even = self._held.same is not None or like.is_cuda
         return self._reads_views and not half and fresh.counts is None and even
 
     def _check_new(self, fresh: Fresh, key: Tensor, value: Tensor | None) -> None:
@@ -255,7 +280,7 @@ class TokenCache(ABC):
         """Everything of `update` but checks and reading back: where the first new token stands in each item."""
         batch = key.shape[0]
         added = (fresh.tokens,) * batch if fresh.counts is None else fresh.counts
-        made = Made(key, value) if self._made is None else self._made
+        made = Made.of(key, value) if self._made is None else self._made
         self._check_room(made, added)
         # what is stored carries no gradients
         parts: tuple[Parts, Parts | None]
@@ -305,7 +330,10 @@ class TokenCache(ABC):
         rehearsed = self._forgets or not at_once or (not torch.compiler.is_compiling() and _autocasts())
         self._check(asked, rehearsed)
         if value_dim is not None:
-            self._check_value_dim(value_dim, key if value is None else value)
+            width = (key if value is None else value).shape[3]
+            check_count("value_dim", value_dim, 0)
+            if value_dim > width:
+                raise ValueError(f"value_dim must be at most {width}, the width of what is held, got {value_dim}")
         usual = backend == "auto" and scale is None and softcap is None and sinks is None
         if rehearsed and not usual:
             self._try(asked, at_once)  # the rest has been checked
@@ -344,16 +372,6 @@ class TokenCache(ABC):
         """Keys and values as they are kept, for kernels that read them so; None where those have no name for it."""
         return None
 
-    def _decodes(self, like: Tensor) -> bool:
-        """Whether kernels read what is held as it is, for one new token of each item."""
-        stored = self._as_stored()
-        return stored is not None and _stored.can_decode(like, stored)
-
-    def _check_value_dim(self, value_dim: int, given: Tensor) -> None:
-        check_count("value_dim", value_dim, 0)
-        if value_dim > given.shape[3]:
-            raise ValueError(f"value_dim must be at most {given.shape[3]}, the width of what is held, got {value_dim}")
-
     def _try(self, asked: Asked, at_once: bool) -> None:
         """Raise what `attend` would raise once the tokens are stored: the same call, on keys that take no memory. For a
         cache that forgets tokens when it stores new ones: it cannot go back."""
@@ -368,11 +386,6 @@ class TokenCache(ABC):
         )  # fmt: skip
         if not at_once and backend != "auto":
             _pieces.explain(asked, keys, values, self._start_of(fresh, key).plus(fresh.of(key.shape[0])), offset)
-
-
-def _hides_for_nothing(like: Tensor) -> bool:
-    """Whether the kernels of the device leave out the empty slots of items of unequal lengths by themselves."""
-    return like.is_cuda
 
 
 def _all_of(key: Tensor) -> Fresh:

@@ -1,4 +1,4 @@
-"""Caches in files (safetensors), and caches that move to another device or dtype."""
+"""Caches in files (safetensors): of a paged one, blocks that sequences share are written once, and shared again."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import Tensor
 
 from regard._files import safetensors_files
 from regard._files.write import write_atomically
-from regard.cache import _paged_files, _storage
-from regard.cache._given import _ATTENDED, Made
+from regard.cache import _storage
+from regard.cache._given import DTYPES, Made
 from regard.cache._lengths import Lengths
 
 if TYPE_CHECKING:
@@ -20,55 +20,29 @@ if TYPE_CHECKING:
     from regard.cache._slots import _Slots
 
 FORMAT, VERSION = "regard-cache", 1
-_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in _ATTENDED}
 _SIZES = ("capacity", "window", "sinks")
 _MOST_BYTES = 1 << 38  # a number in a file alone must not cost more
 _MOST_BLOCKS = 1 << 24
 
 
-def move(cache: _Slots, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
-    """In place, as a module moves; int8 numbers stay int8 and are read as the new dtype."""
-    check_dtype(dtype)
-    place = None if device is None else torch.device(device)
-    made = cache._made
-    if made is None:
-        return  # it takes the place and dtype of its first tokens
-    place = made.device if place is None else place
-    kind = made.dtype if dtype is None else dtype
-
-    def moved(part: Tensor) -> Tensor:
-        with torch.inference_mode(False):
-            return part.to(place) if cache.int8 else part.to(place, kind)
-
-    cache._change(moved)
-    fresh = Made.__new__(Made)
-    fresh.__dict__.update(vars(made), device=place, dtype=kind)
-    cache._made = fresh
-    for name in ("_held", "_view", "_gone"):
-        if hasattr(cache, name):
-            setattr(cache, name, Lengths(getattr(cache, name).counts, place))
-
-
-def check_dtype(dtype: torch.dtype | None) -> None:
-    if dtype is not None and dtype not in _ATTENDED:
-        raise TypeError(f"dtype must be one of {', '.join(sorted(_DTYPES))}, got {dtype!r}")
-
-
 def save(cache: _Slots, path: Path) -> None:
     """The tokens that are held, and what the cache was built with; complete or not at all."""
     used = cache._held.longest
-    tensors = {
-        f"{name}.{at}": part.narrow(2, 0, used)
-        for name, parts in (("key", cache._key), ("value", cache._value))
-        for at, part in enumerate(parts)
-    }
+    tensors = cache._memory.change(lambda part: part.narrow(2, 0, used)).named()
     gone = getattr(cache, "_gone", None)
     built = {name: getattr(cache, name) for name in _SIZES if hasattr(cache, name)}
     _write(cache, path, tensors, built, {"gone": None if gone is None else list(gone.counts)})
 
 
 def save_paged(cache: PagedCache, path: Path) -> None:
-    tensors, table = _paged_files.packed(cache)
+    """The blocks in use end to end, what holds no token zeroed, and the blocks of each item among them."""
+    used = cache._used_blocks()
+    places = {block: at for at, block in enumerate(used)}
+    tensors = cache.pool._memory.change(lambda part: part[list(used)]).named()
+    for part in tensors.values():
+        for place, count in enumerate(used.values()):
+            part[place, count:] = 0
+    table = [[places[block] for block in blocks] for blocks in cache._blocks]
     _write(cache, path, tensors, {"blocks": cache.pool.blocks, "block_size": cache.pool.block_size}, {"table": table})
 
 
@@ -95,8 +69,6 @@ def load(path: str | Path, *, device: torch.device | str | None = None) -> Any:
     Raises:
         ValueError: the file is no cache, or is damaged; says what is wrong.
     """
-    from regard.cache import _paged, _slots
-
     try:
         tensors, metadata = safetensors_files.read(Path(path))
         described = safetensors_files.parse(metadata.get("regard", "null"))
@@ -104,21 +76,7 @@ def load(path: str | Path, *, device: torch.device | str | None = None) -> Any:
             raise ValueError("it holds no cache")
         if described.get("version") != VERSION:
             raise ValueError(f"it has version {described.get('version')!r}, and this regard reads {VERSION}")
-        kinds = {kind.__name__: kind for kind in (_slots.KVCache, _slots.LatentCache, _slots.RollingCache)}
-        kind, built = kinds.get(str(described.get("kind"))), described.get("built")
-        if described.get("kind") == "PagedCache" and isinstance(built, dict):
-            blocks = built.get("blocks")
-            if type(blocks) is not int or blocks > _MOST_BLOCKS:
-                raise ValueError(f"it says {blocks!r} blocks; {_MOST_BLOCKS} are the most that is made")
-            paged = _paged.PagedCache(_paged.BlockPool(**built))
-            _fill_paged(paged, tensors, described)
-            return paged if device is None else paged.to(device)
-        if kind is None or not isinstance(built, dict):
-            expected = ", ".join([*kinds, "PagedCache"])
-            raise ValueError(f"its kind is {str(described.get('kind'))[:40]!r}; expected {expected}")
-        given = dict(built)
-        first = given.pop("window" if kind is _slots.RollingCache else "capacity", None)
-        cache = kind(first, **given)
+        cache = _empty(described)
         _fill(cache, tensors, described)
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from None
@@ -127,44 +85,71 @@ def load(path: str | Path, *, device: torch.device | str | None = None) -> Any:
     return cache if device is None else cache.to(device)
 
 
-def _fill(cache: _Slots, tensors: dict[str, Tensor], described: dict[str, Any]) -> None:
-    held, gone, dtype = (described.get(name) for name in ("held", "gone", "dtype"))
-    counts = _counts(held)
+def _empty(described: dict[str, Any]) -> Any:
+    """A cache that is built as the one in the file was."""
+    from regard.cache import _paged, _slots
+
+    kinds = {kind.__name__: kind for kind in (_slots.KVCache, _slots.LatentCache, _slots.RollingCache)}
+    name, built = str(described.get("kind")), described.get("built")
+    if not isinstance(built, dict) or name not in (*kinds, "PagedCache"):
+        raise ValueError(f"its kind is {name[:40]!r}; expected {', '.join([*kinds, 'PagedCache'])}")
+    if name == "PagedCache":
+        blocks = built.get("blocks")
+        if type(blocks) is not int or blocks > _MOST_BLOCKS:
+            raise ValueError(f"it says {blocks!r} blocks; {_MOST_BLOCKS} are the most that is made")
+        return _paged.PagedCache(_paged.BlockPool(**built))
+    given = dict(built)
+    first = given.pop("window" if name == "RollingCache" else "capacity", None)
+    return kinds[name](first, **given)
+
+
+def _fill(cache: Any, tensors: dict[str, Tensor], described: dict[str, Any]) -> None:
+    counts, dtype, pool = _counts(described.get("held")), described.get("dtype"), getattr(cache, "pool", None)
     if dtype is None:
         if tensors or counts:
             raise ValueError("it holds tokens of no dtype")
         return
-    number = 2 if cache.int8 else 1
-    names = [f"{name}.{at}" for name in ("key", "value") for at in range(number)]
     latent = type(cache).__name__ == "LatentCache" or "value.0" not in tensors
-    wanted = set(names[:number] if latent else names)
-    if set(tensors) != wanted or dtype not in _DTYPES:
+    heads = 1 if pool is None else 2  # the axis
+    made = _checked(tensors, dtype, cache.int8, latent, heads)
+    room, what = (cache._slots, "tokens") if pool is None else (pool.blocks, "blocks")
+    lines = room * (len(counts) if pool is None else pool.block_size)
+    size = lines * sum(part.shape[heads] * part.shape[3] * part.dtype.itemsize for part in tensors.values())
+    if size > _MOST_BYTES:
+        raise ValueError(f"it says room for {room} {what}, {size} bytes; {_MOST_BYTES} are the most that is made")
+    if pool is None:
+        _fill_slots(cache, made, tensors, counts, described.get("gone"))
+    else:
+        _fill_blocks(cache, made, tensors, counts, described.get("table"))
+    cache._padded_by_mask = bool(described.get("padded_by_mask"))
+
+
+def _checked(tensors: dict[str, Tensor], dtype: Any, int8: bool, latent: bool, heads: int) -> Made:
+    """What the stored numbers were made of; refuses those that do not fit each other. ``heads``: the axis."""
+    wanted = {f"{name}.{at}" for name in ("key", "value")[: 2 - latent] for at in range(1 + int8)}
+    if set(tensors) != wanted or dtype not in DTYPES:
         raise ValueError("its tensors are not those of a cache")
-    longest = max(counts, default=0)
     shape = tensors["key.0"].shape
     for name, part in tensors.items():
         scales = name.endswith(".1")
-        kind = torch.float32 if scales else torch.int8 if cache.int8 else _DTYPES[dtype]
-        if part.dim() != 4 or part.shape[:2] != shape[:2] or part.shape[2] != longest or part.dtype != kind:
+        kind = torch.float32 if scales else torch.int8 if int8 else DTYPES[dtype]
+        groups = -(-tensors[f"{name[:-2]}.0"].shape[-1] // _storage.GROUP)
+        if part.dim() != 4 or part.shape[:3] != shape[:3] or part.dtype != kind or (scales and part.shape[3] != groups):
             raise ValueError(f"its {name} is malformed")
-        if scales and part.shape[3] != -(-tensors[f"{name[:-2]}.0"].shape[3] // _storage.GROUP):
-            raise ValueError(f"its {name} is malformed")
-    if shape[0] != len(counts) or longest > cache._slots or shape[3] < 1 or shape[1] < 1:
+    value_dim = None if latent else tensors["value.0"].shape[3]
+    return Made(shape[heads], shape[3], value_dim, DTYPES[dtype], torch.device("cpu"))
+
+
+def _fill_slots(cache: _Slots, made: Made, tensors: dict[str, Tensor], counts: list[int], gone: Any) -> None:
+    items, _, longest, _ = tensors["key.0"].shape
+    fits = items == len(counts) and longest == max(counts, default=0) <= cache._slots
+    if not fits or made.heads < 1 or made.key_dim < 1:
         raise ValueError("its numbers of tokens do not fit its tensors")
-    size = len(counts) * shape[1] * cache._slots * sum(part.shape[3] * part.dtype.itemsize for part in tensors.values())
-    if size > _MOST_BYTES:
-        raise ValueError(
-            f"it says room for {cache._slots} tokens, {size} bytes; {_MOST_BYTES} are the most that is made"
-        )
-    value = None if latent else _no_tokens(tensors["value.0"], dtype)
-    made = Made(_no_tokens(tensors["key.0"], dtype), value)
-    cache._allocate(made, len(counts))
-    for parts, name in ((cache._key, "key"), (cache._value, "value")):
-        for at, part in enumerate(parts):
-            part.narrow(2, 0, longest).copy_(tensors[f"{name}.{at}"])
+    cache._allocate(made, items)
+    for name, part in cache._memory.named().items():
+        part.narrow(2, 0, longest).copy_(tensors[name])
     cache._made = made
     cache._held = cache._view = Lengths(counts, made.device)
-    cache._padded_by_mask = bool(described.get("padded_by_mask"))
     if hasattr(cache, "_gone"):
         before = _counts(gone)
         if len(before) != len(counts):
@@ -172,26 +157,21 @@ def _fill(cache: _Slots, tensors: dict[str, Tensor], described: dict[str, Any]) 
         cache._gone = Lengths(before, made.device)
 
 
-def _fill_paged(cache: PagedCache, tensors: dict[str, Tensor], described: dict[str, Any]) -> None:
-    counts, dtype = _counts(described.get("held")), described.get("dtype")
-    if dtype is None:
-        if tensors or counts:
-            raise ValueError("it holds tokens of no dtype")
-        return
-    if dtype not in _DTYPES or any(part.dim() != 4 for part in tensors.values()):
-        raise ValueError("its tensors are not those of a cache")
-    size = _paged_files.pool_bytes(cache.pool.blocks, cache.pool.block_size, tensors)
-    if size > _MOST_BYTES:
-        raise ValueError(
-            f"it says room for {cache.pool.blocks} blocks, {size} bytes; {_MOST_BYTES} are the most that is made"
-        )
-    _paged_files.fill(cache, tensors, described.get("table"), counts, _DTYPES[dtype])
-    cache._padded_by_mask = bool(described.get("padded_by_mask"))
-
-
-def _no_tokens(part: Tensor, dtype: str) -> Tensor:
-    """What tells a cache its heads, dims and dtype."""
-    return torch.empty(0, part.shape[1], 0, part.shape[3], dtype=_DTYPES[dtype])
+def _fill_blocks(cache: PagedCache, made: Made, tensors: dict[str, Tensor], counts: list[int], table: Any) -> None:
+    pool, (blocks, size, *rest) = cache.pool, tensors["key.0"].shape
+    if size != pool.block_size or blocks > pool.blocks or min(rest) < 1:
+        raise ValueError("its blocks do not fit its pool")
+    rows = table if isinstance(table, list) and all(isinstance(row, list) for row in table) else None
+    if rows is None or [len(row) for row in rows] != [-(-count // size) for count in counts]:
+        raise ValueError("its table of blocks does not fit its numbers of tokens")
+    named = [block for row in rows for block in row]
+    if named and (any(type(block) is not int for block in named) or set(named) != set(range(blocks))):
+        raise ValueError("its table names blocks that are not there")
+    pool._allocate(made)
+    for name, part in pool._memory.named().items():
+        part[:blocks].copy_(tensors[name])
+    cache._blocks = rows
+    cache._settle(pool, {block: block for block in range(blocks)}, Lengths(counts, made.device))
 
 
 def _counts(given: Any) -> list[int]:

@@ -14,6 +14,7 @@ from regard.masks import Mask
 Updated = tuple[Tensor, Tensor, "int | Tensor"]
 Preview = tuple[Tensor, Tensor, "int | Tensor", "Mask | None", int]
 _ATTENDED = frozenset((torch.float64, torch.float32, torch.float16, torch.bfloat16))
+DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in _ATTENDED}
 
 
 class Asked(NamedTuple):
@@ -32,13 +33,18 @@ class Asked(NamedTuple):
     backend: str = "auto"
 
 
-class Made:
+class Made(NamedTuple):
     """What a cache was made for, known from the first tokens it is given."""
 
-    def __init__(self, key: Tensor, value: Tensor | None) -> None:
-        self.heads, self.key_dim = key.shape[1], key.shape[3]
-        self.value_dim = None if value is None else value.shape[3]
-        self.dtype, self.device = key.dtype, key.device
+    heads: int
+    key_dim: int
+    value_dim: int | None
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(cls, key: Tensor, value: Tensor | None) -> Made:
+        return cls(key.shape[1], key.shape[3], None if value is None else value.shape[3], key.dtype, key.device)
 
     def fits(self, key: object, value: object, batch: int) -> bool:
         """Whether it is plain that new tokens are as the first were."""
@@ -83,6 +89,11 @@ def check_heads(name: str, given: object) -> None:
         raise ValueError(f"{name} must be [batch, num_kv_heads, token, dim], got shape {list(given.shape)}")
     if not given.is_floating_point():
         raise TypeError(f"{wanted}, got {given.dtype}")
+
+
+def check_dtype(dtype: torch.dtype | None) -> None:
+    if dtype is not None and dtype not in _ATTENDED:
+        raise TypeError(f"dtype must be one of {', '.join(sorted(DTYPES))}, got {dtype!r}")
 
 
 def fits(query: object, key: Tensor) -> bool:

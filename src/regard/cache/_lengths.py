@@ -61,6 +61,9 @@ class Lengths:
             Lengths([max(count - limit, 0) for count in self.counts], self.device, beyond),
         )
 
+    def on(self, device: torch.device) -> Lengths:
+        return Lengths(self.counts, device)
+
     def pick(self, index: Sequence[int]) -> Lengths:
         return Lengths([self.counts[i] for i in index], self.device)
 
@@ -129,6 +132,14 @@ def places_of(fresh: Fresh, start: Lengths, new: Tensor) -> tuple[Tensor, Tensor
     items = torch.arange(batch, device=new.device).unsqueeze(1).expand(batch, tokens)
     first = start.tensor.unsqueeze(1) if start.same is None else start.same
     return items.flatten(), (first + steps).flatten(), steps.flatten()
+
+
+def order_of(index: Any, batch: int) -> list[int]:
+    """Which item each one becomes, of so many."""
+    order = counts_of("index", index)
+    if order and max(order) >= batch:
+        raise ValueError(f"index holds {max(order)}, but the cache holds {batch} items")
+    return order
 
 
 def counts_of(name: str, given: Any) -> list[int]:

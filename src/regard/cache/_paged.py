@@ -12,12 +12,12 @@ from torch import Tensor
 
 from regard._checks import check_count
 from regard.backends._stored import Stored
-from regard.cache import _files, _paged_files, _storage
+from regard.cache import _files, _storage
 from regard.cache._base import CacheFull, TokenCache
 from regard.cache._given import Made
-from regard.cache._lengths import Fresh, Lengths, counts_of, places_of
+from regard.cache._lengths import Fresh, Lengths, order_of, places_of
 from regard.cache._slots import shortened
-from regard.cache._storage import Parts
+from regard.cache._storage import Memory, Parts
 
 
 class BlockPool:
@@ -37,8 +37,7 @@ class BlockPool:
         self._users = [0] * self.blocks
         self._free = list(range(self.blocks - 1, -1, -1))
         self._made: Made | None = None
-        self._key: Parts = ()
-        self._value: Parts = ()
+        self._memory = Memory()  # [block, place, head, dim]
 
     @property
     def free_blocks(self) -> int:
@@ -53,16 +52,13 @@ class BlockPool:
     @property
     def bytes(self) -> int:
         """Memory that the pool takes, used or not."""
-        return _storage.size_of(self._key, self._value)
+        return self._memory.bytes
 
     def __repr__(self) -> str:
         return f"BlockPool({self.blocks}, block_size={self.block_size}, int8={self.int8}): {self.free_blocks} free"
 
     def _allocate(self, made: Made) -> None:
-        lead = (self.blocks, self.block_size, made.heads)
-        self._key = _storage.allocate(lead, made.key_dim, made.dtype, made.device, self.int8)
-        if made.value_dim is not None:
-            self._value = _storage.allocate(lead, made.value_dim, made.dtype, made.device, self.int8)
+        self._memory = Memory.allocate(made, (self.blocks, self.block_size, made.heads), self.int8)
         self._made = made
 
     def _take(self) -> int:
@@ -135,10 +131,7 @@ class PagedCache(TokenCache):
 
     def reorder(self, index: Any) -> None:
         """Item i becomes what item `index[i]` was; blocks are shared, not copied."""
-        order = counts_of("index", index)
-        batch = len(self._blocks)
-        if any(i >= batch for i in order):
-            raise ValueError(f"index holds {max(order)}, but the cache holds {batch} items")
+        order = order_of(index, len(self._blocks))
         old, self._blocks = self._blocks, [list(self._blocks[i]) for i in order]
         for blocks in self._blocks:
             self.pool._share(blocks)
@@ -194,23 +187,6 @@ class PagedCache(TokenCache):
             cache._take_over(None, [], Lengths((), device))
         return whole
 
-    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
-        """Move what is held to a device, to a dtype, or both; gives the cache itself.
-
-        Other caches may use the pool, so this one leaves it for a pool of its own, `cache.pool`, of the same size.
-        """
-        if isinstance(device, torch.dtype):  # to(torch.bfloat16), as a tensor takes it
-            device, dtype = None, device
-        _files.check_dtype(dtype)
-        place = None if device is None else torch.device(device)
-        if self._made is not None:  # else it takes the place and dtype of its first tokens
-            place = self._made.device if place is None else place
-            kind = self._made.dtype if dtype is None else dtype
-            if (place, kind) != (self._made.device, self._made.dtype):
-                with torch.inference_mode(False):
-                    _paged_files.move(self, place, kind)
-        return self
-
     def save(self, path: str | Path) -> None:
         """Write what is held to a safetensors file, complete or not at all; `regard.cache.load` makes a pool for it.
 
@@ -218,13 +194,42 @@ class PagedCache(TokenCache):
         """
         _files.save_paged(self, Path(path))
 
+    def _move(self, made: Made) -> None:
+        """Other caches may use the pool: this one leaves it for a pool of its own, `cache.pool`, of the same size."""
+        old, before, used = self.pool, self._blocks, list(self._used_blocks())
+        pool = BlockPool(old.blocks, old.block_size, int8=old.int8)
+        pool._allocate(made)
+        for part, other in zip(pool._memory.parts, old._memory.parts, strict=True):
+            part[: len(used)].copy_(other[used])
+        self._settle(pool, {block: at for at, block in enumerate(used)}, self._held.on(made.device))
+        for blocks in before:
+            old._give_back(blocks)
+
+    def _used_blocks(self) -> dict[int, int]:
+        """The blocks in use, and how many tokens each holds; one that is shared counts once."""
+        size, used = self.pool.block_size, dict[int, int]()
+        for blocks, count in zip(self._blocks, self._held.counts, strict=True):
+            for column, block in enumerate(blocks):
+                used[block] = max(used.get(block, 0), min(size, count - column * size))
+        return used
+
+    def _settle(self, pool: BlockPool, places: dict[int, int], held: Lengths) -> None:
+        """Hold the blocks of another pool, the first of it, under their new numbers."""
+        self.pool = pool
+        pool._free = list(range(pool.blocks - 1, len(places) - 1, -1))
+        padded, blocks = self._padded_by_mask, [[places[block] for block in blocks] for blocks in self._blocks]
+        for item in blocks:
+            pool._share(item)
+        self._take_over(pool._made, blocks, held)
+        self._padded_by_mask = padded
+
     def fill_unused(self, number: float) -> None:
-        used, mine = _paged_files.used_blocks(self), Counter[int]()
+        used, mine = self._used_blocks(), Counter[int]()
         for blocks in self._blocks:
             mine.update(blocks)
         for block, users in enumerate(self.pool._users):
             if users == mine[block]:  # another cache may hold more tokens of a block than this one
-                for part in self.pool._key + self.pool._value:
+                for part in self.pool._memory.parts:
                     _storage.spoil(part[block, used.get(block, 0) :], number)
 
     def _take_over(self, made: Made | None, blocks: list[list[int]], held: Lengths) -> None:
@@ -242,9 +247,7 @@ class PagedCache(TokenCache):
 
     def _check_room(self, made: Made, added: Sequence[int]) -> None:
         like = self.pool._made
-        if like is not None and (like.heads, like.key_dim, like.value_dim, like.dtype, like.device) != (
-            made.heads, made.key_dim, made.value_dim, made.dtype, made.device
-        ):  # fmt: skip
+        if like is not None and like != made:
             raise ValueError(
                 f"the pool holds {like.heads} heads of dims {like.key_dim} and {like.value_dim} in {like.dtype} on "
                 f"{like.device}, got {made.heads} of {made.key_dim} and {made.value_dim} in {made.dtype} on "
@@ -280,7 +283,7 @@ class PagedCache(TokenCache):
         for need in needs:
             block = self.pool._take()
             if need.copied is not None:
-                for part in self.pool._key + self.pool._value:
+                for part in self.pool._memory.parts:
                     part[block].copy_(part[need.copied])
                 self.pool._give_back([need.copied])
                 self._blocks[need.item][need.column] = block
@@ -309,22 +312,18 @@ class PagedCache(TokenCache):
         start, size = self._held, self.pool.block_size
         items, places, sources = places_of(fresh, start, key[0])
         blocks = self._table[items, places // size]
-        for memory, new in ((self.pool._key, key), (self.pool._value, value or ())):
-            for part, tokens in zip(memory, new, strict=True):
-                part[blocks, places % size] = tokens.transpose(1, 2)[items, sources]
+        for part, tokens in zip(self.pool._memory.parts, key + (value or ()), strict=True):
+            part[blocks, places % size] = tokens.transpose(1, 2)[items, sources]
         self._held = self._view = start.plus(fresh.tokens if fresh.counts is None else fresh.counts)
         return start
 
     def _as_stored(self) -> Stored | None:
-        if self._made is None or not self.pool._value:
+        if self._made is None or not self.pool._memory.value:
             return None
         assert self._table is not None
-        # the pool keeps [block, place, head, dim]
-        by_heads = [
-            _storage.apply(lambda part: part.transpose(1, 2), parts) for parts in (self.pool._key, self.pool._value)
-        ]
+        by_heads = self.pool._memory.change(lambda part: part.transpose(1, 2))
         lengths = (self._view.tensor, self._view.longest)
-        return Stored(by_heads[0], by_heads[1], *lengths, self._made.dtype, self._table, self.pool.block_size)
+        return Stored(*by_heads, *lengths, self._made.dtype, self._table, self.pool.block_size)
 
     def _read(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         assert self._table is not None and self._made is not None
@@ -332,19 +331,13 @@ class PagedCache(TokenCache):
         first, last = start // size, -(-stop // size)
         blocks = self._table[:, first:last]
         inside = slice(start - first * size, stop - first * size)
-        hidden = None
+        # [batch, blocks, block_size, heads, dim] -> [batch, tokens, heads, dim]
+        found = self.pool._memory.read(lambda part: part[blocks].flatten(1, 2)[:, inside], dtype)
         if self._held.same is None:
             hidden = torch.arange(start, stop, device=blocks.device) >= self._held.tensor.unsqueeze(1)
-        found = []
-        for memory in (self.pool._key, self.pool._value):
-            if memory:
-                # [batch, blocks, block_size, heads, dim] -> [batch, tokens, heads, dim]
-                gathered = _storage.decode(_storage.apply(lambda part: part[blocks].flatten(1, 2), memory), dtype)
-                gathered = gathered[:, inside]
-                if hidden is not None:
-                    gathered = gathered.masked_fill_(hidden[:, :, None, None], 0.0)
-                found.append(gathered.transpose(1, 2))
-        return found[0], found[-1]
+            for gathered in found:
+                gathered.masked_fill_(hidden[:, :, None, None], 0.0)
+        return found[0].transpose(1, 2), found[1].transpose(1, 2)
 
     def __repr__(self) -> str:
         return f"PagedCache({self.pool!r}): {self.lengths}"

@@ -102,28 +102,25 @@ def _of_piece(
     mask: Mask | None, held: Lengths, rows: int, start: int, stop: int, offset: int | Tensor, device: torch.device
 ) -> Mask | None:
     """What the mask says about keys start … stop − 1, in a call of which they are all the keys."""
-    given = (mask, held, rows, start, stop, offset, device)
+
+    def make() -> Mask | None:
+        part = mask
+        if mask is not None and not mask.relative:
+            with torch.inference_mode(False):  # it may be kept for a call outside of it
+                tile = mask.tile(range(rows), range(start, stop), rows, held.longest, offset=offset, device=device)
+            part = masks.keep(tile)
+        if min(held.counts) >= stop:
+            return part
+        if device.type == "cpu":
+            filled = _padding(tuple(min(max(count - start, 0), stop - start) for count in held.counts))
+        else:
+            filled = masks.padding((held.tensor - start).clamp(0, stop - start))
+        return both(part, filled)
+
     if mask is None or not mask.tensors or rows * (stop - start) > _KEPT:
-        return _make_piece(*given)
+        return make()
     # one for all layers that are given this mask
-    return mask.remember(("piece", held.counts, rows, start, stop, offset, device), offset, lambda: _make_piece(*given))
-
-
-def _make_piece(
-    mask: Mask | None, held: Lengths, rows: int, start: int, stop: int, offset: int | Tensor, device: torch.device
-) -> Mask | None:
-    part = mask
-    if mask is not None and not mask.relative:
-        with torch.inference_mode(False):  # it may be kept for a call outside of it
-            tile = mask.tile(range(rows), range(start, stop), rows, held.longest, offset=offset, device=device)
-        part = masks.keep(tile)
-    if min(held.counts) >= stop:
-        return part
-    if device.type == "cpu":
-        filled = _padding(tuple(min(max(count - start, 0), stop - start) for count in held.counts))
-    else:
-        filled = masks.padding((held.tensor - start).clamp(0, stop - start))
-    return both(part, filled)
+    return mask.remember(("piece", held.counts, rows, start, stop, offset, device), offset, make)
 
 
 @lru_cache(64)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -11,14 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from regard import masks
 from regard._checks import check_count, is_int
 from regard.backends._stored import Stored
 from regard.cache import _files, _storage
 from regard.cache._base import CacheFull, TokenCache
 from regard.cache._given import Asked, Made, Updated
-from regard.cache._lengths import Fresh, Lengths, counts_of, places_of
-from regard.cache._masks import check_rolling, rolling_mask
-from regard.cache._storage import Parts
+from regard.cache._lengths import Fresh, Lengths, counts_of, order_of, places_of
+from regard.cache._storage import Memory, Parts
 from regard.masks import Mask
 
 
@@ -28,20 +28,16 @@ class _Slots(TokenCache):
     def __init__(self, slots: int, int8: bool) -> None:
         super().__init__(int8)
         self._slots = slots
-        self._key: Parts = ()
-        self._value: Parts = ()
-        self._shown: tuple[Parts, Parts] = ((), ())  # what `_read` reads: the memory, or a longer copy for one call
+        self._memory = self._shown = Memory()  # `_read` reads what is shown: the memory, or a longer copy for one call
 
     @property
     def bytes(self) -> int:
-        return _storage.size_of(self._key, self._value)
+        return self._memory.bytes
 
     def reorder(self, index: Any) -> None:
         """Item i becomes what item `index[i]` was: one step of a beam search."""
-        order = counts_of("index", index)
         batch = len(self._held.counts)
-        if order and max(order) >= batch:
-            raise ValueError(f"index holds {max(order)}, but the cache holds {batch} items")
+        order = order_of(index, batch)
         at = torch.from_numpy(np.array(order, dtype=np.int64)).to(self._held.device)
         used = self._held.longest
 
@@ -61,28 +57,16 @@ class _Slots(TokenCache):
             other._change(torch.clone)
         return other
 
-    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
-        """Move what is held to a device, to a dtype, or both, in place; gives the cache itself."""
-        if isinstance(device, torch.dtype):  # to(torch.bfloat16), as a tensor takes it
-            device, dtype = None, device
-        _files.move(self, device, dtype)
-        return self
-
     def save(self, path: str | Path) -> None:
-        """Write what is held to a safetensors file, complete or not at all; `regard.cache.load` reads it."""
         _files.save(self, Path(path))
 
     def fill_unused(self, number: float) -> None:
-        for part in self._key + self._value:
+        for part in self._memory.parts:
             for item, used in enumerate(self._held.counts):
                 _storage.spoil(part[item, :, used:], number)
 
     def _allocate(self, made: Made, batch: int) -> None:
-        lead = (batch, made.heads, self._slots)
-        self._key = _storage.allocate(lead, made.key_dim, made.dtype, made.device, self.int8)
-        if made.value_dim is not None:
-            self._value = _storage.allocate(lead, made.value_dim, made.dtype, made.device, self.int8)
-        self._shown = (self._key, self._value)
+        self._memory = self._shown = Memory.allocate(made, (batch, made.heads, self._slots), self.int8)
 
     def _make_room(self, added: Sequence[int]) -> None:
         """It was made at the first call."""
@@ -90,42 +74,40 @@ class _Slots(TokenCache):
     def _go_back(self, made: Made | None, held: Lengths, padded: bool) -> None:
         self._made, self._held, self._view, self._padded_by_mask = made, held, held, padded
         if made is None:
-            self._key = self._value = ()
-        self._shown = (self._key, self._value)
+            self._memory = Memory()
+        self._shown = self._memory
 
-    def _change(self, change: Any) -> None:
-        self._key, self._value = _storage.apply(change, self._key), _storage.apply(change, self._value)
-        self._shown = (self._key, self._value)
+    def _change(self, change: Callable[[Tensor], Tensor]) -> None:
+        self._memory = self._shown = self._memory.change(change)
+
+    def _move(self, made: Made) -> None:
+        kind = None if self.int8 else made.dtype
+        self._change(lambda part: part.to(made.device, kind))
+        self._made, self._held, self._view = made, self._held.on(made.device), self._view.on(made.device)
 
     def _write(self, fresh: Fresh, key: Parts, value: Parts | None) -> Lengths:
         start = self._held
-        write(self._key + self._value, key + (value or ()), fresh, start)
+        write(self._memory.parts, key + (value or ()), fresh, start)
         if fresh.counts is None and start.same is not None:
             held = Lengths((start.same + fresh.tokens,) * len(start.counts), start.device)
         else:
             held = start.plus(fresh.tokens if fresh.counts is None else fresh.counts)
         self._held = self._view = held
-        self._shown = (self._key, self._value)
+        self._shown = self._memory
         return start
 
     def _as_stored(self) -> Stored | None:
-        if self._made is None or not self._value:
+        if self._made is None or not self._memory.value:
             return None
-        return Stored(self._key, self._value, self._view.tensor, self._view.longest, self._made.dtype)
+        return Stored(*self._memory, self._view.tensor, self._view.longest, self._made.dtype)
 
     def _read(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         assert self._made is not None
-        keys, values = self._shown
         if self._reads_views:
+            keys, values = self._shown
             key = keys[0].narrow(2, start, stop - start)
             return key, values[0].narrow(2, start, stop - start) if values else key
-        dtype = self._made.dtype
-        found = [
-            _storage.decode(tuple([part.narrow(2, start, stop - start) for part in parts]), dtype)
-            for parts in self._shown
-            if parts
-        ]
-        return found[0], found[-1]
+        return self._shown.read(lambda part: part.narrow(2, start, stop - start), self._made.dtype)
 
 
 class KVCache(_Slots):
@@ -153,7 +135,7 @@ class KVCache(_Slots):
     def memory(self) -> tuple[Tensor, Tensor]:
         """All slots, of keys and of values: `[batch, num_kv_heads, capacity, dim]`. Of a cache that holds something,
         as it was given."""
-        (key,), (value,) = self._key, self._value
+        (key,), (value,) = self._memory
         return key, value
 
     def truncate(self, length: int | Sequence[int]) -> None:
@@ -211,7 +193,8 @@ class RollingCache(_Slots):
     @property
     def mask(self) -> Mask:
         """The mask that sees all that is kept, and nothing that is not."""
-        return rolling_mask(self.window, self.sinks)
+        near = masks.window(left=self.window)
+        return masks.causal() & (near | masks.columns(self.sinks) if self.sinks else near)
 
     @property
     def _seen(self) -> Lengths:
@@ -228,7 +211,7 @@ class RollingCache(_Slots):
                     f"item can go back to {gone + self.sinks + self.window} tokens at least"
                 )
         self._held = self._view = Lengths(kept, self._held.device)
-        self._shown = (self._key, self._value)
+        self._shown = self._memory
 
     def reorder(self, index: Any) -> None:
         """Item i becomes what item `index[i]` was: one step of a beam search."""
@@ -237,12 +220,16 @@ class RollingCache(_Slots):
         self._gone = gone.pick(counts_of("index", index))
 
     def _check(self, asked: Asked, rehearsed: bool = True) -> None:
-        check_rolling(asked.mask, asked.bias, self.window, self.sinks)
+        _check_rolling(asked.mask, asked.bias, self.window, self.sinks)
         super()._check(asked, rehearsed)
 
     def _allocate(self, made: Made, batch: int) -> None:
         super()._allocate(made, batch)
         self._gone = Lengths((0,) * batch, made.device)
+
+    def _move(self, made: Made) -> None:
+        super()._move(made)
+        self._gone = self._gone.on(made.device)
 
     def _start_after(self, held: Sequence[int], added: Sequence[int]) -> Sequence[int]:
         limit = self.sinks + self.window
@@ -254,32 +241,29 @@ class RollingCache(_Slots):
     def _write(self, fresh: Fresh, key: Parts, value: Parts | None) -> Lengths:
         added = fresh.of(len(self._held.counts))
         if _most(self._held.counts, added) > self._slots:
-            self._forget((self._key, self._value))
+            self._forget(self._memory)
         most = _most(self._held.counts, added)
         if most <= self._slots:
             return super()._write(fresh, key, value)
         # a chunk that is longer than the memory: attended to in a copy, of which the memory then takes the end
-        own = self._key, self._value
-        self._key, self._value = (_storage.apply(lambda part: _longer(part, most), parts) for parts in own)
+        own, self._memory = self._memory, self._memory.change(lambda part: _longer(part, most))
         start = super()._write(fresh, key, value)
         shown, seen = self._shown, self._view
-        last = tuple(_storage.apply(torch.clone, parts) for parts in shown)
-        self._forget((last[0], last[1]))
-        for mine, parts in zip(own, last, strict=True):
-            for part, longer in zip(mine, parts, strict=True):
-                part.narrow(2, 0, self._held.longest).copy_(longer.narrow(2, 0, self._held.longest))
-        self._key, self._value = own
-        self._shown, self._view = shown, seen
+        last = shown.change(torch.clone)
+        self._forget(last)
+        for part, longer in zip(own.parts, last.parts, strict=True):
+            part.narrow(2, 0, self._held.longest).copy_(longer.narrow(2, 0, self._held.longest))
+        self._memory, self._shown, self._view = own, shown, seen
         return start
 
-    def _forget(self, memory: tuple[Parts, Parts]) -> None:
+    def _forget(self, memory: Memory) -> None:
         """Keep the sinks and the newest `window` of each item, side by side."""
         limit, width = self.sinks + self.window, self.window
         held = self._held
         kept, over = held.cut(limit)
         if not over.longest:
             return
-        for part in memory[0] + memory[1]:
+        for part in memory.parts:
             if held.same is not None:
                 newest = part.narrow(2, held.same - width, width).clone()
             else:
@@ -293,16 +277,40 @@ class RollingCache(_Slots):
 
     def _update(self, fresh: Fresh, key: Tensor, value: Tensor | None, recorded: bool) -> Updated:
         found = super()._update(fresh, key, value, recorded)
-        self._shown = (self._key, self._value)  # the longer copy of a long chunk goes with the call
+        self._shown = self._memory  # the longer copy of a long chunk goes with the call
         return found
 
     def _attend(self, asked: Asked) -> Tensor:
         out = super()._attend(asked)
-        self._shown = (self._key, self._value)
+        self._shown = self._memory
         return out
 
     def __repr__(self) -> str:
         return f"RollingCache(window={self.window}, sinks={self.sinks}, int8={self.int8}): {self.lengths}"
+
+
+def _check_rolling(mask: object, bias: object, window: int, sinks: int) -> None:
+    """Refuse what needs a key that is gone, or means something else once keys are gone."""
+    kept = f"(masks.window(left={window}) | masks.columns({sinks}))" if sinks else f"masks.window(left={window})"
+    hint = f"pass mask=cache.mask, which is masks.causal() & {kept}"
+    if mask is None:
+        raise ValueError(f"mask is None, but a RollingCache forgets keys that would then be seen: {hint}")
+    if isinstance(mask, Mask):
+        for rule in mask.leaves:
+            if not rule.survives(window, sinks):
+                raise ValueError(
+                    f"mask {mask!r}: {rule!r} does not keep its meaning when keys are forgotten; a "
+                    f"RollingCache(window={window}, sinks={sinks}) takes causal, window(left ≤ {window}), columns and "
+                    f"prefix (n ≤ {sinks}): {hint}; for padded batches cache.padded(lengths)"
+                )
+        if not mask.bounded:
+            raise ValueError(f"mask {mask!r} lets a query see keys that a RollingCache has forgotten: {hint}")
+    whole = bias is None or (isinstance(bias, Tensor) and (bias.dim() == 0 or bias.shape[-1] == 1))
+    if not whole and (sinks or isinstance(bias, Tensor)):
+        raise ValueError(
+            "bias goes by the positions of keys, and in a RollingCache they move: leave it out"
+            + ("" if isinstance(bias, Tensor) else ", or use sinks=0 for a bias that goes by distance alone")
+        )
 
 
 def write(memory: Parts, new: Parts, fresh: Fresh, start: Lengths) -> None:

@@ -7,10 +7,13 @@ about does the same to each of them.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from regard.cache._given import Made
 
 Parts = tuple[Tensor, ...]
 
@@ -54,11 +57,39 @@ def apply(change: Callable[[Tensor], Tensor], parts: Parts) -> Parts:
     return tuple(change(part) for part in parts)
 
 
+class Memory(NamedTuple):
+    """Stored keys, and values where there are any."""
+
+    key: Parts = ()
+    value: Parts = ()
+
+    @classmethod
+    def allocate(cls, made: Made, lead: tuple[int, ...], int8: bool) -> Memory:
+        """Room for keys and values [*lead, dim]."""
+        dims = (made.key_dim,) if made.value_dim is None else (made.key_dim, made.value_dim)
+        return cls(*(allocate(lead, dim, made.dtype, made.device, int8) for dim in dims))
+
+    @property
+    def parts(self) -> Parts:
+        return self.key + self.value
+
+    @property
+    def bytes(self) -> int:
+        return sum(part.numel() * part.element_size() for part in self.parts)
+
+    def change(self, change: Callable[[Tensor], Tensor]) -> Memory:
+        return Memory(apply(change, self.key), apply(change, self.value))
+
+    def read(self, change: Callable[[Tensor], Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Numbers of keys and values, from what ``change`` takes of them; without values the keys twice."""
+        found = [decode(apply(change, parts), dtype) for parts in self if parts]
+        return found[0], found[-1]
+
+    def named(self) -> dict[str, Tensor]:
+        """As a file has them."""
+        return {f"{name}.{at}": part for name, parts in self._asdict().items() for at, part in enumerate(parts)}
+
+
 def spoil(part: Tensor, number: float) -> Tensor:
     """`part` filled with `number`; codes keep their integers, their scales take it."""
     return part if part.dtype == torch.int8 else part.fill_(number)
-
-
-def size_of(*groups: Parts) -> int:
-    """Bytes."""
-    return sum(part.numel() * part.element_size() for parts in groups for part in parts)
