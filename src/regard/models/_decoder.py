@@ -85,15 +85,9 @@ class DecoderConfig:
     scaled_residual: bool = True
 
     def __post_init__(self) -> None:
-        _parts.check_sizes(self, "vocab_size", "embed_dim", "num_layers", "num_heads", "ff_dim", "max_tokens")
-        _parts.check_sizes(self, "num_kv_heads", "head_dim", "window")
+        _parts.check_fields(self)
         _parts.check_choice(self, "positions", ("learned", "rotary"))
         _parts.check_choice(self, "norm", _parts.NORMS)
-        _parts.check_choice(self, "activation", _parts.ACTIVATIONS)
-        _parts.check_fraction(self, "dropout", "attention_dropout")
-        _parts.check_not_negative(self, "norm_eps", "init_std", "position_std")
-        _parts.check_flags(self)
-        _parts.check_positive(self, "attention_softcap", "logit_softcap")
         if self.windowed is not None:
             if len(self.windowed) != self.num_layers or not all(isinstance(flag, bool) for flag in self.windowed):
                 raise ValueError(f"windowed must be {self.num_layers} flags, one for each layer, got {self.windowed!r}")
@@ -105,6 +99,11 @@ class DecoderConfig:
             raise ValueError("logit_softcap is for the output layer, and head=False leaves it out")
         if self.rotary_scaling is not None and self.positions != "rotary":
             raise ValueError(f"rotary_scaling is given, but positions are {self.positions!r}")
+
+    @property
+    def _turned(self) -> int:
+        """Entries of a head that rotary positions turn."""
+        return self.embed_dim // self.num_heads if self.head_dim is None else self.head_dim
 
 
 def _norm(config: DecoderConfig) -> Callable[..., nn.Module]:
@@ -140,15 +139,7 @@ class DecoderLayer(nn.Module):
         self.feed_forward_norm = norm(config.embed_dim, eps=config.norm_eps, **made)
         after = [norm(config.embed_dim, eps=config.norm_eps, **made) if config.post_norms else None for _ in range(2)]
         self.attention_post_norm, self.feed_forward_post_norm = after
-        self.feed_forward = FeedForward(
-            config.embed_dim,
-            config.ff_dim,
-            activation=config.activation,
-            gated=config.gated,
-            bias=config.ff_bias,
-            dropout=config.dropout,
-            **made,
-        )
+        self.feed_forward = FeedForward.of(config, **made)
 
     def forward(self, x: Tensor, mask: Mask | None, cache: Any = None) -> Tensor:
         added: Tensor = self.attention(self.attention_norm(x), mask=mask, cache=cache)
@@ -185,17 +176,12 @@ class Decoder(nn.Module):
         if config.positions == "learned":
             self.position_embedding = LearnedPositions(config.max_tokens, config.embed_dim, **made)
         else:
-            rotary = self._rotary(config, device)
+            rotary = _parts.rotary(config, config._turned, device)
         self.layers = nn.ModuleList(self._layer(config, rotary, index, **made) for index in range(config.num_layers))
         self.norm = _norm(config)(config.embed_dim, eps=config.norm_eps, **made)
         alone = config.tied or not config.head
         self.head = None if alone else nn.Linear(config.embed_dim, config.vocab_size, bias=False, **made)
         self.reset_parameters()
-
-    def _rotary(self, config: DecoderConfig, device: Any) -> Rotary:
-        width = config.embed_dim // config.num_heads if config.head_dim is None else config.head_dim
-        how = {"base": config.rotary_base, "interleaved": config.rotary_interleaved}
-        return Rotary(width, scaling=config.rotary_scaling, device=device, **how)  # type: ignore[arg-type]
 
     def _layer(self, config: DecoderConfig, positions: Rotary | None, index: int, **made: Any) -> DecoderLayer:
         return DecoderLayer(config, positions, **made)

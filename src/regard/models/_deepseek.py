@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -38,7 +38,7 @@ class DeepSeekConfig(DecoderConfig):
     rope_dim: int
     value_head_dim: int
     q_lora_rank: int | None
-    dense_layers: int
+    dense_layers: int = field(metadata=_parts.OR_NONE)
     experts: int
     active_experts: int
     expert_dim: int
@@ -50,8 +50,6 @@ class DeepSeekConfig(DecoderConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        sizes = ("kv_lora_rank", "nope_dim", "rope_dim", "value_head_dim", "q_lora_rank", "experts", "active_experts")
-        _parts.check_sizes(self, *sizes, "expert_dim", "shared_experts", "expert_groups", "active_groups")
         fixed: dict[str, Any] = {
             "positions": "rotary",
             "norm": "rms",
@@ -77,6 +75,10 @@ class DeepSeekConfig(DecoderConfig):
                 f"active_groups={self.active_groups}"
             )
 
+    @property
+    def _turned(self) -> int:
+        return self.rope_dim
+
 
 class Mixture(nn.Module):
     """A feed-forward of many experts, of which each token goes through a few, next to one that all go through."""
@@ -87,9 +89,9 @@ class Mixture(nn.Module):
         self.router = nn.Linear(config.embed_dim, config.experts, bias=False, **made)
         # what is added to the scores when experts are chosen, and not when their shares are computed
         self.register_buffer("correction", torch.zeros(config.experts, **made))
-        each = [_feed_forward(config, config.expert_dim, made) for _ in range(config.experts)]
+        each = [FeedForward.of(config, config.expert_dim, **made) for _ in range(config.experts)]
         self.experts = nn.ModuleList(each)
-        self.shared = _feed_forward(config, config.shared_experts * config.expert_dim, made)
+        self.shared = FeedForward.of(config, config.shared_experts * config.expert_dim, **made)
 
     def forward(self, x: Tensor) -> Tensor:
         tokens = x.flatten(0, -2)
@@ -144,19 +146,7 @@ class DeepSeekLayer(DecoderLayer):
         self.feed_forward_norm = norm(config.embed_dim, eps=config.norm_eps, **made)
         self.attention_post_norm = self.feed_forward_post_norm = None
         dense = index < config.dense_layers
-        self.feed_forward: Any = _feed_forward(config, config.ff_dim, made) if dense else Mixture(config, **made)
-
-
-def _feed_forward(config: DeepSeekConfig, inner: int, made: dict[str, Any]) -> FeedForward:
-    return FeedForward(
-        config.embed_dim,
-        inner,
-        activation=config.activation,
-        gated=True,
-        bias=config.ff_bias,
-        dropout=config.dropout,
-        **made,
-    )
+        self.feed_forward: Any = FeedForward.of(config, **made) if dense else Mixture(config, **made)
 
 
 class DeepSeek(Decoder):
@@ -166,11 +156,6 @@ class DeepSeek(Decoder):
     """
 
     config: DeepSeekConfig
-
-    def _rotary(self, config: DecoderConfig, device: Any) -> Rotary:
-        assert isinstance(config, DeepSeekConfig)
-        how: dict[str, Any] = {"base": config.rotary_base, "interleaved": config.rotary_interleaved}
-        return Rotary(config.rope_dim, scaling=config.rotary_scaling, device=device, **how)
 
     def _layer(self, config: DecoderConfig, positions: Rotary | None, index: int, **made: Any) -> DecoderLayer:
         assert isinstance(config, DeepSeekConfig)

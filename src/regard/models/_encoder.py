@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -41,8 +41,8 @@ class EncoderConfig:
     ff_dim: int
     vocab_size: int | None = None
     max_tokens: int | None = None
-    token_types: int = 0
-    position_offset: int = 0
+    token_types: int = field(default=0, metadata=_parts.OR_NONE)
+    position_offset: int = field(default=0, metadata=_parts.OR_NONE)
     image_size: int | None = None
     patch_size: int | None = None
     channels: int = 3
@@ -61,21 +61,10 @@ class EncoderConfig:
     init_std: float = 0.02
 
     def __post_init__(self) -> None:
-        _parts.check_sizes(self, "embed_dim", "num_layers", "num_heads", "ff_dim", "vocab_size", "max_tokens")
-        _parts.check_sizes(self, "image_size", "patch_size", "channels", "classes")
-        if self.token_types != 0:
-            _parts.check_sizes(self, "token_types")
+        _parts.check_fields(self)
         _parts.check_choice(self, "norm", ("post", "pre"))
-        _parts.check_choice(self, "activation", _parts.ACTIVATIONS)
         _parts.check_choice(self, "init", ("normal", "xavier"))
         _parts.check_choice(self, "pooler_activation", ("tanh", "relu"))
-        _parts.check_fraction(self, "dropout", "attention_dropout")
-        if self.head_dropout is not None:
-            _parts.check_fraction(self, "head_dropout")
-        if self.position_offset != 0:
-            _parts.check_sizes(self, "position_offset")
-        _parts.check_not_negative(self, "norm_eps", "init_std")
-        _parts.check_flags(self)
         words = (self.vocab_size, self.max_tokens)
         images = (self.image_size, self.patch_size)
         if (None in words and None in images) or (any(words) and any(images)):
@@ -160,9 +149,7 @@ class EncoderLayer(_parts.Residual):
             **made,
         )
         self.attention_norm = nn.LayerNorm(config.embed_dim, eps=config.norm_eps, **made)
-        self.feed_forward = FeedForward(
-            config.embed_dim, config.ff_dim, activation=config.activation, dropout=config.dropout, **made
-        )
+        self.feed_forward = FeedForward.of(config, **made)
         self.feed_forward_norm = nn.LayerNorm(config.embed_dim, eps=config.norm_eps, **made)
 
     def forward(self, x: Tensor, mask: Mask | None) -> Tensor:

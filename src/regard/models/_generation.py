@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -56,14 +56,9 @@ def stream(
     draws = Draws(seed, len(rows)) if sampling.draws else None
     if use_cache and caches is None and is_worthwhile(model, max_new_tokens):
         return static_steps(model, rows, max_new_tokens, sampling, draws, stops)
-    run: _Run
-    if use_cache:
-        if caches is None:
-            caches = model.caches(max(map(len, rows)) + max_new_tokens - 1)
-        run = _Cached(model, rows, caches)
-    else:
-        run = _Anew(model, rows)
-    return _steps(run, len(rows), max_new_tokens, sampling, draws, stops)
+    if use_cache and caches is None:
+        caches = model.caches(max(map(len, rows)) + max_new_tokens - 1)
+    return _steps(_Run(model, rows, caches), len(rows), max_new_tokens, sampling, draws, stops)
 
 
 def _steps(
@@ -119,45 +114,27 @@ def _check_tokens(chosen: list[int], items: list[int], step: int) -> None:
         )
 
 
-class _Run(Protocol):
-    """The model over rows that grow by a token each step; both give the logits of what comes next, [row, vocab]."""
+class _Run:
+    """The model over rows that grow by a token each step; gives the logits of what comes next, [row, vocab].
 
-    def start(self) -> Tensor: ...
+    With caches a step computes the new tokens alone, without them everything."""
+
+    def __init__(self, model: Decoder, prompts: list[list[int]], caches: Sequence[TokenCache] | None) -> None:
+        self.model, self.rows, self.caches = model, prompts, caches
+
+    def start(self) -> Tensor:
+        return _last_logits(self.model, self.rows, self.caches)
 
     def advance(self, tokens: list[int], stay: list[int]) -> Tensor:
         """Rows `stay` go on, each by its token; the others are gone."""
-        ...
-
-
-class _Cached:
-    """A step computes the new token alone."""
-
-    def __init__(self, model: Decoder, prompts: list[list[int]], caches: Sequence[TokenCache]) -> None:
-        self.model, self.prompts, self.caches = model, prompts, caches
-
-    def start(self) -> Tensor:
-        return _last_logits(self.model, self.prompts, self.caches)
-
-    def advance(self, tokens: list[int], stay: list[int]) -> Tensor:
+        if self.caches is None:
+            self.rows = [[*self.rows[row], token] for row, token in zip(stay, tokens, strict=True)]
+            return self.start()
         if len(stay) < len(self.caches[0].lengths):
             for cache in self.caches:
                 cache.reorder(stay)
         given = torch.tensor(tokens, device=_device(self.model)).unsqueeze(1)
         return self.model.logits(self.model.states(given, caches=self.caches)[:, -1])
-
-
-class _Anew:
-    """A step computes everything."""
-
-    def __init__(self, model: Decoder, prompts: list[list[int]]) -> None:
-        self.model, self.rows = model, [list(row) for row in prompts]
-
-    def start(self) -> Tensor:
-        return _last_logits(self.model, self.rows, None)
-
-    def advance(self, tokens: list[int], stay: list[int]) -> Tensor:
-        self.rows = [[*self.rows[row], token] for row, token in zip(stay, tokens, strict=True)]
-        return _last_logits(self.model, self.rows, None)
 
 
 def _last_logits(model: Decoder, rows: list[list[int]], caches: Sequence[TokenCache] | None) -> Tensor:

@@ -17,7 +17,7 @@ from regard.models._t5 import T5, T5Config
 from regard.models._transformer import Transformer, TransformerConfig
 from regard.models._whisper import Whisper, WhisperConfig
 from regard.nn import LatentAttention
-from regard.positions import Rotary, Scaling, YaRN
+from regard.positions import Scaling, YaRN
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,11 +40,7 @@ class LatentConfig:
     init_std: float = 0.02
 
     def __post_init__(self) -> None:
-        _parts.check_sizes(self, "embed_dim", "num_heads", "kv_lora_rank", "nope_dim", "rope_dim")
-        _parts.check_sizes(self, "value_head_dim", "q_lora_rank")
-        _parts.check_fraction(self, "dropout")
-        _parts.check_not_negative(self, "norm_eps", "init_std")
-        _parts.check_flags(self)
+        _parts.check_fields(self)
 
 
 Config = EncoderConfig | DecoderConfig | TransformerConfig | LatentConfig
@@ -185,13 +181,6 @@ def build(
 
 
 def _latent(config: LatentConfig, **made: Any) -> LatentAttention:
-    rotary = Rotary(
-        config.rope_dim,
-        base=config.rotary_base,
-        interleaved=config.rotary_interleaved,
-        scaling=config.rotary_scaling,
-        device=made["device"],
-    )
     attention = LatentAttention(
         config.embed_dim,
         config.num_heads,
@@ -202,7 +191,7 @@ def _latent(config: LatentConfig, **made: Any) -> LatentAttention:
         q_lora_rank=config.q_lora_rank,
         bias=config.bias,
         eps=config.norm_eps,
-        positions=rotary,
+        positions=_parts.rotary(config, config.rope_dim, made["device"]),
         dropout=config.dropout,
         **made,
     )

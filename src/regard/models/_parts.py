@@ -18,7 +18,7 @@ from regard._checks import check_count
 from regard.masks import Mask
 from regard.masks._arguments import plain
 from regard.masks._joins import both
-from regard.positions import LearnedPositions
+from regard.positions import LearnedPositions, Rotary
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
@@ -69,6 +69,14 @@ class FeedForward(nn.Module):
         self.up = nn.Linear(embed_dim, ff_dim, **made)
         self.down = nn.Linear(ff_dim, embed_dim, **made)
 
+    @classmethod
+    def of(cls, config: Any, ff_dim: int | None = None, **made: Any) -> FeedForward:
+        """As a configuration has it; ``ff_dim`` in place of its own."""
+        how = {"gated": "gated", "bias": "ff_bias", "dropout": "dropout", "inner_dropout": "ff_dropout"}
+        given = {name: getattr(config, field) for name, field in how.items() if hasattr(config, field)}
+        width = config.ff_dim if ff_dim is None else ff_dim
+        return cls(config.embed_dim, width, activation=config.activation, **given, **made)
+
     def forward(self, x: Tensor) -> Tensor:
         act = ACTIVATIONS[self.activation]
         inner = act(self.up(x)) if self.gate is None else act(self.gate(x)) * self.up(x)
@@ -90,6 +98,12 @@ class Residual(nn.Module):
         if self.pre_norm:
             return x + branch(norm(x), *given, **more)  # type: ignore[no-any-return]
         return norm(x + branch(x, *given, **more))  # type: ignore[no-any-return]
+
+
+def rotary(config: Any, dim: int, device: Any) -> Rotary:
+    """As a configuration has it, for heads that turn this many entries."""
+    how: dict[str, Any] = {"base": config.rotary_base, "interleaved": config.rotary_interleaved}
+    return Rotary(dim, scaling=config.rotary_scaling, device=device, **how)
 
 
 def through(layers: Iterable[Any], x: Tensor, given: Iterable[Any], *, checkpointed: bool, keep: bool) -> Hidden:
@@ -183,50 +197,39 @@ def check_caches(caches: Any, layers: int) -> None:
         raise ValueError("caches holds the same cache twice: every layer needs one of its own")
 
 
-def check_sizes(config: Any, *names: str) -> None:
-    """Sizes of a configuration; None is one that was left out."""
-    for name in names:
-        if getattr(config, name) is not None:
-            check_count(name, getattr(config, name), kind=int)
+# of a field for which 0 is no size, but says that there are none
+OR_NONE = {"zero": True}
+# what a number may be, by how the name of its field ends
+_NUMBERS: dict[str, tuple[str, Callable[[float], bool]]] = {
+    "dropout": ("in [0, 1)", lambda number: 0.0 <= number < 1.0),
+    "_eps": ("finite and at least 0", lambda number: 0.0 <= number < math.inf),
+    "_std": ("finite and at least 0", lambda number: 0.0 <= number < math.inf),
+    "softcap": ("finite and above 0", lambda number: 0.0 < number < math.inf),
+}
+
+
+def check_fields(config: Any) -> None:
+    """Each field of a configuration by its type: sizes, flags and numbers; None where it may be left out."""
+    for field in dataclasses.fields(config):
+        name, value, kind = field.name, getattr(config, field.name), str(field.type)
+        if value is None and kind.endswith("| None"):
+            continue
+        if name == "activation":
+            check_choice(config, name, ACTIVATIONS)
+        elif kind.startswith("int") and not (value == 0 and field.metadata == OR_NONE):
+            check_count(name, value, kind=int)
+        elif kind == "bool" and not isinstance(value, bool):
+            raise TypeError(f"{name} must be True or False, got {value!r}")
+        elif kind.startswith("float"):
+            for expected, fits in (rule for ending, rule in _NUMBERS.items() if name.endswith(ending)):
+                if isinstance(value, bool) or not isinstance(value, (int, float)):
+                    words = f" {expected}" if expected.startswith("in") else ""
+                    raise TypeError(f"{name} must be a number{words}, got {value!r} ({type(value).__name__})")
+                if not fits(value):
+                    raise ValueError(f"{name} must be {expected}, got {value}")
 
 
 def check_choice(config: Any, name: str, choices: Iterable[str]) -> None:
     value = getattr(config, name)
     if not isinstance(value, str) or value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
-
-
-def check_fraction(config: Any, *names: str) -> None:
-    for name in names:
-        number = _number(config, name, " in [0, 1)")
-        if not 0.0 <= number < 1.0:
-            raise ValueError(f"{name} must be in [0, 1), got {number}")
-
-
-def check_positive(config: Any, *names: str) -> None:
-    """Numbers that may be left out (None)."""
-    for name in names:
-        if getattr(config, name) is not None and not 0.0 < _number(config, name, "") < math.inf:
-            raise ValueError(f"{name} must be finite and above 0, got {getattr(config, name)}")
-
-
-def check_not_negative(config: Any, *names: str) -> None:
-    for name in names:
-        number = _number(config, name, "")
-        if not 0.0 <= number < math.inf:
-            raise ValueError(f"{name} must be finite and at least 0, got {number}")
-
-
-def _number(config: Any, name: str, what: str) -> float:
-    number = getattr(config, name)
-    if isinstance(number, bool) or not isinstance(number, (int, float)):
-        raise TypeError(f"{name} must be a number{what}, got {number!r} ({type(number).__name__})")
-    return number
-
-
-def check_flags(config: Any) -> None:
-    """Every field whose default is True or False."""
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if isinstance(field.default, bool) and not isinstance(value, bool):
-            raise TypeError(f"{field.name} must be True or False, got {value!r}")

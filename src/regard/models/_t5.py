@@ -35,10 +35,6 @@ class T5Config(TransformerConfig):
     scaled_output: bool = True
     head: bool = True
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _parts.check_sizes(self, "buckets", "max_distance")
-
 
 class T5(Transformer):
     """Source and target token numbers in, logits of the next target token out; all else as in `Transformer`."""

@@ -73,14 +73,9 @@ class TransformerConfig:
     embedding_norm: bool = False
 
     def __post_init__(self) -> None:
-        _parts.check_sizes(self, "vocab_size", "target_vocab_size", "embed_dim", "num_layers", "decoder_layers")
-        _parts.check_sizes(self, "num_heads", "ff_dim", "head_dim", "value_head_dim")
+        _parts.check_fields(self)
         _parts.check_choice(self, "scale", ("embedding", "output", "none"))
         _parts.check_choice(self, "norm", ("post", "pre"))
-        _parts.check_choice(self, "activation", _parts.ACTIVATIONS)
-        _parts.check_fraction(self, "dropout", "attention_dropout", "ff_dropout")
-        _parts.check_not_negative(self, "norm_eps")
-        _parts.check_flags(self)
 
 
 class _Layer(_parts.Residual):
@@ -91,16 +86,7 @@ class _Layer(_parts.Residual):
         self.pre_norm = config.norm == "pre"
         self.attention = _attention(config, **made)
         self.attention_norm = _norm(config, **made)
-        self.feed_forward = FeedForward(
-            config.embed_dim,
-            config.ff_dim,
-            activation=config.activation,
-            gated=config.gated,
-            bias=config.ff_bias,
-            dropout=config.dropout,
-            inner_dropout=config.ff_dropout,
-            **made,
-        )
+        self.feed_forward = FeedForward.of(config, **made)
         self.feed_forward_norm = _norm(config, **made)
 
 

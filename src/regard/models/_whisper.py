@@ -39,8 +39,6 @@ class WhisperConfig(TransformerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _parts.check_sizes(self, "mel_bins", "max_frames", "max_tokens")
-        _parts.check_not_negative(self, "init_std")
         if self.target_vocab_size is not None:
             raise ValueError("target_vocab_size is for a source of words; give vocab_size")
         if self.embed_dim % 2:
