@@ -45,7 +45,8 @@ def attend(part: Part, before: Sums, chunk: int, strict: bool = False) -> tuple[
     chunk = min(chunk, tokens)
     query, key, value = _in_chunks(part, chunk)  # [B, K, N, G, C, m], [B, K, N, C, m], [B, K, N, C, e]
     runs = None if part.runs is None else _cut(_padded(part.runs, chunk, "replicate"), -1, chunk)[:, None]
-    gates = None if part.gates is None else _gates_in_chunks(part.gates, chunk)
+    # c: [B or 1, K, N, C]
+    gates = None if part.gates is None else _cut(_padded(part.gates, chunk, "zeros"), -1, chunk).cumsum(-1)
 
     inside = _inside(query, key, gates, runs, strict)  # [B, K, N, G, C, C]
     states, norms, after = _between(key, value, gates, runs, before)
@@ -79,11 +80,6 @@ def _padded(x: Tensor, chunk: int, how: str) -> Tensor:
     if not over:
         return x
     return torch.cat([x, x[..., -1:].expand(*x.shape[:-1], over)], -1) if how == "replicate" else F.pad(x, (0, over))
-
-
-def _gates_in_chunks(gates: Tensor, chunk: int) -> Tensor:
-    """c: [B or 1, K, N, C]."""
-    return _cut(_padded(gates, chunk, "zeros"), -1, chunk).cumsum(-1)
 
 
 def _inside(query: Tensor, key: Tensor, gates: Tensor | None, runs: Tensor | None, strict: bool) -> Tensor:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -125,18 +126,14 @@ def _by_chunks(request: Request) -> Tensor:
         out, weight, after = attend(part, _started(part, before), CHUNK)
         return _finished(request, out, weight, segment.lost), after
 
-    sums = before
     parts: list[Tensor] = []
     whole = None
     if len(segments) > 1 and not request.spec.grad and request.spec.mode == "plain":
         # the parts and their concatenation would both be alive
         whole = request.query.new_empty(*segment.query.shape[:3], request.spec.value_dim)
-    at = 0
-    for one in segments:
-        if light:  # kept: only the inputs and the sums; the rest is computed again when gradients are
-            out, sums = checkpoint(forward, one, sums, use_reentrant=False, preserve_rng_state=False)
-        else:
-            out, sums = forward(one, sums)
+    at, sums = 0, before
+    for (out,), after in _scanned(segments, forward, before, light):
+        sums = after
         if whole is None:
             parts.append(out)
         else:
@@ -159,20 +156,23 @@ def _both_ways(request: Request, segments: list[Segment], light: bool) -> Tensor
         out, weight, after = attend(part, _started(part, before), CHUNK, strict=back)
         return (out.flip(2), weight.flip(2), after) if back else (out, weight, after)
 
-    found: list[list[tuple[Tensor, Tensor]]] = []
-    for back in (False, True):
-        sums: Sums | None = None
-        parts = []
-        for segment in reversed(segments) if back else segments:
-            if light:
-                out, weight, sums = checkpoint(scan, segment, sums, back, use_reentrant=False, preserve_rng_state=False)
-            else:
-                out, weight, sums = scan(segment, sums, back)
-            parts.append((out, weight))
-        found.append(parts[::-1] if back else parts)
-    joined = zip(*found, segments, strict=True)
+    before = [each for each, _ in _scanned(segments, partial(scan, back=False), None, light)]
+    after = [each for each, _ in _scanned(segments[::-1], partial(scan, back=True), None, light)]
+    joined = zip(before, after[::-1], segments, strict=True)
     outs = [_finished(request, o + p, w + x, segment.lost) for (o, w), (p, x), segment in joined]
     return torch.cat(outs, 2)
+
+
+def _scanned(
+    segments: list[Segment], scan: Callable[[Segment, Sums | None], tuple[Any, ...]], sums: Sums | None, light: bool
+) -> Iterator[tuple[list[Tensor], Sums | None]]:
+    """What ``scan`` gives of each segment, and the sums behind it, which the next begins with."""
+    for segment in segments:
+        if light:  # kept: only the inputs and the sums; the rest is computed again when gradients are
+            *found, sums = checkpoint(scan, segment, sums, use_reentrant=False, preserve_rng_state=False)
+        else:
+            *found, sums = scan(segment, sums)
+        yield found, sums
 
 
 def _laid_out(request: Request) -> tuple[Segment, Sums | None, slice]:

@@ -8,7 +8,7 @@ from regard._display.units import flop, size
 from regard.linear import _forms, _fused
 from regard.linear._request import Request
 from regard.plan import Cost, Plan
-from regard.plan._table import call_in_words, in_lines
+from regard.plan._table import call_in_words, in_lines, not_chosen
 from regard.spec import Refused
 
 FORMS = {
@@ -83,11 +83,9 @@ class LinearPlan(Plan):
 
     def __str__(self) -> str:
         spec, cost = self.spec, self.cost
-        pairs = f"{'' if cost.kept_exact else 'at most '}{cost.kept_pairs:,}, none of them computed one by one"
-        if self.backend == "quadratic":
-            pairs = (
-                f"{'' if cost.kept_exact else 'at most '}{cost.kept_pairs:,} of {spec.pairs:,}, all of them computed"
-            )
+        whole = self.backend == "quadratic"
+        pairs = f"{'' if cost.kept_exact else 'at most '}{cost.kept_pairs:,}"
+        pairs += f" of {spec.pairs:,}, all of them computed" if whole else ", none of them computed one by one"
         lines = [
             ("call", f"linear attention {call_in_words(spec)}"),
             ("form", f"{self.backend}: {self.reason}"),
@@ -95,11 +93,7 @@ class LinearPlan(Plan):
             ("pairs meant", pairs),
             ("state", f"{size(self.state_bytes)}, whatever the length"),
             ("flops", f"{flop(cost.flops)}   bytes {size(cost.bytes)}   peak memory {size(cost.peak_bytes)}"),
-            *(
-                (f"not {name}", "; ".join(self.refusals.get(name, ["can run, not chosen"])))
-                for name in FORMS
-                if name != self.backend
-            ),
+            *not_chosen(self, (name for name in FORMS if name != self.backend)),
         ]
         return in_lines(lines)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,17 @@ from regard.nn._protocols import Positions
 _NAMES = ("q_proj", "k_proj", "v_proj")
 # of the module MultiHeadAttention(heads, d_model, dropout) that many tutorials write
 _TUTORIAL = {"q_linear": "q_proj", "k_linear": "k_proj", "v_linear": "v_proj", "out": "out_proj"}
+
+
+class Call(NamedTuple):
+    """What goes into the heads of a call, and what is needed to finish its result."""
+
+    inputs: Inputs
+    tensors: tuple[Tensor, Tensor, Tensor]  # query, key, value: [B, head, token, dim]; the new tokens' with a cache
+    keywords: dict[str, Any]
+    pads: Tensor | None  # [B or 1, L]: tokens that are padding
+    itself: bool  # self attention: padding among the keys is padding among the rows
+    how: dict[str, Any]  # of the keywords, those that say how: scale, softcap, sinks, backend, where they were given
 
 
 class ProjectedHeads(nn.Module):
@@ -118,10 +129,12 @@ def check_inputs(
             )
 
 
-def shown(sizes: dict[str, Any], others: dict[str, tuple[Any, Any]]) -> str:
-    """The text of `extra_repr`: sizes, and of the others (given, usual) those that are not as usual."""
-    parts = sizes | {name: given for name, (given, usual) in others.items() if given != usual}
-    return ", ".join(f"{name}={given}" for name, given in parts.items())
+def shown(module: Any, usual: dict[str, Any], **given: Any) -> str:
+    """The text of `extra_repr`: sizes, and of the others those that are not as usual; `given` replaces attributes."""
+    others = {name: given.get(name, getattr(module, name)) for name in usual}
+    parts = {name: getattr(module, name) for name in ("embed_dim", "num_heads", "head_dim")}
+    parts |= {name: value for name, value in others.items() if value != usual[name]}
+    return ", ".join(f"{name}={value}" for name, value in parts.items())
 
 
 def _convert(state_dict: dict[str, Any], prefix: str, *, packed: bool, widths: tuple[int, int, int]) -> None:

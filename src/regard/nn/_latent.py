@@ -35,6 +35,7 @@ class _Call(NamedTuple):
     inputs: Inputs
     query: tuple[Tensor, Tensor]  # without positions [B, H, L, n], and rotary [B, H, L, p]
     latent: Tensor  # [B, 1, T, r + p] of the new tokens, the rotary key behind the latent
+    absorbed: Tensor | None  # the queries that meet latents themselves [B, H, L, r + p], where there is a cache
     keywords: dict[str, Any]
     pads: Tensor | None
     itself: bool
@@ -158,12 +159,10 @@ class LatentAttention(nn.Module):
             return self._forward_aside(query, key, value, mask=mask, bias=bias, cache=cache)
         call = self._prepare(query, key, value, mask, bias, cache)
         if cache is not None and _is_in_use(cache) and _cached.can_attend(cache, call.keywords):
-            w_uk, w_uv = self.up_projections
-            given = (absorb(*call.query, w_uk), call.latent, None)
-            mask, bias = call.keywords["mask"], call.keywords["bias"]
-            heads = cache.attend(*given, mask=mask, bias=bias, value_dim=self.kv_lora_rank, scale=self.scale)
-            heads = raise_values(heads, w_uv)
-            return finish(self, heads, call)
+            assert call.absorbed is not None
+            how = {"mask": call.keywords["mask"], "bias": call.keywords["bias"], "scale": self.scale}
+            heads = cache.attend(call.absorbed, call.latent, None, value_dim=self.kv_lora_rank, **how)
+            return finish(self, raise_values(heads, self.up_projections[1]), call)
         call, tensors, keywords, absorbed = self._arranged(call, cache)
         heads = api.attention(*tensors, **keywords)
         return finish(self, raise_values(heads, self.up_projections[1]) if absorbed else heads, call)
@@ -211,11 +210,10 @@ class LatentAttention(nn.Module):
         Only the projections run; a cache stays as it is.
         """
         call = self._prepare(query, key, value, mask, bias, cache)
-        if cache is None or not _is_in_use(cache):
+        if cache is None or call.absorbed is None or not _is_in_use(cache):
             return api.explain(*self._expanded(call, call.latent), want=want, scale=self.scale, **call.keywords)
-        given = (absorb(*call.query, self.up_projections[0]), call.latent, None)
         more = {"value_dim": self.kv_lora_rank, "scale": self.scale}
-        return _cached.explain(cache, given, call.keywords, want, **more)
+        return _cached.explain(cache, (call.absorbed, call.latent, None), call.keywords, want, **more)
 
     def _prepare(
         self,
@@ -249,11 +247,11 @@ class LatentAttention(nn.Module):
             "dropout": self.dropout if self.training else 0.0,
             "query_offset": inputs.query_offset,
         }
-        call = _Call(inputs, (plain, turned), torch.cat([latent, rotary], -1), keywords, pads, itself)
+        latent, absorbed = torch.cat([latent, rotary], -1), None
         if cache is not None:
-            given = (absorb(*call.query, self.up_projections[0]), call.latent, None)
-            _cached.check_call(cache, given, keywords)
-        return call
+            absorbed = absorb(plain, turned, self.up_projections[0])
+            _cached.check_call(cache, (absorbed, latent, None), keywords)
+        return _Call(inputs, (plain, turned), latent, absorbed, keywords, pads, itself)
 
     def _arranged(
         self, call: _Call, cache: TokenCache | Padded | None
@@ -267,10 +265,9 @@ class LatentAttention(nn.Module):
         if call.pads is None:
             rows = _inputs.padding_of_new_rows(call.inputs.mask, call.query[0], latents, keywords["query_offset"])
             call = call._replace(pads=rows)
-        if not in_use:
+        if call.absorbed is None or not in_use:
             return call, self._expanded(call, latents), keywords, False
-        query = absorb(*call.query, self.up_projections[0])
-        return call, (query, latents, latents[..., : self.kv_lora_rank]), keywords, True
+        return call, (call.absorbed, latents, latents[..., : self.kv_lora_rank]), keywords, True
 
     def _expanded(self, call: _Call, latents: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         latent, rotary = self._parts(latents.squeeze(1))

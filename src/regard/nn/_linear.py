@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,20 +14,12 @@ from regard.linear._plan import LinearPlan
 from regard.linear._state import LinearState
 from regard.masks import Mask
 from regard.nn import _checks, _inputs
-from regard.nn._heads import ProjectedHeads, check_inputs, finish, shown
+from regard.nn._heads import Call, ProjectedHeads, check_inputs, finish, shown
 from regard.nn._inputs import Inputs, split_heads, without_padding
 from regard.nn._protocols import Positions
 
 # gates begin near 1: the sigmoid's logarithm over this, so that an untrained module forgets over hundreds of tokens
 _GATE_TEMPERATURE = 16.0
-
-
-class _Call(NamedTuple):
-    inputs: Inputs
-    tensors: tuple[Tensor, Tensor, Tensor]
-    keywords: dict[str, Any]
-    pads: Tensor | None  # [B or 1, L]: query rows that are padding
-    itself: bool
 
 
 class LinearAttention(ProjectedHeads):
@@ -139,7 +131,7 @@ class LinearAttention(ProjectedHeads):
 
     def _prepare(
         self, query: Tensor, key: Tensor | None, value: Tensor | None, mask: Mask | None, cache: LinearState | None
-    ) -> _Call:
+    ) -> Call:
         itself = key is None or key is query
         inputs = _inputs.arrange(query, key, value, mask, may_pack=self.positions is None)
         self._check(inputs, cache)
@@ -170,7 +162,7 @@ class LinearAttention(ProjectedHeads):
             "query_offset": offset,
             "state": cache,
         }
-        return _Call(inputs, (q, k, v), keywords, rows, itself)
+        return Call(inputs, (q, k, v), keywords, rows, itself, {})
 
     def _check(self, inputs: Inputs, cache: LinearState | None) -> None:
         if cache is not None:
@@ -184,16 +176,9 @@ class LinearAttention(ProjectedHeads):
         _checks.check_dtypes(self, *inputs[:3])
 
     def extra_repr(self) -> str:
-        sizes: dict[str, Any] = {"embed_dim": self.embed_dim, "num_heads": self.num_heads, "head_dim": self.head_dim}
-        others: dict[str, tuple[Any, Any]] = {
-            "num_kv_heads": (self.num_kv_heads, self.num_heads),
-            "value_head_dim": (self.value_head_dim, self.head_dim),
-            "normalize": (self.normalize, True),
-            "out_dropout": (self.out_dropout, 0.0),
-        }
-        if isinstance(self.feature_map, str):
-            others["feature_map"] = (self.feature_map, None)
-        return shown(sizes, others)
+        usual: dict[str, Any] = {"num_kv_heads": self.num_heads, "value_head_dim": self.head_dim, "normalize": True}
+        usual |= {"out_dropout": 0.0, "feature_map": None}
+        return shown(self, usual, feature_map=self.feature_map if isinstance(self.feature_map, str) else None)
 
 
 def _rates(decay: Sequence[float] | str | None, num_heads: int, device: Any) -> Tensor | None:

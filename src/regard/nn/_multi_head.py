@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,32 +10,11 @@ from torch.nn import functional as F
 
 from regard import _sharded, api
 from regard.masks import Mask
-from regard.nn import _checks, _inputs
-from regard.nn._cached import (
-    aside,
-    can_attend,
-    check_call,
-    claim,
-    explain,
-    pads_of,
-    update,
-    without_rows,
-)
-from regard.nn._heads import ProjectedHeads, check_inputs, finish, shown
+from regard.nn import _cached, _checks, _inputs
+from regard.nn._heads import Call, ProjectedHeads, check_inputs, finish, shown
 from regard.nn._inputs import Inputs
 from regard.nn._protocols import Cache, Positions
 from regard.statistics import Want
-
-
-class _Call(NamedTuple):
-    """What goes into `regard.attention`, and what is needed to finish its result."""
-
-    inputs: Inputs
-    tensors: tuple[Tensor, Tensor, Tensor]  # query, key, value: [B, head, token, dim]; the new tokens' with a cache
-    keywords: dict[str, Any]
-    how: dict[str, Any]  # of the keywords, those that say how: scale, softcap, sinks, backend, where they were given
-    pads: Tensor | None  # [B or 1, keys]: tokens that are padding
-    itself: bool  # self attention: padding among the keys is padding among the rows
 
 
 class MultiHeadAttention(ProjectedHeads):
@@ -149,7 +128,7 @@ class MultiHeadAttention(ProjectedHeads):
         call = self._prepare(query, key, value, mask, bias, cache, how)
         if cache is None:
             return finish(self, api.attention(*call.tensors, **call.keywords), call)
-        if can_attend(cache, call.keywords):
+        if _cached.can_attend(cache, call.keywords):
             found: Any = cache
             keywords = call.keywords
             out = found.attend(*call.tensors, mask=keywords["mask"], bias=keywords["bias"], **call.how)
@@ -157,7 +136,7 @@ class MultiHeadAttention(ProjectedHeads):
         call = self._through(cache, call)
         return finish(self, api.attention(*call.tensors, **call.keywords), call)
 
-    _forward_aside = aside(forward)
+    _forward_aside = _cached.aside(forward)
 
     def observe(
         self,
@@ -203,8 +182,8 @@ class MultiHeadAttention(ProjectedHeads):
         Only the projections run; a cache stays as it is.
         """
         call = self._prepare(query, key, value, mask, bias, cache, how)
-        check_call(cache, call.tensors, call.keywords)
-        return explain(cache, call.tensors, call.keywords, want)
+        _cached.check_call(cache, call.tensors, call.keywords)
+        return _cached.explain(cache, call.tensors, call.keywords, want)
 
     def _prepare(
         self,
@@ -215,7 +194,7 @@ class MultiHeadAttention(ProjectedHeads):
         bias: Any,
         cache: Cache | None,
         how: dict[str, Any],
-    ) -> _Call:
+    ) -> Call:
         how = self._how(how)
         itself = key is None or key is query
         positions = self.positions
@@ -223,9 +202,9 @@ class MultiHeadAttention(ProjectedHeads):
         check_inputs(self, inputs, cache is not None)
         if cache is not None:
             _checks.check_cache(cache, with_positions=positions is not None)
-            claim(cache, self)
+            _cached.claim(cache, self)
         keys = inputs.key
-        pads = _inputs.padding(mask, keys.shape[1], keys.device) if cache is None else pads_of(cache, query)
+        pads = _inputs.padding(mask, keys.shape[1], keys.device) if cache is None else _cached.pads_of(cache, query)
         if pads is not None:
             _sharded.refuse_padding()
             inputs = _inputs.without_padding(inputs, pads, itself)
@@ -241,14 +220,12 @@ class MultiHeadAttention(ProjectedHeads):
         if positions is not None:
             here = inputs.query_offset if cache is None else cache.position
             q, k = positions(q, k, query_offset=k.shape[2] - q.shape[2] if here is None else here)
-        keywords = {
-            "mask": inputs.mask if pads is None or cache is None or not itself else without_rows(inputs.mask, pads),
-            "bias": bias,
-            "dropout": self.dropout if self.training else 0.0,
-            "query_offset": inputs.query_offset,
-            **how,
-        }
-        return _Call(inputs, (q, k, v), keywords, how, pads, itself)
+        seen = inputs.mask
+        if pads is not None and cache is not None and itself:
+            seen = _cached.without_rows(seen, pads)
+        dropout = self.dropout if self.training else 0.0
+        keywords = {"mask": seen, "bias": bias, "dropout": dropout, "query_offset": inputs.query_offset, **how}
+        return Call(inputs, (q, k, v), keywords, pads, itself, how)
 
     def _how(self, given: dict[str, Any]) -> dict[str, Any]:
         """What says how to attend, of the call or else of the module; what is as usual is left out."""
@@ -260,10 +237,10 @@ class MultiHeadAttention(ProjectedHeads):
         merged = {name: own[name] if given.get(name) is None else given[name] for name in own}
         return {name: value for name, value in merged.items() if value is not None and value != "auto"}
 
-    def _through(self, cache: Cache, call: _Call) -> _Call:
+    def _through(self, cache: Cache, call: Call) -> Call:
         """The call over all keys and values that the cache gives back."""
-        check_call(cache, call.tensors, call.keywords)
-        tensors, keywords = update(cache, call.tensors, call.keywords)
+        _cached.check_call(cache, call.tensors, call.keywords)
+        tensors, keywords = _cached.update(cache, call.tensors, call.keywords)
         pads = call.pads
         if pads is None:
             pads = _inputs.padding_of_new_rows(call.inputs.mask, *tensors[:2], keywords["query_offset"])
@@ -284,17 +261,9 @@ class MultiHeadAttention(ProjectedHeads):
         return q, k, v
 
     def extra_repr(self) -> str:
-        sizes = {"embed_dim": self.embed_dim, "num_heads": self.num_heads, "head_dim": self.head_dim}
-        others: dict[str, tuple[Any, Any]] = {
-            "num_kv_heads": (self.num_kv_heads, self.num_heads),
-            "value_head_dim": (self.value_head_dim, self.head_dim),
-            "key_dim": (self.key_dim, self.embed_dim),
-            "value_dim": (self.value_dim, self.key_dim),
-            "dropout": (self.dropout, 0.0),
-            "out_dropout": (self.out_dropout, 0.0),
-            "scale": (self.scale, None),
-            "softcap": (self.softcap, None),
-            "sinks": (self.sinks is not None, False),
-            "backend": (self.backend, "auto"),
-        }
-        return shown(sizes, others)
+        usual = {
+            "num_kv_heads": self.num_heads, "value_head_dim": self.head_dim, "key_dim": self.embed_dim,
+            "value_dim": self.key_dim, "dropout": 0.0, "out_dropout": 0.0, "scale": None, "softcap": None,
+            "sinks": False, "backend": "auto",
+        }  # fmt: skip
+        return shown(self, usual, sinks=self.sinks is not None)
