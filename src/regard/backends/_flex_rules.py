@@ -27,7 +27,7 @@ def score_of(bias: Tensor | None, softcap: float | None) -> tuple[Callable[..., 
     """What becomes of a scaled logit, as FlexAttention's score_mod, and its kind."""
     if bias is None and softcap is None:
         return None, ()
-    cap = _cap(softcap)
+    cap = (lambda s: s) if softcap is None else (lambda s: torch.tanh(s / softcap) * softcap)
     if bias is None:
         return lambda s, b, h, q, k: cap(s), (softcap,)
     look, kind = lookup(bias.detach())
@@ -37,10 +37,6 @@ def score_of(bias: Tensor | None, softcap: float | None) -> tuple[Callable[..., 
         softcap,
         kind,
     )
-
-
-def _cap(softcap: float | None) -> Callable[[Tensor], Tensor]:
-    return (lambda s: s) if softcap is None else (lambda s: torch.tanh(s / softcap) * softcap)
 
 
 class Blocks(NamedTuple):

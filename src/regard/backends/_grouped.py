@@ -20,9 +20,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from regard.backends._schedule import from_intervals, steps_of
-from regard.backends._steps import Gathered, Run, Step
-from regard.masks import Mask
+from regard.backends._schedule import by_items, from_intervals, steps_of
+from regard.backends._steps import AnyStep, Gathered, Run, Step
+from regard.masks import Mask, RowIntervals
+from regard.masks._areas import joined
 from regard.spec import Call, CallSpec
 
 # Numbers of the keys that strided pieces of one call see, counted for each of them: their gradients are apart before
@@ -39,7 +40,7 @@ AT_ONCE = 3 << 18
 LARGE = 1 << 19
 
 
-class Steps(list[Step | Gathered]):
+class Steps(list[AnyStep]):
     """Knows the bytes of what it keeps, for the memory that it is remembered in."""
 
     @property
@@ -81,15 +82,14 @@ def _periodic_steps(mask: Mask, spec: CallSpec, offset: int) -> Steps | None:
     if period is None or period > min(MOST_CLASSES, spec.queries):
         return None
     sizes = (spec.queries, spec.keys, offset, spec.batch)
-    steps, ends = _intervals_of(plain, sizes), _ends_of(rest, sizes)
-    if steps is None or ends is None:
+    steps, intervals = _steps_of_intervals(plain, sizes), _intervals_of(rest, sizes)
+    if steps is None or intervals is None:
         return None
-    for g in range(ends[0].shape[0]):
-        item = None if ends[0].shape[0] == 1 else g
+    for item, *ends in by_items(intervals):
         for row in range(period):
             key = (row + offset) % period
             # the keys key, key + period, …: how many of them lie below each end
-            below = [-((key - end[g, :, row::period]) // period) for end in ends]
+            below = [-((key - end[:, row::period]) // period) for end in ends]
             for step in from_intervals(item, *(np.maximum(end, 0) for end in below)):
                 places = step.places
                 at = (row + places[0] * period, *(key + place * period for place in places[1:]))
@@ -111,13 +111,11 @@ def _listed_steps(mask: Mask, spec: CallSpec, offset: int) -> Steps | None:
     keys = seen.expand(1, 1, 1, spec.keys).flatten().nonzero().flatten()
     if 2 * len(keys) > spec.keys:
         return None
-    steps, ends = _intervals_of(plain, sizes), _ends_of(rest, sizes)
-    if steps is None or ends is None:
+    steps, intervals = _steps_of_intervals(plain, sizes), _intervals_of(rest, sizes)
+    if steps is None or intervals is None:
         return None
-    below = [np.searchsorted(keys.numpy(), end) for end in ends]
-    for g in range(below[0].shape[0]):
-        item = None if below[0].shape[0] == 1 else g
-        for step in from_intervals(item, *(end[g] for end in below)):
+    for item, *ends in by_items(intervals):
+        for step in from_intervals(item, *(np.searchsorted(keys.numpy(), end) for end in ends)):
             steps.append(step._replace(merges=step.merges or plain is not None, listed=keys))
     return Steps(_grouped(steps, spec))
 
@@ -160,25 +158,22 @@ def _union(mask: Mask, wanted: Callable[[Mask], bool]) -> tuple[Mask, Mask] | No
     return None
 
 
-def _intervals_of(mask: Mask | None, sizes: tuple[int, int, int, int]) -> list[Step] | None:
+def _steps_of_intervals(mask: Mask | None, sizes: tuple[int, int, int, int]) -> list[Step] | None:
     """The steps of a mask of intervals: none without a mask, and None where it is another."""
     if mask is None:
         return []
     found = mask.rows(*sizes)
     if found is None:
         return None
-    groups = found.lo.shape[0]
-    each = (from_intervals(None if groups == 1 else g, found.lo[g], found.hi[g]) for g in range(groups))
-    return list(itertools.chain.from_iterable(each))
+    return [step for item, lo, hi in by_items(found) for step in from_intervals(item, lo, hi)]
 
 
-def _ends_of(mask: Mask | None, sizes: tuple[int, int, int, int]) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
+def _intervals_of(mask: Mask | None, sizes: tuple[int, int, int, int]) -> RowIntervals | None:
     """The intervals of keys of each row, [group, interval, row]; without a mask all keys, and None of another mask."""
-    rows, keys = sizes[:2]
-    if mask is None:
-        return np.zeros((1, 1, rows), np.int64), np.full((1, 1, rows), keys, np.int64)
-    found = mask.rows(*sizes)
-    return None if found is None else (found.lo, found.hi)
+    if mask is not None:
+        return mask.rows(*sizes)
+    whole = np.zeros((1, 1, sizes[0]), np.int64)
+    return RowIntervals(whole, whole + sizes[1])
 
 
 def _grouped(steps: list[Step], spec: CallSpec) -> Iterator[Step]:
@@ -336,13 +331,7 @@ def _left_over(
     edges = [*np.flatnonzero(np.diff(row, prepend=-1)).tolist(), len(row)]
     for start, stop in itertools.pairwise(edges):
         item, at = divmod(int(row[start]), height)
-        runs: list[Run] = []
-        for place in col[start:stop].tolist():
-            end = min((place + 1) * block, S)
-            if runs and runs[-1].stop == place * block:
-                runs[-1] = Run(runs[-1].start, end, False)
-            else:
-                runs.append(Run(place * block, end, False))
-        batch = None if groups == 1 else item
-        steps.append(Step(batch, at * block, min((at + 1) * block, L), tuple(runs), "tile", None, None, merges=True))
+        blocks = joined((place * block, min((place + 1) * block, S)) for place in col[start:stop].tolist())
+        runs, batch = tuple(Run(a, b, False) for a, b in blocks), None if groups == 1 else item
+        steps.append(Step(batch, at * block, min((at + 1) * block, L), runs, "tile", None, None, merges=True))
     return steps

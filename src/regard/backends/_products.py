@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from regard.backends._steps import Gathered, Room
+from regard.backends._steps import Gathered, Room, Three
 from regard.spec import Call
 
 # weights of a piece up to which products are the faster
@@ -42,9 +42,7 @@ def forward(call: Call, step: Gathered, results: tuple[Tensor, Tensor], room: Ro
     step.write(results, parts, call.spec.kv_heads)
 
 
-def backward(
-    call: Call, step: Gathered, results: tuple[Tensor, Tensor, Tensor], totals: list[Tensor], room: Room
-) -> None:
+def backward(call: Call, step: Gathered, results: Three, totals: list[Tensor], room: Room) -> None:
     """Writes the gradient of the query and adds those of keys and values; results: grad_out, out, lse."""
     scale, shape = call.spec.scale, (step.number, step.group * step.piece.rows)
     named = zip(("grad_out", "out", "lse"), results, strict=True)

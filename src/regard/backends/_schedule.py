@@ -5,6 +5,7 @@ Rows that no step mentions see nothing. ``grouped_steps`` (see ``_grouped``) put
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from regard.backends._steps import Run, Step
 from regard.masks import Mask
+from regard.masks._areas import Ranges, joined
 from regard.spec import Call
 
 # pairs of a head of 64 that each step has to save against one masked call of all pairs (benchmarks/cpu.py --only
@@ -59,9 +61,8 @@ def _build(mask: Mask, rows: int, keys: int, offset: int | Tensor, batch: int, o
     intervals = mask.rows(rows, keys, offset, batch)
     steps: list[Step] = []
     if intervals is not None:
-        groups = intervals.lo.shape[0]
-        for g in range(groups):
-            steps += from_intervals(None if groups == 1 else g, intervals.lo[g], intervals.hi[g], once=once)
+        for item, lo, hi in by_items(intervals):
+            steps += from_intervals(item, lo, hi, once=once)
         return steps
     block = 64 if keys <= 4096 else 128
     table = mask.blocks(rows, keys, offset, batch, block, block)
@@ -69,6 +70,15 @@ def _build(mask: Mask, rows: int, keys: int, offset: int | Tensor, batch: int, o
         batch_item = None if table.groups == 1 else g
         steps += _from_blocks(batch_item, table.row_ptr[g], table.cols, table.full, rows, keys, block)
     return steps
+
+
+def by_items(
+    intervals: tuple[NDArray[np.int64], NDArray[np.int64]],
+) -> Iterator[tuple[int | None, NDArray[np.int64], NDArray[np.int64]]]:
+    """The intervals of each item; of None, where those of all items are the same."""
+    groups = len(intervals[0])
+    for g, (lo, hi) in enumerate(zip(*intervals, strict=True)):
+        yield None if groups == 1 else g, lo, hi
 
 
 def from_intervals(
@@ -159,20 +169,10 @@ def _tiles(batch: int | None, lo: NDArray[np.int64], hi: NDArray[np.int64], star
     return steps
 
 
-def _hulls(lo: NDArray[np.int64], hi: NDArray[np.int64]) -> list[tuple[int, int]]:
-    """The keys that some row sees, slot by slot, overlapping ones joined."""
-    runs: list[tuple[int, int]] = []
-    for slot_lo, slot_hi in zip(lo, hi, strict=True):
-        seen = slot_lo < slot_hi
-        if seen.any():
-            runs.append((int(slot_lo[seen].min()), int(slot_hi[seen].max())))
-    joined: list[tuple[int, int]] = []
-    for a, b in sorted(runs):
-        if joined and a <= joined[-1][1]:
-            joined[-1] = (joined[-1][0], max(b, joined[-1][1]))
-        else:
-            joined.append((a, b))
-    return joined
+def _hulls(lo: NDArray[np.int64], hi: NDArray[np.int64]) -> Ranges:
+    """The keys that some row sees, slot by slot, those that overlap joined."""
+    slots = ((start[start < stop], stop[start < stop]) for start, stop in zip(lo, hi, strict=True))
+    return joined((int(start.min()), int(stop.max())) for start, stop in slots if len(start))
 
 
 def _from_blocks(

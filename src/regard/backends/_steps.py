@@ -18,6 +18,9 @@ from torch import Tensor
 from regard.spec import Call, CallSpec
 from regard.statistics import merge
 
+# tensors of query, key and value; or the gradient of the output, the output and the log-sum-exp
+Three = tuple[Tensor, Tensor, Tensor]
+
 
 class Run(NamedTuple):
     start: int
@@ -143,7 +146,7 @@ class Step(NamedTuple):
         )
         return call.replace(spec=local, sinks=None)
 
-    def inputs(self, call: Call, room: Room) -> tuple[Tensor, Tensor, Tensor]:
+    def inputs(self, call: Call, room: Room) -> Three:
         """Query, key and value of the step; views where they are one run."""
         key, value = call.key, call.value
         if self.listed is not None:
@@ -168,7 +171,7 @@ class Step(NamedTuple):
             out.copy_(part)
             lse.copy_(part_lse)
 
-    def add(self, totals: list[Tensor], parts: tuple[Tensor, Tensor, Tensor]) -> None:
+    def add(self, totals: list[Tensor], parts: Three) -> None:
         """Put or add the gradients of the step's query, key and value to those of the call."""
         rows = self._rows_of(totals[0], totals[1].shape[1])
         part = parts[0].view(rows.shape)
@@ -269,7 +272,7 @@ class Gathered(NamedTuple):
         local = call.spec._replace(batch=self.number, heads=self.group, kv_heads=1, queries=rows, keys=keys)
         return call.replace(spec=local, sinks=None)
 
-    def inputs(self, call: Call, room: Room) -> tuple[Tensor, Tensor, Tensor]:
+    def inputs(self, call: Call, room: Room) -> Three:
         query = self.take_rows(room, "query", call.query, call.spec.kv_heads)
         return query, self.take_keys(room, "key", call.key), self.take_keys(room, "value", call.value)
 
@@ -292,7 +295,7 @@ class Gathered(NamedTuple):
         for result, part in zip(results, parts, strict=True):
             self._put(result, self.rows, part, self.first)
 
-    def add(self, totals: list[Tensor], parts: tuple[Tensor, Tensor, Tensor]) -> None:
+    def add(self, totals: list[Tensor], parts: Three) -> None:
         self._put(totals[0], self.rows, parts[0], self.first, add=self.merges)
         self._put(totals[1], self.keys, parts[1], add=True)
         self._put(totals[2], self.keys, parts[2], add=True)
@@ -330,6 +333,9 @@ class Gathered(NamedTuple):
             rows.add_(part)
         elif rows.data_ptr() != part.data_ptr():  # what was merged or computed in place is there already
             rows.copy_(part)
+
+
+AnyStep = Step | Gathered
 
 
 def _in_blocks(tensor: Tensor, block: int) -> Tensor:

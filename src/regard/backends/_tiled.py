@@ -11,7 +11,7 @@ from regard.backends._autograd import FusedBackend
 from regard.backends._base import accumulation
 from regard.backends._grouped import Steps, grouped_steps
 from regard.backends._meter import each_kind
-from regard.backends._steps import Gathered, Room, Step
+from regard.backends._steps import AnyStep, Room, Step, Three
 from regard.spec import Call, CallSpec, Result
 
 Grads = tuple["Tensor | None", ...]
@@ -30,14 +30,8 @@ class TiledBackend(FusedBackend):
 
     @abstractmethod
     def step_backward(
-        self,
-        call: Call,
-        step: Step,
-        tensors: tuple[Tensor, Tensor, Tensor],
-        results: tuple[Tensor, Tensor, Tensor],
-        grad_bias: Tensor | None,
-        room: Room,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+        self, call: Call, step: Step, tensors: Three, results: Three, grad_bias: Tensor | None, room: Room
+    ) -> Three:
         """Gradients of the step's query, key and value; adds to ``grad_bias`` in place. ``results``: grad_out, out and
         lse."""
 
@@ -77,7 +71,7 @@ class TiledBackend(FusedBackend):
             self.forward_step(call, step, (out, lse), room)
         return out, lse
 
-    def forward_step(self, call: Call, step: Step | Gathered, results: tuple[Tensor, Tensor], room: Room) -> None:
+    def forward_step(self, call: Call, step: AnyStep, results: tuple[Tensor, Tensor], room: Room) -> None:
         """Writes a step's (out, lse) to those of the call, or merges them."""
         found = self.step_forward(step.local(call), step.piece, *step.inputs(call, room), room)
         step.write(results, found, call.spec.kv_heads)
@@ -101,9 +95,7 @@ class TiledBackend(FusedBackend):
         made = tuple(g.to(spec.dtype) if need else None for g, need in zip(grads, needs, strict=False))
         return (*made, None if grad_bias is None or bias is None else grad_bias.to(bias.dtype), grad_sinks)
 
-    def _backward_steps(
-        self, call: Call, results: tuple[Tensor, Tensor, Tensor], grad_bias: Tensor | None
-    ) -> list[Tensor]:
+    def _backward_steps(self, call: Call, results: Three, grad_bias: Tensor | None) -> list[Tensor]:
         spec, room, steps = call.spec, Room(), self.plan_steps(call)
         tensors = (call.query, call.key, call.value)
         alone = steps[0] if len(steps) == 1 else None
@@ -117,13 +109,7 @@ class TiledBackend(FusedBackend):
         return totals
 
     def backward_step(
-        self,
-        call: Call,
-        step: Step | Gathered,
-        results: tuple[Tensor, Tensor, Tensor],
-        totals: list[Tensor],
-        grad_bias: Tensor | None,
-        room: Room,
+        self, call: Call, step: AnyStep, results: Three, totals: list[Tensor], grad_bias: Tensor | None, room: Room
     ) -> None:
         """Adds a step's gradients to those of the call."""
         named = zip(("grad_out", "out", "lse"), results, strict=True)

@@ -14,7 +14,7 @@ from regard.backends._dropout import Draw, kept_scale
 from regard.backends._grouped import Steps
 from regard.backends._meter import some
 from regard.backends._schedule import permitted_of
-from regard.backends._steps import Room, Run, Step, side_by_side
+from regard.backends._steps import Room, Run, Step, Three, side_by_side
 from regard.backends._tiled import TiledBackend
 from regard.spec import Call, CallSpec
 
@@ -113,14 +113,8 @@ class Blockwise(TiledBackend):
         return logits, capped
 
     def step_backward(
-        self,
-        call: Call,
-        step: Step,
-        tensors: tuple[Tensor, Tensor, Tensor],
-        results: tuple[Tensor, Tensor, Tensor],
-        grad_bias: Tensor | None,
-        room: Room,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+        self, call: Call, step: Step, tensors: Three, results: Three, grad_bias: Tensor | None, room: Room
+    ) -> Three:
         spec = call.spec
         work = accumulation(spec.dtype)
         query, key, value = tensors

@@ -17,7 +17,7 @@ from regard.backends._bias import bias_over, is_rule, items_of, may_hide, short_
 from regard.backends._grouped import Steps, grouped_steps
 from regard.backends._kernel_call import KernelCall, show_nan
 from regard.backends._schedule import STEP_PAIRS, permitted_of, steps_of
-from regard.backends._steps import Gathered, Room, Run, Step
+from regard.backends._steps import AnyStep, Gathered, Room, Run, Step, Three
 from regard.backends._tiled import Grads, TiledBackend, add_sinks, by_heads, sink_gradient
 from regard.spec import Call, CallSpec, Result
 
@@ -130,14 +130,8 @@ class Sdpa(TiledBackend):
         return out, lse
 
     def step_backward(
-        self,
-        call: Call,
-        step: Step,
-        tensors: tuple[Tensor, Tensor, Tensor],
-        results: tuple[Tensor, Tensor, Tensor],
-        grad_bias: Tensor | None,
-        room: Room,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+        self, call: Call, step: Step, tensors: Three, results: Three, grad_bias: Tensor | None, room: Room
+    ) -> Three:
         query, scale = _positive_scale(tensors[0], call.spec.scale)
         causal, added, empty = self._mask(call, step)
         grad_out, out, lse = results
@@ -148,20 +142,14 @@ class Sdpa(TiledBackend):
             grads = (grads[0] * math.copysign(1.0 if call.spec.scale else 0.0, call.spec.scale), grads[1], grads[2])
         return grads
 
-    def forward_step(self, call: Call, step: Step | Gathered, results: tuple[Tensor, Tensor], room: Room) -> None:
+    def forward_step(self, call: Call, step: AnyStep, results: tuple[Tensor, Tensor], room: Room) -> None:
         if isinstance(step, Gathered) and _products.are_faster(step):
             _products.forward(call, step, results, room)
         else:
             super().forward_step(call, step, results, room)
 
     def backward_step(
-        self,
-        call: Call,
-        step: Step | Gathered,
-        results: tuple[Tensor, Tensor, Tensor],
-        totals: list[Tensor],
-        grad_bias: Tensor | None,
-        room: Room,
+        self, call: Call, step: AnyStep, results: Three, totals: list[Tensor], grad_bias: Tensor | None, room: Room
     ) -> None:
         if isinstance(step, Gathered) and _products.are_faster(step):
             _products.backward(call, step, results, totals, room)

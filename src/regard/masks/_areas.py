@@ -6,6 +6,7 @@ a query, a rectangle of the keys before it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -114,12 +115,12 @@ def _segments(lo: Whole, hi: Whole) -> list[tuple[int, int, bool]] | None:
     return [(start, stop, stop - start > 1 and bool(move[start] == 1)) for start, stop in ranges]
 
 
-def joined(ranges: Ranges) -> Ranges:
-    """The same numbers as ranges that are ascending and apart; none may overlap."""
+def joined(ranges: Iterable[tuple[int, int]]) -> Ranges:
+    """The same numbers as ranges that are ascending and apart."""
     found: list[tuple[int, int]] = []
     for start, stop in sorted(ranges):
-        if found and found[-1][1] == start:
-            found[-1] = (found[-1][0], stop)
+        if found and start <= found[-1][1]:
+            found[-1] = (found[-1][0], max(stop, found[-1][1]))
         else:
             found.append((start, stop))
     return tuple(found)

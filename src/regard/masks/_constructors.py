@@ -93,7 +93,8 @@ def padding(lengths: Tensor | Iterable[int], side: Literal["right", "left"] = "r
     """
     if side not in ("right", "left"):
         raise ValueError(f'masks.padding: side must be "right" or "left" (where the padding is), got {side!r}')
-    tensor, made = integers("padding", "lengths", lengths, (1,), _FROM_FLAGS if _two_dims(lengths) else "")
+    hint = _FROM_FLAGS if isinstance(lengths, Tensor) and lengths.dim() == 2 else ""
+    tensor, made = integers("padding", "lengths", lengths, (1,), hint)
     at_least("padding", "lengths", tensor, 0)
     return Padding(tensor, side, made)
 
@@ -290,7 +291,3 @@ def from_additive(tensor: Tensor) -> Mask:
     attendance("from_additive", tensor, FLOATS)
     check_additive(tensor)
     return Additive(tensor)
-
-
-def _two_dims(value: object) -> bool:
-    return isinstance(value, Tensor) and value.dim() == 2

@@ -200,17 +200,9 @@ def _common(a: Any, b: Any) -> Any:
     return None if a is None or b is None else a & b
 
 
-def _of_both(a: KeySets, b: KeySets) -> KeySets:
-    return _union(a[0], b[0]), _common(a[1], b[1])
-
-
-def _of_either(a: KeySets, b: KeySets) -> KeySets:
-    return _common(a[0], b[0]), _union(a[1], b[1])
-
-
-def _of_opposite(sets: KeySets) -> KeySets:
-    return sets[1], sets[0]
-
-
 # How &, | and ~ join what is known of keys: the keys that a mask hides, and those that its opposite hides.
-SETS = (_of_both, _of_either, _of_opposite)
+SETS: tuple[Any, Any, Any] = (
+    lambda a, b: (_union(a[0], b[0]), _common(a[1], b[1])),
+    lambda a, b: (_common(a[0], b[0]), _union(a[1], b[1])),
+    lambda sets: (sets[1], sets[0]),
+)

@@ -93,7 +93,8 @@ class _Backward:
         self.lse = lse.to(work)
         entropy = given.get("entropy")
         self.entropy = None if entropy is None else entropy.to(work).masked_fill(self.empty, 0.0)
-        self.mass, self.first = (_in(given.get(name), work) for name in ("key_mass", "first_mass"))
+        sums = (given.get(name) for name in ("key_mass", "first_mass"))
+        self.mass, self.first = (None if each is None else each.to(work) for each in sums)
         self.queries = range(call.spec.queries)[want.queries or slice(None)]
         # what a pair that is not permitted holds must not reach a product with 0
         self.query, self.key = (torch.where(t.isfinite(), t, 0.0).to(work) for t in (call.query, call.key))
@@ -187,7 +188,3 @@ class _Backward:
             into = d_key[tile.items, kv].view(len(flat), *d_key.shape[2:])
             for keys, columns in side_by_side(tile.runs):
                 into[:, keys].baddbmm_(flat[..., columns].transpose(1, 2), query)
-
-
-def _in(given: Any, work: torch.dtype) -> Tensor | None:
-    return None if given is None else given.to(work)

@@ -10,6 +10,7 @@ from torch import Tensor
 from regard import statistics
 from regard.backends._base import accumulation
 from regard.backends._steps import Run, side_by_side, tokens_of
+from regard.masks._areas import joined
 from regard.spec import Call
 from regard.statistics import Want
 
@@ -156,7 +157,7 @@ class Totals:
     def _distance(self, tile: Tile) -> None:
         """Sums along diagonals: in ``padded``, moving on by one row and one column is one fixed stride."""
         count, start = len(tile.rows), 0
-        for first, last in _neighbours(tile.runs):
+        for first, last in joined((run.start, run.stop) for run in tile.runs):
             size, padded = last - first, tile.padded
             if size < tile.p.shape[-1]:
                 padded = tile.p.new_zeros(count + tile.p[..., 0].numel() * (size + count))
@@ -219,14 +220,3 @@ def _from(part: range, whole: range) -> slice:
 def _keys(tile: Tile) -> Tensor:
     """The key of each column."""
     return torch.cat([torch.arange(run.start, run.stop, device=tile.p.device) for run in tile.runs])
-
-
-def _neighbours(runs: tuple[Run, ...]) -> list[tuple[int, int]]:
-    """The spans of keys that the runs make up, runs that touch joined."""
-    spans: list[tuple[int, int]] = []
-    for run in runs:
-        if spans and spans[-1][1] == run.start:
-            spans[-1] = (spans[-1][0], run.stop)
-        else:
-            spans.append((run.start, run.stop))
-    return spans
