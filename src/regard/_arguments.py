@@ -202,8 +202,7 @@ def _checked_offset(offset: Tensor, batch: int, device: torch.device) -> Tensor:
         raise ValueError(
             f"query_offset must have shape [batch] = [{batch}], one position per item, got {list(offset.shape)}"
         )
-    if offset.device != device:
-        raise TypeError(f"query_offset is on {offset.device} but query is on {device}; move one of them")
+    _check_device("query_offset", offset, device)
     return offset.to(torch.int64)
 
 
@@ -226,12 +225,7 @@ def _checked_bias(
             f"bias is added to the logits and must be floating point, got {bias.dtype}; "
             "a boolean tensor is a mask: use mask=masks.keep(tensor) (True = attend) or masks.drop(tensor) (hidden)"
         )
-    if bias.dtype != dtype and not (dtype in _HALF and bias.dtype == torch.float32):
-        raise TypeError(
-            f"bias has dtype {bias.dtype} but query has {dtype}; convert one (float32 may join half precision)"
-        )
-    if bias.device != device:
-        raise TypeError(f"bias is on {bias.device} but query is on {device}; move one of them")
+    _check_joins("bias", bias, dtype, device)
     if rule is not None:
         return bias, rule
     shape = (1,) * (4 - bias.dim()) + tuple(bias.shape)
@@ -246,14 +240,22 @@ def _checked_bias(
 def _check_sinks(sinks: Tensor, heads: int, dtype: torch.dtype, device: torch.device) -> None:
     if not isinstance(sinks, Tensor):
         raise TypeError(f"sinks must be a floating-point tensor [num_heads], got {type(sinks).__name__}")
-    if sinks.dtype != dtype and not (dtype in _HALF and sinks.dtype == torch.float32):
-        raise TypeError(
-            f"sinks has dtype {sinks.dtype} but query has {dtype}; convert one (float32 may join half precision)"
-        )
+    _check_joins("sinks", sinks, dtype, device)
     if sinks.shape != (heads,):
         raise ValueError(f"sinks must have shape [num_heads] = [{heads}], one logit per head, got {list(sinks.shape)}")
-    if sinks.device != device:
-        raise TypeError(f"sinks is on {sinks.device} but query is on {device}; move one of them")
+
+
+def _check_joins(name: str, given: Tensor, dtype: torch.dtype, device: torch.device) -> None:
+    if given.dtype != dtype and not (dtype in _HALF and given.dtype == torch.float32):
+        raise TypeError(
+            f"{name} has dtype {given.dtype} but query has {dtype}; convert one (float32 may join half precision)"
+        )
+    _check_device(name, given, device)
+
+
+def _check_device(name: str, given: Tensor, device: torch.device) -> None:
+    if given.device != device:
+        raise TypeError(f"{name} is on {given.device} but query is on {device}; move one of them")
 
 
 def _check_mask_devices(mask: Mask, device: torch.device) -> None:

@@ -12,10 +12,9 @@ from regard._arguments import prepare
 from regard.backends import ALL, _guard
 from regard.backends._autograd import FusedBackend
 from regard.backends._base import accumulation, no_autocast
-from regard.bias import Bias, TableBias, rebuild
-from regard.masks import Mask
+from regard.bias import TableBias, rebuild
 from regard.plan import choose
-from regard.spec import Call, Refused
+from regard.spec import Call, Refused, Result
 
 _TENSORS = (
     "Tensor query, Tensor key, Tensor value, Tensor? bias, Tensor? sinks, Tensor? offset, Tensor? seed, Tensor[] mask"
@@ -26,28 +25,15 @@ _NUMBERS = (
 )
 
 
-def attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Mask | None,
-    bias: Tensor | Bias | None,
-    scale: float | None,
-    softcap: float | None,
-    sinks: Tensor | None,
-    dropout: float,
-    query_offset: int | Tensor | None,
-    backend: str,
-) -> Tensor:
-    """``regard.attention`` as a compiler traces it: the same checks, then one node."""
-    call = prepare(query, key, value, mask, bias, scale, softcap, sinks, dropout, query_offset, mode="compile")
+def attention(given: tuple[Any, ...], backend: str) -> Tensor:
+    """``regard.attention``, of all that ``prepare`` takes, as a compiler traces it: the same checks, then one node."""
+    query, _, _, mask, _, _, softcap, _, dropout, _ = given
+    call = prepare(*given, mode="compile")  # type: ignore[misc]  # there are ten
+    seed = torch.randint(0, 2**31 - 1, (), device=query.device) if dropout else None
     if backend == "eager" or (backend == "auto" and torch._C._are_functorch_transforms_active()):
         # plain operations: the compiler and torch.func see through them, and derivatives of any order remain
-        call = call.replace(seed=torch.randint(0, 2**31 - 1, (), device=query.device) if dropout else None)
-        call, lost = _guard.cleaned(ALL["eager"], call)
-        return _guard.with_nan(ALL["eager"].run(call, named=True), lost).out
+        return _by_eager(call.replace(seed=seed)).out
     spec = call.spec
-    seed = torch.randint(0, 2**31 - 1, (), device=query.device) if dropout else None
     start, offset = (0, call.offset) if isinstance(call.offset, Tensor) else (call.offset, None)
     tensors = [] if mask is None else list(mask.tensors)
     code = "" if mask is None else mask.code
@@ -60,28 +46,23 @@ def attention(
     return out
 
 
-def _rebuild(
+def _described(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, sinks: Tensor | None, offset: Tensor | None,
     seed: Tensor | None, mask: list[Tensor], code: str, start: int, scale: float, softcap: float | None, dropout: float,
     backend: str, grad: bool, bias_grad: bool, bias_rule: str,
-) -> tuple[FusedBackend, Call, Tensor | None]:  # fmt: skip
+) -> tuple[Call, str]:  # fmt: skip
+    """The call of an op's arguments, and the backend that was asked for."""
     rule = masks.rebuild(code, tuple(mask)) if code else None
-    call = prepare(
-        query,
-        key,
-        value,
-        rule,
-        TableBias(rebuild(bias_rule), bias) if bias_rule and bias is not None else bias,
-        scale,
-        softcap,
-        sinks,
-        dropout,
-        start if offset is None else offset,
-        mode="compile",
-    )
+    table = TableBias(rebuild(bias_rule), bias) if bias_rule and bias is not None else bias
+    place = start if offset is None else offset
+    call = prepare(query, key, value, rule, table, scale, softcap, sinks, dropout, place, mode="compile")
     described = call.spec.bias
     spec = call.spec._replace(grad=grad, bias=described and described._replace(needs_grad=bias_grad))
-    call = call.replace(spec=spec, seed=seed)
+    return call.replace(spec=spec, seed=seed), backend
+
+
+def _rebuild(*arguments: Any) -> tuple[FusedBackend, Call, Tensor | None]:
+    call, backend = _described(*arguments)
     chosen = choose(call.spec, backend).backend
     if not isinstance(chosen, FusedBackend):
         # eager is chosen for tiny calls only; inside an opaque node a hand-written backward pass is needed
@@ -90,20 +71,15 @@ def _rebuild(
     return chosen, *_guard.cleaned(chosen, call)
 
 
-def plain(
-    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, sinks: Tensor | None, offset: Tensor | None,
-    seed: Tensor | None, mask: list[Tensor], code: str, start: int, scale: float, softcap: float | None, dropout: float,
-    backend: str, grad: bool, bias_grad: bool, bias_rule: str,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+def plain(*arguments: Any) -> tuple[Tensor, Tensor]:
     """The op in operations of torch's, for graphs that go where the op does not exist."""
-    rule = masks.rebuild(code, tuple(mask)) if code else None
-    table = TableBias(rebuild(bias_rule), bias) if bias_rule and bias is not None else bias
-    place = start if offset is None else offset
-    call = prepare(query, key, value, rule, table, scale, softcap, sinks, dropout, place, mode="compile")
-    call, lost = _guard.cleaned(ALL["eager"], call.replace(seed=seed))
-    found = _guard.with_nan(ALL["eager"].run(call, named=True), lost)
-    lse = query.new_zeros(query.shape[:3], dtype=accumulation(query.dtype)) if found.lse is None else found.lse
-    return found.out.to(call.spec.dtype), lse
+    found = _by_eager(_described(*arguments)[0])
+    return found.out, found.lse
+
+
+def _by_eager(call: Call) -> Result:
+    call, lost = _guard.cleaned(ALL["eager"], call)
+    return _guard.with_nan(ALL["eager"].run(call, named=True), lost)
 
 
 @torch.library.custom_op("regard::attention", mutates_args=(), schema=f"({_TENSORS}, {_NUMBERS}) -> (Tensor, Tensor)")

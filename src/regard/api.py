@@ -34,6 +34,7 @@ _transforms = torch._C._functorch.peek_interpreter_stack
 _autocasts = torch._C._is_any_autocast_enabled
 _derives = torch.is_grad_enabled
 _STRIDED = torch.strided
+_WHOLE, _REAL = (type(None), int), (type(None), float)
 
 
 def attention(
@@ -74,30 +75,27 @@ def attention(
     >>> attention(q, k, v)[0, 0]
     tensor([[1., 1., 1., 1.]])
     """
+    given = (query, key, value, mask, bias, scale, softcap, sinks, dropout, query_offset)
     if torch.compiler.is_compiling():
         from regard._compiled import attention as compiled
 
         if functional.scaled_dot_product_attention is not _SDPA and _sharded.is_torchs_block():
             _sharded.refuse_compiled()
-        return compiled(query, key, value, mask, bias, scale, softcap, sinks, dropout, query_offset, backend)
+        return compiled(given, backend)
     if _tracing_state() is not None:
         _refuse_tracing()
     usual = type(query) is type(key) is type(value) is Tensor and functional.scaled_dot_product_attention is _SDPA
     if not usual and (spread := _sharded.of(query, key, value)) is not None:
-        how = _keywords(mask, bias, scale, softcap, sinks, dropout, query_offset, backend)
-        out: Tensor = spread.attention(attention, (query, key, value), how)
+        out: Tensor = spread.attention(attention, given[:3], _keywords(given, backend))
         return out
-    program, call = _prepared((query, key, value, mask, bias, scale, softcap, sinks, dropout, query_offset), backend)
+    program, call = _prepared(given, backend)
     return _guard.run(program, call).out
 
 
-def _keywords(
-    mask: Any, bias: Any, scale: Any, softcap: Any, sinks: Any, dropout: Any, query_offset: Any, backend: str
-) -> dict[str, Any]:
-    return {
-        "mask": mask, "bias": bias, "scale": scale, "softcap": softcap, "sinks": sinks, "dropout": dropout,
-        "query_offset": query_offset, "backend": backend,
-    }  # fmt: skip
+def _keywords(given: tuple[Any, ...], backend: str) -> dict[str, Any]:
+    """The keywords of a call by name, from all that `prepare` takes."""
+    names = ("mask", "bias", "scale", "softcap", "sinks", "dropout", "query_offset", "backend")
+    return dict(zip(names, (*given[3:], backend), strict=True))
 
 
 # torch.jit.trace, which torch has deprecated: lengths are tensors in it, and a plan is made for numbers
@@ -121,7 +119,7 @@ def _prepared(given: tuple[Any, ...], backend: str) -> tuple[Program, Call]:
         and type(query) is type(key) is type(value) is Tensor
         and (mask is None or isinstance(mask, Mask))
         and _is_plain()
-        and (known := _described(query, key, value, scale, softcap, dropout, query_offset, backend)) is not None
+        and (known := _described(given, backend)) is not None
     ):
         call = prepare(*given)
         if call.spec.dropout:
@@ -156,26 +154,14 @@ def _program_of(given: tuple[Any, ...], backend: str) -> Program:
     return program_of(prepare(*given), backend)
 
 
-def _described(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    scale: float | None,
-    softcap: float | None,
-    dropout: float,
-    query_offset: int | Tensor | None,
-    backend: str,
-) -> tuple[Any, ...] | None:
+def _described(given: tuple[Any, ...], backend: str) -> tuple[Any, ...] | None:
     """All that checks, plan and program depend on, next to the mask: first the numbers of queries, of keys and of all
     items' heads, and whether there may be gradients, then the rest. None where it cannot be written down shortly, or
     is not right."""
-    if not (
-        (query_offset is None or type(query_offset) is int)
-        and (scale is None or type(scale) is float)
-        and (softcap is None or type(softcap) is float)
-        and type(dropout) is float
-        and type(backend) is str
-    ):
+    query, key, value, _, _, scale, softcap, _, dropout, query_offset = given
+    if type(query_offset) not in _WHOLE or type(scale) not in _REAL or type(softcap) not in _REAL:
+        return None
+    if type(dropout) is not float or type(backend) is not str:
         return None
     try:
         batch, heads, rows, dim = query.shape
@@ -248,12 +234,12 @@ def explain(
     if linear:
         raise TypeError(f"attention has no argument {', '.join(linear)}; explain linear attention with kind='linear'")
     check_want(want)
+    softmax = (query, key, value, mask, bias, scale, softcap, sinks, dropout, query_offset)
     if (spread := _sharded.of(query, key, value)) is not None:
-        how = _keywords(mask, bias, scale, softcap, sinks, dropout, query_offset, backend)
-        plan: Plan = spread.explain(explain, (query, key, value), {**how, "want": want})
+        plan: Plan = spread.explain(explain, softmax[:3], {**_keywords(softmax, backend), "want": want})
         return plan
-    call = prepare(query, key, value, mask, bias, scale, softcap, sinks, dropout, query_offset)
-    return make_plan(call, choose(call.spec, backend), None, want)
+    call = prepare(*softmax)
+    return make_plan(call, choose(call.spec, backend), want)
 
 
 def _explain_linear(
@@ -268,19 +254,17 @@ def _explain_linear(
     return explain_linear(*tensors, **given)
 
 
-def make_plan(call: Call, choice: Choice, program: Program | None, want: Want | None = None) -> Plan:
-    """The plan of a call; with ``want``, its cost includes the observation after the forward pass. A program that is
-    not there yet is made when the cost is asked for, unless its table would be too large to be made for that alone."""
+def make_plan(call: Call, choice: Choice, want: Want | None = None) -> Plan:
+    """The plan of a call; with ``want``, its cost includes the observation after the forward pass. A table of blocks
+    that would be too large to be made for the cost alone is left out of it, and its most bytes are added."""
     spec, mask, offset = call.spec, call.mask, call.offset
 
     def cost() -> Cost:
         kept, exact = spec.pairs, True
         if mask is not None:
             kept, exact = mask.kept_pairs(spec.queries, spec.keys, offset, spec.batch, spec.heads)
-        moved = (
-            spec.batch * spec.heads * spec.queries * (spec.head_dim + spec.value_dim)
-            + spec.batch * spec.kv_heads * spec.keys * (spec.head_dim + spec.value_dim)
-        ) * spec.dtype.itemsize
+        lines = spec.batch * (spec.heads * spec.queries + spec.kv_heads * spec.keys)
+        moved = lines * (spec.head_dim + spec.value_dim) * spec.dtype.itemsize
         if spec.bias is not None:
             moved += spec.bias.dtype.itemsize * torch.Size(spec.bias.shape).numel()
         flops = 2 * kept * (spec.head_dim + spec.value_dim)
@@ -347,14 +331,13 @@ def observe(
     check_want(want)
     if torch.compiler.is_compiling():
         raise Refused("regard.observe cannot be compiled: call it outside torch.compile, or compile regard.attention")
+    given = (query, key, value, mask, bias, scale, softcap, sinks, dropout, query_offset)
     if (spread := _sharded.of(query, key, value)) is not None:
         more = {"value_norms": value_norms, "output": output, "differentiable": differentiable or None}
         if extra := [name for name, value in more.items() if value is not None]:
             raise Refused(f"{', '.join(extra)} cannot be used where tokens lie on several processes: leave out")
-        how = _keywords(mask, bias, scale, softcap, sinks, dropout, query_offset, backend)
-        seen: Observation = spread.observe(observe, (query, key, value), {**how, "want": want})
+        seen: Observation = spread.observe(observe, given[:3], {**_keywords(given, backend), "want": want})
         return seen
-    given = (query, key, value, mask, bias, scale, softcap, sinks, dropout, query_offset)
     program, call = _prepared(given, backend)
     if call.spec.mode in ("transform", "fake"):
         raise Refused(
@@ -371,7 +354,7 @@ def observe(
     found = result.rows or (observe_call(_plain(call), lse, want, lengths) if want.asks else {})
     if differentiable:
         found |= with_gradients(call, lse, want, found)
-    return Observation(result.out, lse, make_plan(call, choose(call.spec, backend), program, want), want, found)
+    return Observation(result.out, lse, make_plan(call, choose(call.spec, backend), want), want, found)
 
 
 def _lengths(call: Call, want: Want, given: Any, output: Any) -> Tensor | None:

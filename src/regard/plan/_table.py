@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from regard import backends
@@ -31,8 +32,12 @@ def plan_table(plan: Plan) -> str:
     others = sorted(
         (name for name in backends.ALL if name != plan.backend), key=lambda n: len(plan.refusals.get(n, ()))
     )
-    tail = [(f"not {name}", "; ".join(plan.refusals.get(name, ["can run, not chosen"]))) for name in others]
-    return in_lines([*head, *tail])
+    return in_lines([*head, *not_chosen(plan, others)])
+
+
+def not_chosen(plan: Plan, others: Iterable[str]) -> list[tuple[str, str]]:
+    """Why the others did not run."""
+    return [(f"not {name}", "; ".join(plan.refusals.get(name, ["can run, not chosen"]))) for name in others]
 
 
 def call_in_words(spec: CallSpec) -> str:
