@@ -27,8 +27,7 @@ def storages(*caches: Any) -> int:
                 look(one)
 
     for cache in caches:
-        for name in ("_key", "_value", "_shown"):
-            look(getattr(cache, name))
+        look(list(vars(cache).values()))
     return sum(found.values())
 
 
