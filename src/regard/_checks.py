@@ -8,6 +8,11 @@ from typing import Any, TypeGuard
 import torch
 
 
+def is_exporting() -> bool:
+    """As ``torch.compiler.is_exporting``, which is True in everything that torch 2.11 compiles."""
+    return torch.compiler._is_exporting_flag
+
+
 def is_int(given: object) -> TypeGuard[int]:
     """Whether it is a whole number of Python's own; True and False are none."""
     return isinstance(given, int) and not isinstance(given, bool)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from regard import api, masks
-from regard._checks import autocasts
+from regard._checks import autocasts, is_exporting
 
 _CAUSAL = masks.causal()
 # PyTorch's own, also where `torch.nn.functional` has been given the one below in its place
@@ -47,7 +47,7 @@ def scaled_dot_product_attention(
     if query.is_nested or key.is_nested or value.is_nested:
         return _nested(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     _check(query, key, value, attn_mask, dropout_p, is_causal)
-    if torch.compiler.is_exporting() and _has_unknown_lengths(query, key, value, attn_mask):
+    if is_exporting() and _has_unknown_lengths(query, key, value, attn_mask):
         return _torch_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     same = query.dim() == key.dim() == value.dim() == 4 and query.shape[:2] == key.shape[:2] == value.shape[:2]
     if not same and (query.shape[-2] == 0 or 0 in value.shape):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
 
 from regard import api, masks
 from regard.masks import Mask
@@ -56,16 +56,8 @@ def aside(function: Function) -> Function:
     What a cache holds is counted in Python. Traced, each count would become part of the graph, and every token get a
     graph of its own; so attention with a cache is a step between the graphs of what surrounds it.
     """
-    made: list[Any] = []
-
-    @functools.wraps(function)
-    def outside(*given: Any, **named: Any) -> Any:
-        if not made:
-            made.append(torch.compiler.disable(function))  # type: ignore[no-untyped-call]  # not before: it loads much
-        return made[0](*given, **named)
-
-    outside._torchdynamo_disable = True  # type: ignore[attr-defined]  # as torch.compiler.disable marks what it makes
-    return cast(Function, outside)
+    # torch's own way to say so of a function without loading its compiler: `torch.compiler.disable` loads it at once
+    return cast(Function, _disable_dynamo(function))
 
 
 def pads_of(cache: Cache, like: Tensor) -> Tensor | None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from regard import api
+from regard._checks import is_exporting
 from regard.cache import TokenCache
 from regard.cache._padded import Padded
 from regard.latent import absorb, expand, raise_values
@@ -155,7 +156,7 @@ class LatentAttention(nn.Module):
             cache: of `regard.cache`, such as a `LatentCache`. The first tokens it is given are expanded; later ones
                 attend by the absorbed form, over the latents as they are.
         """
-        if cache is not None and torch.compiler.is_compiling() and not torch.compiler.is_exporting():
+        if cache is not None and torch.compiler.is_compiling() and not is_exporting():
             return self._forward_aside(query, key, value, mask=mask, bias=bias, cache=cache)
         call = self._prepare(query, key, value, mask, bias, cache)
         if cache is not None and _is_in_use(cache) and _cached.can_attend(cache, call.keywords):

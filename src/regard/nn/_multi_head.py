@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard import _sharded, api
+from regard._checks import is_exporting
 from regard.masks import Mask
 from regard.nn import _cached, _checks, _inputs
 from regard.nn._heads import Call, ProjectedHeads, check_inputs, finish, shown
@@ -123,7 +124,7 @@ class MultiHeadAttention(ProjectedHeads):
         `positions` depend on where a token stands, as a padded batch; either way positions start at 0 in each item,
         `masks.keep` and a bias index rows and columns of the padded batch, and the result is nested as `query` is.
         """
-        if cache is not None and torch.compiler.is_compiling() and not torch.compiler.is_exporting():
+        if cache is not None and torch.compiler.is_compiling() and not is_exporting():
             return self._forward_aside(query, key, value, mask=mask, bias=bias, cache=cache, **how)
         call = self._prepare(query, key, value, mask, bias, cache, how)
         if cache is None:
