@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -49,6 +50,17 @@ def test_one_graph_gives_derivatives_of_both_kinds_in_any_order(mask: Any) -> No
         if create:
             total = sum(each.square().sum() for each in made)
             assert near(torch.autograd.grad(total, inputs, retain_graph=True), twice)
+
+
+@MASKS
+@pytest.mark.parametrize("number", [0.0, torch.nan])
+def test_second_derivatives_where_a_row_could_be_taken_for_an_empty_one(mask: Any, number: float) -> None:
+    # a row whose log-sum-exp is 0, as that of a query of zeros that sees one key, and a row that is NaN
+    inputs = few()
+    with torch.no_grad():
+        inputs[0][0, 0, 0], inputs[0][0, 1, 2:], inputs[1][0, 0, 0] = number, 0.0, 0.0
+    found, meant = (derivatives(partial(run, mask=mask), inputs) for run in (regard.attention, exact))
+    assert all(torch.allclose(a, b, rtol=0, atol=1e-11, equal_nan=True) for a, b in zip(found, meant, strict=True))
 
 
 def test_programs_for_any_number_of_keys_have_the_second_derivative_of_each() -> None:

@@ -110,3 +110,11 @@ def test_update_gives_views_of_memory_set_aside_at_once():
             keys, values, _ = cache.update(torch.randn(2, 2, tokens, 8), torch.randn(2, 2, tokens, 8))
         places.add((keys.data_ptr(), values.data_ptr()))
     assert len(places) == 1 and cache.bytes == 2 * 2 * 2 * 11 * 8 * 4
+
+
+def test_a_preview_of_a_step_makes_a_row_of_keys_and_one_of_values_alone():
+    cache, new = KVCache(23), torch.randn(2, 2, 1, 8)
+    cache.update(torch.randn(2, 2, 7, 8), torch.randn(2, 2, 7, 8))
+    with NewStorages() as made:
+        keys, values, *_ = cache.preview(new, new)
+    assert keys.shape == values.shape == (2, 2, 8, 8) and made.sizes == [8 * 4, 8 * 4]

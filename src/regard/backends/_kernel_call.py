@@ -83,9 +83,9 @@ class KernelCall(Program):
         out, lse = _kernels.cpu_forward(
             call.query, call.key, call.value, 0.0, self.causal, attn_mask=self.added, scale=self.spec.scale
         )
+        node: Any = out.grad_fn  # the kernel's own, before anything is made of its output
         if self._may_hide_nan and _count_nonzero(lse).item() != lse.numel():
             out, lse = show_nan(call, call.query, call.key, out, lse)
-        node: Any = out.grad_fn
         if not self.guarded:
             node._register_hook_dict(self._again)
             return _make(Result, (out, lse, None, None))
