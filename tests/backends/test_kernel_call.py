@@ -100,6 +100,19 @@ def test_inputs_that_were_changed_in_place_are_refused(create: bool) -> None:
         torch.autograd.grad(out.sum(), inputs, create_graph=create)
 
 
+@pytest.mark.parametrize("tokens", [5, 600])
+def test_a_mask_that_was_changed_in_place_is_refused_however_tensors_are_saved(tokens: int) -> None:
+    inputs, lengths = tensors(1, 2, 2, tokens, tokens, 8, grad=True), torch.tensor([3])
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor.clone(), lambda tensor: tensor):
+        out = regard.attention(*inputs, mask=masks.padding(lengths))
+        seen = regard.observe(*inputs, mask=masks.padding(lengths), differentiable=True)
+    held = checkpoint(regard.attention, *inputs, mask=masks.padding(lengths), use_reentrant=False)
+    lengths += 1
+    for made in (out, seen.out, seen.entropy, held):
+        with pytest.raises(RuntimeError, match="a tensor of padding.* was changed in place"):
+            torch.autograd.grad(made.sum(), inputs, allow_unused=True)
+
+
 @MASKS
 def test_a_checkpoint_holds_no_inputs_of_a_call(mask: Any) -> None:
     leaves, made = few(), []

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from regard.backends import _guard, _kernels
-from regard.backends._autograd import run_fused, second_derivative
+from regard.backends._autograd import check_held, held_versions, run_fused, saved_elsewhere, second_derivative
 from regard.backends._base import Backend, Program, reads_values
 from regard.masks import rebuild
-from regard.masks._memo import versions
 from regard.spec import Call, CallSpec, Result
 
 # numbers of a tensor up to which a call's derivative is left to torch, which keeps its inputs alive
@@ -77,6 +76,7 @@ class KernelCall(Program):
         return (*grads, None, None)
 
     def _recorded(self, call: Call) -> Result:
+        # where a block says how tensors are saved, inputs are saved once, asked for once, and nothing else holds them
         if not self._by_torch or saved_elsewhere(False) is not None:
             return run_fused(self, call, named=self._named)
         # at a few tokens, Python costs more than the kernel: its derivative is recorded by torch
@@ -99,9 +99,6 @@ class KernelCall(Program):
         return second_derivative(self._named, call, grad_out, needs) if again else None
 
 
-# Where a block says how autograd saves tensors (a checkpoint is such a block), a call goes by a function of autograd of
-# ours: inputs are saved once and asked for once, and nothing else holds them.
-saved_elsewhere: Any = torch._C._autograd._top_saved_tensors_default_hooks
 Grads = tuple["Tensor | None", ...]
 Derive = Callable[[Call, "Tensor", tuple[bool, ...]], Grads]
 
@@ -161,7 +158,7 @@ class OwnDerivative:
     def __init__(self, call: Call, derive: Callable[[Call, Tensor, tuple[bool, ...]], Grads | None]) -> None:
         self._call: Call | None = call
         self._derive = derive
-        self._versions = None if call.mask is None or not call.mask.tensors else versions(call.mask.tensors)
+        self._versions = held_versions(call) if call.mask is not None and call.mask.tensors else ()
 
     def __call__(self, grads: Grads, grad_out: Grads) -> Grads | None:
         call = self._call
@@ -172,10 +169,7 @@ class OwnDerivative:
             return None
         if not _derives() and not _has_hidden(grads):
             return None
-        if call.mask is not None and call.mask.tensors and versions(call.mask.tensors) != self._versions:
-            raise RuntimeError(
-                f"a tensor of {call.mask!r} was changed in place between the forward and the backward pass"
-            )
+        check_held(call, self._versions)
         made = self._derive(call, grad_out[0], _needs(grads))
         return None if made is None else (*made[:3], *grads[3:])
 
