@@ -9,6 +9,7 @@ import torch
 
 from regard.backends._base import Backend, no_autocast
 from regard.backends.eager import attend
+from regard.masks._memo import versions
 from regard.spec import Refused, Result
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ def save(ctx: Any, call: Call, *tensors: Tensor | None) -> None:
     """For a backward pass, which is refused after a tensor that the call depends on was changed in place: torch looks
     at those that it saves, but not where a block says how."""
     ctx.save_for_backward(*tensors, *held_tensors(call))
-    ctx.versions = None if saved_elsewhere(False) is None else held_versions(call)
+    ctx.versions = None if saved_elsewhere(False) is None else versions(held_tensors(call))
 
 
 def saved(ctx: Any) -> Any:
@@ -128,14 +129,9 @@ def held_tensors(call: Call) -> tuple[Tensor, ...]:
     return offset if call.mask is None else (*call.mask.tensors, *offset)
 
 
-def held_versions(call: Call) -> tuple[int, ...]:
-    """A number for each of the tensors that a call depends on, which grows when it is changed in place."""
-    return tuple([0 if tensor.is_inference() else tensor._version for tensor in held_tensors(call)])
-
-
-def check_held(call: Call, versions: tuple[int, ...]) -> None:
+def check_held(call: Call, before: tuple[int, ...]) -> None:
     """Raise where one of them was changed since the forward pass."""
-    if held_versions(call) != versions:
+    if versions(held_tensors(call)) != before:
         what = "query_offset" if call.mask is None or not call.mask.tensors else f"a tensor of {call.mask!r}"
         raise RuntimeError(f"{what} was changed in place between the forward and the backward pass")
 

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from regard.backends import _guard, _kernels
-from regard.backends._autograd import check_held, held_versions, run_fused, saved_elsewhere, second_derivative
+from regard.backends._autograd import check_held, run_fused, saved_elsewhere, second_derivative
 from regard.backends._base import Backend, Program, reads_values
 from regard.masks import rebuild
+from regard.masks._memo import versions
 from regard.spec import Call, CallSpec, Result
 
 # numbers of a tensor up to which a call's derivative is left to torch, which keeps its inputs alive
@@ -158,7 +159,7 @@ class OwnDerivative:
     def __init__(self, call: Call, derive: Callable[[Call, Tensor, tuple[bool, ...]], Grads | None]) -> None:
         self._call: Call | None = call
         self._derive = derive
-        self._versions = held_versions(call) if call.mask is not None and call.mask.tensors else ()
+        self._versions = None if call.mask is None or not call.mask.tensors else versions(call.mask.tensors)
 
     def __call__(self, grads: Grads, grad_out: Grads) -> Grads | None:
         call = self._call
@@ -169,7 +170,8 @@ class OwnDerivative:
             return None
         if not _derives() and not _has_hidden(grads):
             return None
-        check_held(call, self._versions)
+        if self._versions is not None:
+            check_held(call, self._versions)
         made = self._derive(call, grad_out[0], _needs(grads))
         return None if made is None else (*made[:3], *grads[3:])
 
