@@ -13,8 +13,10 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import regard
-from core_calls import tensors
+from core_calls import prepare, tensors
 from regard import masks
+from regard.backends import ALL
+from regard.backends._cuda import CudnnCall
 
 MASKS = pytest.mark.parametrize("mask", [None, masks.causal()])
 
@@ -148,3 +150,12 @@ def test_autograd_saves_the_inputs_of_cudnns_kernel_by_the_names_that_are_asked_
     out, *_ = torch._scaled_dot_product_cudnn_attention(query, key, value, None, True, 0.0, False, False)
     node: Any = out.grad_fn
     assert (node._saved_query is query) and (node._saved_key is key) and (node._saved_value is value)
+
+
+def test_cudnns_kernel_has_second_derivatives_where_positions_are_tensors() -> None:
+    inputs = [torch.empty(1, 2, 8, 16, dtype=torch.float16, device="meta").requires_grad_() for _ in "qkv"]
+    offset = torch.empty(1, dtype=torch.int64, device="meta")
+    call = prepare(*inputs, None, None, None, None, None, 0.0, offset)  # of no mask, to which they say nothing
+    out = CudnnCall(ALL["sdpa"], call.spec, named=False).run(call).out
+    first = torch.autograd.grad(out.sum(), inputs, create_graph=True)
+    assert all(each.requires_grad and each.shape == out.shape for each in first)

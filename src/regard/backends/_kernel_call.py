@@ -129,9 +129,9 @@ def _replace_derivative(spec: CallSpec, derive: Derive) -> None:
     except RuntimeError:  # the node says itself that they are gone or changed, if more than its hooks is run
         return
     mask = None if spec.mask is None else rebuild(repr(spec.mask))
-    assert spec.offset is not None
+    offset = 0 if spec.offset is None else spec.offset  # positions that are tensors say nothing where there is no mask
     # one program serves several numbers of keys
-    call = Call(spec._replace(keys=tensors[1].shape[2]), *tensors, mask, None, None, spec.offset)
+    call = Call(spec._replace(keys=tensors[1].shape[2]), *tensors, mask, None, None, offset)
 
     def instead(grads: Grads, grad_out: Grads) -> Grads | None:
         handle.remove()
