@@ -81,6 +81,10 @@ with torch.no_grad():
     counted["backends asked by each token"] = [sum(name.endswith(".refuse") for name in way) for way in ways]
     found = files_of(lambda: module(token, mask=causal, cache=cache))
     counted["token"] = len(found), len([file for file in found if "/regard/" in file])
+    batch = KVCache(100)
+    module(torch.randn(2, 7, 64), mask=causal, cache=batch.padded([7, 3]))
+    ways = [names_of(lambda: module(torch.randn(2, 1, 64), mask=causal, cache=batch)) for _ in range(3)]
+    counted["tokens of a padded batch"] = ways[-1]
 print(json.dumps(counted))
 """
 
@@ -119,6 +123,12 @@ def test_a_decoded_token_of_a_layer_is_short(counted: dict[str, Any]) -> None:
     calls, ours = counted["token"]
     assert ours <= 70
     assert calls <= 100  # torch's own modules and their attributes are a third
+
+
+def test_where_items_of_a_batch_end_is_not_worked_out_for_each_token(counted: dict[str, Any]) -> None:
+    # the mask that says so is new for every token
+    assert "Mask.tile" in counted["tokens of a padded batch"]
+    assert "row_intervals" not in counted["tokens of a padded batch"]
 
 
 def test_twenty_decoded_tokens_are_one_choice(counted: dict[str, Any]) -> None:

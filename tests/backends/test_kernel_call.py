@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,8 +13,10 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import regard
-from core_calls import tensors
+from core_calls import prepare, tensors
 from regard import masks
+from regard.backends import ALL
+from regard.backends._cuda import CudnnCall
 
 MASKS = pytest.mark.parametrize("mask", [None, masks.causal()])
 
@@ -49,6 +52,17 @@ def test_one_graph_gives_derivatives_of_both_kinds_in_any_order(mask: Any) -> No
         if create:
             total = sum(each.square().sum() for each in made)
             assert near(torch.autograd.grad(total, inputs, retain_graph=True), twice)
+
+
+@MASKS
+@pytest.mark.parametrize("number", [0.0, torch.nan])
+def test_second_derivatives_where_a_row_could_be_taken_for_an_empty_one(mask: Any, number: float) -> None:
+    # a row whose log-sum-exp is 0, as that of a query of zeros that sees one key, and a row that is NaN
+    inputs = few()
+    with torch.no_grad():
+        inputs[0][0, 0, 0], inputs[0][0, 1, 2:], inputs[1][0, 0, 0] = number, 0.0, 0.0
+    found, meant = (derivatives(partial(run, mask=mask), inputs) for run in (regard.attention, exact))
+    assert all(torch.allclose(a, b, rtol=0, atol=1e-11, equal_nan=True) for a, b in zip(found, meant, strict=True))
 
 
 def test_programs_for_any_number_of_keys_have_the_second_derivative_of_each() -> None:
@@ -88,6 +102,19 @@ def test_inputs_that_were_changed_in_place_are_refused(create: bool) -> None:
         torch.autograd.grad(out.sum(), inputs, create_graph=create)
 
 
+@pytest.mark.parametrize("tokens", [5, 600])
+def test_a_mask_that_was_changed_in_place_is_refused_however_tensors_are_saved(tokens: int) -> None:
+    inputs, lengths = tensors(1, 2, 2, tokens, tokens, 8, grad=True), torch.tensor([3])
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor.clone(), lambda tensor: tensor):
+        out = regard.attention(*inputs, mask=masks.padding(lengths))
+        seen = regard.observe(*inputs, mask=masks.padding(lengths), differentiable=True)
+    held = checkpoint(regard.attention, *inputs, mask=masks.padding(lengths), use_reentrant=False)
+    lengths += 1
+    for made in (out, seen.out, seen.entropy, held):
+        with pytest.raises(RuntimeError, match="a tensor of padding.* was changed in place"):
+            torch.autograd.grad(made.sum(), inputs, allow_unused=True)
+
+
 @MASKS
 def test_a_checkpoint_holds_no_inputs_of_a_call(mask: Any) -> None:
     leaves, made = few(), []
@@ -123,3 +150,12 @@ def test_autograd_saves_the_inputs_of_cudnns_kernel_by_the_names_that_are_asked_
     out, *_ = torch._scaled_dot_product_cudnn_attention(query, key, value, None, True, 0.0, False, False)
     node: Any = out.grad_fn
     assert (node._saved_query is query) and (node._saved_key is key) and (node._saved_value is value)
+
+
+def test_cudnns_kernel_has_second_derivatives_where_positions_are_tensors() -> None:
+    inputs = [torch.empty(1, 2, 8, 16, dtype=torch.float16, device="meta").requires_grad_() for _ in "qkv"]
+    offset = torch.empty(1, dtype=torch.int64, device="meta")
+    call = prepare(*inputs, None, None, None, None, None, 0.0, offset)  # of no mask, to which they say nothing
+    out = CudnnCall(ALL["sdpa"], call.spec, named=False).run(call).out
+    first = torch.autograd.grad(out.sum(), inputs, create_graph=True)
+    assert all(each.requires_grad and each.shape == out.shape for each in first)

@@ -110,3 +110,23 @@ def test_update_gives_views_of_memory_set_aside_at_once():
             keys, values, _ = cache.update(torch.randn(2, 2, tokens, 8), torch.randn(2, 2, tokens, 8))
         places.add((keys.data_ptr(), values.data_ptr()))
     assert len(places) == 1 and cache.bytes == 2 * 2 * 2 * 11 * 8 * 4
+
+
+class Operations(TorchDispatchMode):
+    """The names of all operations."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.add(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_preview_of_a_step_makes_nothing_but_what_it_gives():
+    cache, new = KVCache(23), torch.randn(2, 2, 1, 8)
+    cache.update(torch.randn(2, 2, 7, 8), torch.randn(2, 2, 7, 8))
+    with Operations() as ran:
+        keys, values, *_ = cache.preview(new, new)
+    assert keys.shape == values.shape == (2, 2, 8, 8) and ran.names == {"new_empty", "expand"}

@@ -121,6 +121,8 @@ def test_paged_sequences_share_their_blocks_after_a_move_and_in_a_file(tmp_path:
     PagedCache(BlockPool(3, 2, int8=True)).save(tmp_path / "empty")
     empty = cache.load(tmp_path / "empty")
     assert (empty.pool.blocks, empty.pool.block_size, empty.int8, empty.lengths) == (3, 2, True, [])
+    PagedCache(pool).save(tmp_path / "empty next to others")
+    assert other.lengths == [3] and cache.load(tmp_path / "empty next to others").lengths == []
 
 
 def test_a_damaged_paged_file_is_refused_in_one_sentence(tmp_path: Path) -> None:
@@ -145,6 +147,7 @@ def test_a_damaged_paged_file_is_refused_in_one_sentence(tmp_path: Path) -> None
         ({"dtype": "int64"}, {}, "not those of a cache"),
         ({"dtype": None}, {}, "tokens of no dtype"),
         ({}, {"value.0": tensors["value.0"][:, :, :1]}, "value.0 is malformed"),
+        ({}, {"value.0": torch.zeros(())}, "value.0 is malformed"),
         ({}, {"odd": tensors["key.0"]}, "not those of a cache"),
     ):
         text = json.dumps({**good, **changes})
@@ -173,6 +176,7 @@ def test_a_damaged_file_is_refused_in_one_sentence(tmp_path: Path) -> None:
         ({"held": [7, -1]}, {}, "malformed"),
         ({"dtype": "int64"}, {}, "not those of a cache"),
         ({}, {"key.0": tensors["key.0"].double()}, "key.0 is malformed"),
+        ({}, {"key.0": torch.zeros(())}, "key.0 is malformed"),
         ({}, {"odd": tensors["key.0"]}, "not those of a cache"),
     ):
         text = json.dumps({**good, **changes})

@@ -344,7 +344,7 @@ def test_the_label_smoothed_loss_is_its_formula() -> None:
         (lambda: small.gpt()(small.tokens(2, 3), lengths=torch.tensor([2, 4])), "go beyond the 3 tokens of each row"),
         (lambda: small.gpt()(small.tokens(2, 3), lengths=[2.0, 3]), "lengths must be ints, one for each item"),
         (lambda: small.gpt()(small.tokens(2, 3), lengths="23"), "lengths must be one int for each item, got str"),
-        (lambda: small.bert(token_types=-1), "token_types must be at least 1, got -1"),
+        (lambda: small.bert(token_types=-1), "token_types must be at least 0, got -1"),
         (lambda: small.gpt(activation=["gelu"]), "activation must be one of relu"),
         (lambda: small.gpt(tied="yes"), "tied must be True or False, got 'yes'"),
         (lambda: small.bert(norm_eps=float("nan")), "norm_eps must be finite and at least 0, got nan"),

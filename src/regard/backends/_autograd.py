@@ -9,6 +9,7 @@ import torch
 
 from regard.backends._base import Backend, no_autocast
 from regard.backends.eager import attend
+from regard.masks._memo import versions
 from regard.spec import Refused, Result
 
 if TYPE_CHECKING:
@@ -81,14 +82,13 @@ class _Fused(torch.autograd.Function):
         ctx.passes, ctx.named = passes, named
         # the context must not hold the tensors next to autograd's own list: that would keep them alive in a cycle
         ctx.call = call.of(None, None, None, None, None)
-        # saving the mask's too makes torch refuse a backward pass after one was changed in place
-        ctx.save_for_backward(*tensors, found.out, found.lse, *held_tensors(call))
+        save(ctx, call, *tensors, found.out, found.lse)
         ctx.set_materialize_grads(False)
         return found.out if found.out.dtype == call.spec.dtype else found.out.to(call.spec.dtype)
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor | None) -> tuple[Tensor | None, ...]:
-        query, key, value, bias, sinks, out, lse, *_ = ctx.saved_tensors
+        query, key, value, bias, sinks, out, lse, *_ = saved(ctx)
         if grad_out is None:
             return (None,) * 9
         call = ctx.call.of(query, key, value, bias, sinks)
@@ -105,10 +105,35 @@ class _Fused(torch.autograd.Function):
 _apply: Any = super(torch.autograd.Function, _Fused).apply
 
 
+# Where a block says how autograd saves tensors: a checkpoint is such a block.
+saved_elsewhere: Any = torch._C._autograd._top_saved_tensors_default_hooks
+
+
+def save(ctx: Any, call: Call, *tensors: Tensor | None) -> None:
+    """For a backward pass, which is refused after a tensor that the call depends on was changed in place: torch looks
+    at those that it saves, but not where a block says how."""
+    ctx.save_for_backward(*tensors, *held_tensors(call))
+    ctx.versions = None if saved_elsewhere(False) is None else versions(held_tensors(call))
+
+
+def saved(ctx: Any) -> Any:
+    """The tensors that ``save`` was given, and then those that the call depends on; ``ctx`` has the ``call``."""
+    if ctx.versions is not None:
+        check_held(ctx.call, ctx.versions)
+    return ctx.saved_tensors
+
+
 def held_tensors(call: Call) -> tuple[Tensor, ...]:
     """Tensors that a call depends on and that get no gradient: the mask's, and offsets."""
     offset = (call.offset,) if isinstance(call.offset, torch.Tensor) else ()
     return offset if call.mask is None else (*call.mask.tensors, *offset)
+
+
+def check_held(call: Call, before: tuple[int, ...]) -> None:
+    """Raise where one of them was changed since the forward pass."""
+    if versions(held_tensors(call)) != before:
+        what = "query_offset" if call.mask is None or not call.mask.tensors else f"a tensor of {call.mask!r}"
+        raise RuntimeError(f"{what} was changed in place between the forward and the backward pass")
 
 
 def second_derivative(

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from regard.backends import _areas
-from regard.backends._autograd import held_tensors, second_derivative
+from regard.backends._autograd import save, saved, saved_elsewhere, second_derivative
 from regard.backends._base import Program, no_autocast
-from regard.backends._kernel_call import derived_again, saved_elsewhere
+from regard.backends._kernel_call import derived_again
 from regard.backends._kernels import aligned
 from regard.spec import Refused, Result
 
@@ -247,8 +247,7 @@ class _Kernel(torch.autograd.Function):
         if call.sinks is not None:
             out, lse = add_sinks(out, lse, call.sinks)
         ctx.call, ctx.named, ctx.draw = call.without_tensors(), named, draw
-        # saving the mask's too makes torch refuse a backward pass after one was changed in place
-        ctx.save_for_backward(*tensors, out, lse, *held_tensors(call))
+        save(ctx, call, *tensors, out, lse)
         ctx.mark_non_differentiable(lse)
         return out, lse
 
@@ -258,7 +257,7 @@ class _Kernel(torch.autograd.Function):
 
         if grad_out is None:
             return (None,) * 7
-        query, key, value, bias, sinks, out, lse = ctx.saved_tensors[:7]
+        query, key, value, bias, sinks, out, lse = saved(ctx)[:7]
         call = ctx.call.replace(query=query, key=key, value=value, bias=bias, sinks=sinks)
         needs = ctx.needs_input_grad[2:]
         if torch.is_grad_enabled():

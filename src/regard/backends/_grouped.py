@@ -24,6 +24,7 @@ from regard.backends._schedule import by_items, from_intervals, steps_of
 from regard.backends._steps import AnyStep, Gathered, Run, Step
 from regard.masks import Mask, RowIntervals
 from regard.masks._areas import joined
+from regard.masks._rebuild import of_intervals
 from regard.spec import Call, CallSpec
 
 # Numbers of the keys that strided pieces of one call see, counted for each of them: their gradients are apart before
@@ -45,9 +46,13 @@ class Steps(list[AnyStep]):
 
     @property
     def nbytes(self) -> int:
-        gathered = sum(step.rows.nbytes + step.keys.nbytes for step in self if isinstance(step, Gathered))
-        listed = {id(step.listed): step.listed for step in self if isinstance(step, Step) and step.listed is not None}
-        return gathered + sum(keys.nbytes for keys in listed.values())
+        gathered, listed = 0, None  # all steps of a call list the same keys
+        for step in self:
+            if isinstance(step, Gathered):
+                gathered += step.rows.nbytes + step.keys.nbytes
+            elif step.listed is not None:
+                listed = step.listed
+        return gathered + (0 if listed is None else listed.nbytes)
 
 
 def grouped_steps(call: Call) -> Steps:
@@ -101,7 +106,8 @@ def _listed_steps(mask: Mask, spec: CallSpec, offset: int) -> Steps | None:
     """The steps of a mask that hides most keys, here and there, from all rows, and of what it is joined to by ``|``:
     the keys that are left are copied next to each other."""
     sizes = (spec.queries, spec.keys, offset, spec.batch)
-    if spec.device != "cpu" or mask.rows(*sizes) is not None:
+    # by its structure first: the padding of a batch that is decoded is new for every token, and not to be read
+    if spec.device != "cpu" or of_intervals(mask.structure) or mask.rows(*sizes) is not None:
         return None
     found = _split(mask, lambda part: part.about_keys and part.batch == 1 and part.rows(*sizes) is None)
     if found is None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from regard.backends import _guard, _kernels
-from regard.backends._autograd import run_fused, second_derivative
+from regard.backends._autograd import check_held, run_fused, saved_elsewhere, second_derivative
 from regard.backends._base import Backend, Program, reads_values
 from regard.masks import rebuild
 from regard.masks._memo import versions
@@ -77,15 +77,16 @@ class KernelCall(Program):
         return (*grads, None, None)
 
     def _recorded(self, call: Call) -> Result:
+        # where a block says how tensors are saved, inputs are saved once, asked for once, and nothing else holds them
         if not self._by_torch or saved_elsewhere(False) is not None:
             return run_fused(self, call, named=self._named)
         # at a few tokens, Python costs more than the kernel: its derivative is recorded by torch
         out, lse = _kernels.cpu_forward(
             call.query, call.key, call.value, 0.0, self.causal, attn_mask=self.added, scale=self.spec.scale
         )
+        node: Any = out.grad_fn  # the kernel's own, before anything is made of its output
         if self._may_hide_nan and _count_nonzero(lse).item() != lse.numel():
             out, lse = show_nan(call, call.query, call.key, out, lse)
-        node: Any = out.grad_fn
         if not self.guarded:
             node._register_hook_dict(self._again)
             return _make(Result, (out, lse, None, None))
@@ -99,9 +100,6 @@ class KernelCall(Program):
         return second_derivative(self._named, call, grad_out, needs) if again else None
 
 
-# Where a block says how autograd saves tensors (a checkpoint is such a block), a call goes by a function of autograd of
-# ours: inputs are saved once and asked for once, and nothing else holds them.
-saved_elsewhere: Any = torch._C._autograd._top_saved_tensors_default_hooks
 Grads = tuple["Tensor | None", ...]
 Derive = Callable[[Call, "Tensor", tuple[bool, ...]], Grads]
 
@@ -131,9 +129,9 @@ def _replace_derivative(spec: CallSpec, derive: Derive) -> None:
     except RuntimeError:  # the node says itself that they are gone or changed, if more than its hooks is run
         return
     mask = None if spec.mask is None else rebuild(repr(spec.mask))
-    assert spec.offset is not None
+    offset = 0 if spec.offset is None else spec.offset  # positions that are tensors say nothing where there is no mask
     # one program serves several numbers of keys
-    call = Call(spec._replace(keys=tensors[1].shape[2]), *tensors, mask, None, None, spec.offset)
+    call = Call(spec._replace(keys=tensors[1].shape[2]), *tensors, mask, None, None, offset)
 
     def instead(grads: Grads, grad_out: Grads) -> Grads | None:
         handle.remove()
@@ -172,10 +170,8 @@ class OwnDerivative:
             return None
         if not _derives() and not _has_hidden(grads):
             return None
-        if call.mask is not None and call.mask.tensors and versions(call.mask.tensors) != self._versions:
-            raise RuntimeError(
-                f"a tensor of {call.mask!r} was changed in place between the forward and the backward pass"
-            )
+        if self._versions is not None:
+            check_held(call, self._versions)
         made = self._derive(call, grad_out[0], _needs(grads))
         return None if made is None else (*made[:3], *grads[3:])
 

@@ -38,8 +38,10 @@ def side_by_side(ranges: Iterable[tuple[int, ...]]) -> Iterator[tuple[slice, sli
 
 def tokens_of(tensor: Tensor, ranges: Sequence[tuple[int, ...]]) -> Tensor:
     """Ranges of the tokens of [batch, head, token, …] next to each other; a view where there is one."""
-    parts = [tensor[:, :, start:stop] for start, stop, *_ in ranges]
-    return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
+    if len(ranges) == 1:
+        start, stop, *_ = ranges[0]
+        return tensor[:, :, start:stop]
+    return torch.cat([tensor[:, :, start:stop] for start, stop, *_ in ranges], 2)
 
 
 class Step(NamedTuple):

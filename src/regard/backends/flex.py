@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.backends._autograd import held_tensors, second_derivative
+from regard.backends._autograd import save, saved, second_derivative
 from regard.backends._base import Backend, has_triton, refuse_transforms
 from regard.backends._flex_rules import BLOCK, blocks_of, score_of
 from regard.masks._flex import Frame
@@ -81,15 +81,15 @@ class _Flex(torch.autograd.Function):
             out, lse = _attention(call.of(*leaves))
         ctx.graph, ctx.named = (out, leaves), named
         ctx.call = call.without_tensors()
-        # saving these too makes torch refuse a backward pass after one was changed in place
-        ctx.save_for_backward(*tensors, *held_tensors(call))
+        # saving the inputs too makes torch refuse a backward pass after one was changed in place
+        save(ctx, call, *tensors)
         lse = lse.detach()
         ctx.mark_non_differentiable(lse)
         return out.detach(), lse
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
-        tensors, needs = ctx.saved_tensors[:5], ctx.needs_input_grad[2:]
+        tensors, needs = saved(ctx)[:5], ctx.needs_input_grad[2:]
         if grad_out is None:
             return (None,) * 7
         if torch.is_grad_enabled():

@@ -228,8 +228,10 @@ class TokenCache(ABC):
             for x in (key, key if value is None else value)
         )
         filled = None if view.same is not None else masks.padding(view.tensor)
-        stored = self._as_stored() if fresh.one else None  # which kernels read as it is, for one token of each item
-        at_once = self._is_read_whole(fresh, key) or (stored is not None and _stored.can_decode(key, stored))
+        at_once = self._is_read_whole(fresh, key)
+        if fresh.one and not at_once:  # there may be kernels that read it as it is
+            stored = self._as_stored()
+            at_once = stored is not None and _stored.can_decode(key, stored)
         pieces = 1 if at_once else -(-view.longest // _pieces.PIECE)
         return keys, values, first_row(fresh, start), filled, pieces
 

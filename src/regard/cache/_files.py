@@ -38,7 +38,8 @@ def save_paged(cache: PagedCache, path: Path) -> None:
     """The blocks in use end to end, what holds no token zeroed, and the blocks of each item among them."""
     used = cache._used_blocks()
     places = {block: at for at, block in enumerate(used)}
-    tensors = cache.pool._memory.change(lambda part: part[list(used)]).named()
+    memory = _storage.Memory() if cache._made is None else cache.pool._memory  # others may have filled the pool
+    tensors = memory.change(lambda part: part[list(used)]).named()
     for part in tensors.values():
         for place, count in enumerate(used.values()):
             part[place, count:] = 0
@@ -130,11 +131,11 @@ def _checked(tensors: dict[str, Tensor], dtype: Any, int8: bool, latent: bool, h
     if set(tensors) != wanted or dtype not in DTYPES:
         raise ValueError("its tensors are not those of a cache")
     shape = tensors["key.0"].shape
-    for name, part in tensors.items():
+    for name, part in sorted(tensors.items()):  # scales after the numbers that they are for
         scales = name.endswith(".1")
         kind = torch.float32 if scales else torch.int8 if int8 else DTYPES[dtype]
-        groups = -(-tensors[f"{name[:-2]}.0"].shape[-1] // _storage.GROUP)
-        if part.dim() != 4 or part.shape[:3] != shape[:3] or part.dtype != kind or (scales and part.shape[3] != groups):
+        fits = part.dim() == 4 and part.shape[:3] == shape[:3] and part.dtype == kind
+        if not fits or (scales and part.shape[3] != -(-tensors[f"{name[:-2]}.0"].shape[3] // _storage.GROUP)):
             raise ValueError(f"its {name} is malformed")
     value_dim = None if latent else tensors["value.0"].shape[3]
     return Made(shape[heads], shape[3], value_dim, DTYPES[dtype], torch.device("cpu"))

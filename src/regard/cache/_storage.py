@@ -54,7 +54,7 @@ def decode(parts: Parts, dtype: torch.dtype) -> Tensor:
 
 
 def apply(change: Callable[[Tensor], Tensor], parts: Parts) -> Parts:
-    return tuple(change(part) for part in parts)
+    return tuple([change(part) for part in parts])
 
 
 class Memory(NamedTuple):

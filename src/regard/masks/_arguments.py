@@ -100,6 +100,8 @@ def _from_list(mask: str, name: str, value: Any) -> Tensor:
 
 def _whole_numbers(items: list[Any]) -> list[Any] | None:
     """Lists of ints; None where they hold anything else."""
+    if set(map(type, items)) == {int}:  # thousands of ids, or of lengths for every token that is decoded
+        return items
     found = [_whole_numbers(item) if isinstance(item, list) else as_int(item) for item in items]
     return None if any(item is None for item in found) else found
 

@@ -216,8 +216,8 @@ def check_fields(config: Any) -> None:
             continue
         if name == "activation":
             check_choice(config, name, ACTIVATIONS)
-        elif kind.startswith("int") and not (value == 0 and field.metadata == OR_NONE):
-            check_count(name, value, kind=int)
+        elif kind.startswith("int"):
+            check_count(name, value, 0 if field.metadata == OR_NONE else 1, kind=int)
         elif kind == "bool" and not isinstance(value, bool):
             raise TypeError(f"{name} must be True or False, got {value!r}")
         elif kind.startswith("float"):

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.backends._autograd import held_tensors
+from regard.backends._autograd import save, saved
 from regard.backends._base import accumulation, no_autocast
 from regard.backends._bias import add_bias_gradient, bias_over
 from regard.backends._steps import side_by_side
@@ -48,12 +48,12 @@ class _Statistics(torch.autograd.Function):
     def forward(ctx: Any, call: Call, lse: Tensor, want: Want, names: list[str], *given: Any) -> tuple[Tensor, ...]:
         query, key, bias, sinks = given[:4]
         ctx.call, ctx.want, ctx.names = call, want, names
-        ctx.save_for_backward(query, key, bias, sinks, lse, *held_tensors(call))
+        save(ctx, call, query, key, bias, sinks, lse)
         return tuple(part.clone() for part in given[4:])
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        query, key, bias, sinks, lse, *_ = ctx.saved_tensors
+        query, key, bias, sinks, lse, *_ = saved(ctx)
         call = ctx.call.replace(query=query, key=key, bias=bias, sinks=sinks)
         given = dict(zip(ctx.names, grads, strict=True))
         with torch.no_grad(), no_autocast(call.spec.device):
