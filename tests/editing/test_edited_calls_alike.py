@@ -103,6 +103,24 @@ def test_steers_of_calls_of_several_kinds_are_their_own(how: str) -> None:
             assert m(inputs[1].to(dtype), how=how).dtype == dtype
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("heads", [None, [1]])
+def test_a_pass_in_inference_mode_leaves_nothing_that_a_later_one_with_gradients_cannot_use(
+    dtype: torch.dtype, heads: list[int] | None
+) -> None:
+    m, x = model().to(dtype), torch.randn(2, 12, 12, dtype=dtype)
+    scattered = [0, 2, 4, 6, 8, 10]  # more gaps than a rule takes
+    for edit in (edits.cut(keys=scattered), edits.cut(queries=[1, 3, 5, 7], keys=scattered), edits.steer([0, 2], 1.0)):
+        with regard.edit(m, edit, heads=heads):
+            with torch.inference_mode():
+                first = m(x, causal=True)
+            m.zero_grad()
+            again = m(x, causal=True)
+            again.square().sum().backward()
+        torch.testing.assert_close(again, first.clone())
+        assert m.qkv.weight.grad is not None and m.qkv.weight.grad.isfinite().all()
+
+
 class Counting(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()

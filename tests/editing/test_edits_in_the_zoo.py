@@ -64,3 +64,18 @@ def test_a_model_type_that_moves_its_weights_about_is_refused(model_type: str) -
     inputs = runnable(model)
     with pytest.raises(edits.CannotEdit, match="cannot be edited: .*weights"), regard.edit(model, edits.cut(keys=0)):
         model(**inputs)
+
+
+@pytest.mark.filterwarnings("ignore")
+@torch.no_grad()
+def test_heads_that_a_model_lays_together_in_groups_are_all_of_its_heads() -> None:
+    model: Any = built("jetmoe")
+    inputs = runnable(model)
+    found = []
+    for how in ("sdpa", "eager"):
+        model.set_attn_implementation(how)
+        with regard.watch(model) as recording, regard.edit(model, edits.ablate("zero"), heads=[0], layers=[0]):
+            found.append(tensors_of(model(**inputs))[0])
+        heads = model.config.num_attention_heads
+        assert heads > 2 and all(call.heads == tuple(range(heads)) for call in recording)
+    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)

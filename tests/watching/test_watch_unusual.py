@@ -107,5 +107,36 @@ def test_other_softmaxes_are_no_attention() -> None:
     assert len(recording) == 3 and recording.missed == []
 
 
+class Reuses(nn.Module):
+    """Its values stand where a parameter stood, as memory that was given back may be used again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kv, self.num_heads, self.other = nn.Linear(21, 42), 3, nn.Parameter(torch.zeros(2, 3, 11, 7))
+        self.memory: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        k, v = (part.unflatten(-1, (3, 7)).transpose(1, 2) for part in self.kv(x).chunk(2, -1))
+        if self.memory is not None:
+            v = self.memory.copy_(v)
+        return ((k @ k.mT).softmax(-1) @ v).transpose(1, 2).flatten(2)
+
+
+def test_values_in_memory_that_a_parameter_has_left_are_values() -> None:
+    model = Stack(ByHand(), Reuses())
+    inner: Any = model.layers[1]
+    with torch.no_grad():
+        expected = model(X)
+        with regard.watch(model) as recording, regard.edit(model, regard.edits.cut(keys=1)) as report:
+            model(X)
+            inner.memory, inner.other.data = inner.other.data, inner.other.data.clone()
+            model(X)
+            inner.memory = None
+            model.to(torch.float64).float()  # its parameters move
+            model(X)
+        assert len(recording) == len(report) == 6 and recording.missed == []
+        torch.testing.assert_close(model(X), expected)
+
+
 def itself(forward: Any, x: Tensor) -> Tensor:
     return forward(x, x, x)[0]

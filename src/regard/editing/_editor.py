@@ -149,6 +149,7 @@ class Editor(Follower):
             self.trouble = self.trouble or error
             return None
         self.used.append(Used(weights, rows, met, tuple(also)))
+        weights.softmax.users.append(met)  # not the use, which would hold itself
         return self.used[-1]
 
     def raise_trouble(self) -> None:

@@ -15,7 +15,7 @@ from regard.editing._fused import Pattern
 from regard.editing._writes import Write, name_of, put, undo, with_item, written_into
 from regard.edits._edit import Change, Place
 from regard.statistics import Want
-from regard.watching import _axes
+from regard.watching import _around, _axes
 from regard.watching._axes import FEATURE, Piece
 from regard.watching._in_memory import InMemory
 from regard.watching._layout import Arranged, arranged, rearranged
@@ -119,6 +119,8 @@ class Written:
         editor.used, editor.settled = [], []
         edited = [one for one in used if one.met is not None]
         again = self._again(args, kwargs, write)
+        if used and others_listen:
+            self._tell_others(given)
         if edited:
             self._begin(func, *again, out, edited)
         elif ends:
@@ -141,6 +143,15 @@ class Written:
         if edited and not isinstance(editor.tracker.of(out), Product):  # nobody follows it: now, or not at all
             return self._ended(edited[0], Trace(), func, args, kwargs, write)
         return out
+
+    def _tell_others(self, given: list[Tensor]) -> None:
+        """Whoever else follows these weights is not shown their product, and may take them for weights without one."""
+        for other in _around.here():
+            for tensor in given if other is not self.editor else ():
+                known = other.tracker.of(tensor)
+                known = known.weights if isinstance(known, Partial) else known
+                if isinstance(known, Weights):
+                    known.softmax.users.append(None)
 
     def _note(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         tracker = self.editor.tracker

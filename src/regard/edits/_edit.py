@@ -65,7 +65,8 @@ class Place:
         if self.decided is None:
             return make()
         if name not in self.decided:
-            self.decided[name] = make()
+            with torch.inference_mode(False), torch.no_grad():  # a later call may want gradients
+                self.decided[name] = make()
         return self.decided[name]
 
     def refuse(self, why: str) -> CannotEdit:

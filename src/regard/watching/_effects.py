@@ -33,6 +33,11 @@ def carried_by(func: Any, out: Any) -> Tensor | None:
     return out if isinstance(out, Tensor) and out.is_floating_point() and out.dim() >= 2 else None
 
 
+def makes_new(packet: Any) -> bool:
+    """Whether an operator gives new numbers in the shape of its input, or logarithms: no weights."""
+    return packet in _NEW
+
+
 def picks(packet: Any) -> bool:
     """Whether an operator picks some numbers of a row, in an order of its own."""
     return packet in (aten.topk, aten.sort, aten.gather)

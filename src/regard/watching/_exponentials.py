@@ -206,10 +206,16 @@ def _sum(tracker: Tracker, args: Any, kwargs: Any, out: Any) -> None:
 
 
 def _divide(tracker: Tracker, args: Any, kwargs: Any, out: Any) -> bool:
-    sums = tracker.of(args[1])
-    if isinstance(sums, Denominator) and isinstance(tracker.of(args[0]), Weights) and sums.source.given() is args[0]:
-        return Raw(sums.source.dims, sums.source).divided(tracker, sums, args[1], out)
-    return False
+    sums, known = tracker.of(args[1]), tracker.of(args[0])
+    if not isinstance(sums, Denominator) or not isinstance(known, Weights) or sums.source.given() is not args[0]:
+        return False
+    if not Raw(sums.source.dims, sums.source).divided(tracker, sums, args[1], out):
+        return False
+    made = tracker.of(out)
+    tracker.note(
+        out, made._replace(softmax=made.softmax._replace(users=known.softmax.users))
+    )  # who reads these, reads those
+    return True
 
 
 def _scored(tracker: Tracker, args: Any, kwargs: Any, out: Any) -> None:

@@ -40,11 +40,12 @@ class Asked(NamedTuple):
 
 
 class Suspect(NamedTuple):
-    """What may be attention, unless it is read by the time its module ends."""
+    """What may be attention, unless it is read by the time a module ends: the one that computed it, or the model."""
 
     what: object
     stack: list[Frame]
-    site: Site
+    until: Frame
+    site: Site | None  # None where it is no place that attends unless this is attention
     number: int
     is_read: Callable[[], bool]
     reason: str
@@ -61,7 +62,7 @@ class Follower:
         self.recording, self.asked = recording, asked
         self.layers = None if asked.layers is None else set(asked.layers)
         self.thread = threading.get_ident()
-        self.tracker = Tracker(self._attended, self._settled, self._suspected, model.parameters())
+        self.tracker = Tracker(self._attended, self._settled, self._suspected, model.parameters)
         self.met = 0  # calls shown so far
         self.passes = 0
         self.places = Places()
@@ -111,10 +112,13 @@ class Follower:
         """A call cannot be read."""
         raise NotImplementedError
 
-    def _suspected(self, what: object, is_read: Callable[[], bool], reason: str) -> None:
+    def _suspected(
+        self, what: object, is_read: Callable[[], bool], reason: str, *, in_all_of_the_pass: bool = False
+    ) -> None:
         stack = [] if in_backward() else self._now()
         if stack and not any(one.what is what for one in self._suspects):
-            self._suspects.append(Suspect(what, list(stack), self._site(stack), self.passes - 1, is_read, reason))
+            until, site = (stack[0], None) if in_all_of_the_pass else (stack[-1], self._site(stack))
+            self._suspects.append(Suspect(what, list(stack), until, site, self.passes - 1, is_read, reason))
 
     # Modules begin and end
 
@@ -167,10 +171,10 @@ class Follower:
         """What is still open of a module's call, or of all, is settled with what is known."""
         if not self._suspects:
             return
-        ended = [one for one in self._suspects if frame is None or one.stack[-1] is frame]
-        self._suspects = [one for one in self._suspects if one not in ended]
+        ended = [one for one in self._suspects if frame is None or one.until is frame]
+        self._suspects = [one for one in self._suspects if not (frame is None or one.until is frame)]
         for one in {id(one.stack[-1]): one for one in ended if not one.is_read()}.values():
-            self._miss_at(one.stack, one.site, one.number, one.reason)
+            self._miss_at(one.stack, one.site or self._site(one.stack), one.number, one.reason)
 
     def _ran_elsewhere(self, path: str) -> None:
         thread = threading.get_ident()
@@ -185,6 +189,7 @@ class Follower:
             return
         self.passes += 1
         self._turns.clear()
+        self.tracker.begin_pass()
         self.places.decoding = False
         ids = frame.given().get("input_ids") if self.asked.tokenizer is not None else None
         if isinstance(ids, Tensor) and ids.dim() == 2:

@@ -103,7 +103,7 @@ def _heads(
     count = _count([frame.module for frame in stack])
     heads = _without(trace.heads, rows) or _moved(trace.dims, rows)
     if heads and not (count == 1 and len(shape) <= 3):
-        return heads
+        return _whole_if_counted(heads, shape, count)
     if count == 1:
         return ()
     if known.softmax.by_function and count is None and len(shape) <= 3 and not trace.cut:
@@ -118,6 +118,12 @@ def _heads(
     if not trace.cut and (found := _by_items(known, of_rows, alone, stack)) is not None:
         return found
     raise Unseen(_unclear(shape))
+
+
+def _whole_if_counted(heads: tuple[Piece, ...], shape: tuple[int, ...], count: int | None) -> tuple[Piece, ...]:
+    """Heads that are laid together in groups are the whole axis, if that is as long as the module's number of them."""
+    at, length = heads[0].axis, shape[heads[0].axis]
+    return _axes.whole(at, length) if len(shape) >= 4 and len(heads) == 1 and length == count else heads
 
 
 def _without(heads: tuple[Piece, ...] | None, rows: Sequence[Piece]) -> tuple[Piece, ...]:

@@ -17,7 +17,17 @@ from torch import Tensor
 
 from regard.watching import _axes
 from regard.watching._axes import FEATURE, OTHER, Dims, Piece
-from regard.watching._effects import CUTS, MOVERS, SCATTERS, carried_by, fills_with_zeros, is_filled, name_of, picks
+from regard.watching._effects import (
+    CUTS,
+    MOVERS,
+    SCATTERS,
+    carried_by,
+    fills_with_zeros,
+    is_filled,
+    makes_new,
+    name_of,
+    picks,
+)
 from regard.watching._products import (
     PRODUCTS,
     factors,
@@ -43,11 +53,12 @@ class Tracker:
         self,
         attended: Callable[[Weights, Sequence[Piece]], Any],
         settled: Callable[[Any, Trace], None],
-        suspected: Callable[[object, Callable[[], bool], str], None],
-        parameters: Iterable[Tensor] = (),
+        suspected: Callable[..., None],
+        parameters: Callable[[], Iterable[Tensor]] = tuple,
     ) -> None:
         self.attended, self.settled, self.suspected = attended, settled, suspected
-        self._storages = {_storage(parameter) for parameter in parameters} - {0}
+        self._parameters = parameters
+        self._storages: dict[int, weakref.ref[Tensor]] | None = None  # where those lie, in the pass that is under way
         self.sources: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # see ``_divided``
         self._known: dict[int, Any] = {}
         self._alive: dict[int, weakref.ref[Tensor]] = {}
@@ -93,7 +104,19 @@ class Tracker:
     def learned(self, tensor: Tensor) -> bool:
         """Whether a tensor is a parameter, or a view of one; inside a mode torch may not say so of a view."""
         base = tensor if tensor._base is None else tensor._base
-        return isinstance(base, torch.nn.Parameter) or _storage(tensor) in self._storages
+        if isinstance(base, torch.nn.Parameter):
+            return True
+        if self._storages is None:
+            with torch._C.DisableTorchFunction():
+                self._storages = {_storage(each): weakref.ref(each) for each in self._parameters()}
+        at = _storage(tensor)
+        found = self._storages.get(at) if at else None
+        parameter = None if found is None else found()
+        return parameter is not None and _storage(parameter) == at  # it may have been moved, and its memory used again
+
+    def begin_pass(self) -> None:
+        """Parameters may lie elsewhere than in the pass before."""
+        self._storages = None
 
     # One operator that has run. ``known`` are its tensors that something is known of.
 
@@ -144,8 +167,21 @@ class Tracker:
             elif not part.apart:
                 self.settled(part.call, trace_in(part.dims))
             return
-        if known is not None and packet in MOVERS and isinstance(out, Tensor):
+        if known is None:
+            return
+        if packet in MOVERS and isinstance(out, Tensor):
             self.note(out, known._replace(dims=(), changed=known.changed or f"moved by {name_of(packet)}"))
+        else:
+            self._strayed(known, packet, out)
+
+    def _strayed(self, known: Weights, packet: Any, out: Any) -> None:
+        """Something was computed of weights that is not followed. It may have been attention, where in all of the pass
+        no product of these weights with values is met."""
+        softmax = known.softmax
+        if softmax.of_scores and not makes_new(packet) and _are_computed(out):
+            why = known.changed or f"read by {name_of(packet)}"
+            why = f"its weights are {why}, and no product of them with values can be followed"
+            self.suspected(softmax, lambda: bool(softmax.users), why, in_all_of_the_pass=True)
 
     def _one(self, known: Any, func: Any, at: int, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         packet = getattr(func, "overloadpacket", None)
@@ -163,6 +199,8 @@ class Tracker:
                 self._summed(known, args, out)
             elif not known.dims and packet in VIEWS:
                 self.note(out, known)
+            else:
+                self._strayed(known.weights, packet, out)
         elif isinstance(known, Product):
             self._used(known, packet, at, args, out)
         elif (follow := getattr(known, "follow", None)) is not None:
@@ -174,11 +212,15 @@ class Tracker:
         if packet in PRODUCTS:
             self._multiplied(known, packet, at, args, out)
         elif (made := carried_by(func, out)) is not None:
-            grown = packet in (aten.mul, aten.mul_) and made.numel() > args[at].numel()
-            if not grown:
+            grown = made.numel() > args[at].numel() and packet not in MOVERS and packet not in VIEWS
+            if not grown or packet not in (aten.mul, aten.mul_):
                 self.note(made, known)
+                if grown:
+                    self._strayed(known, packet, out)
             elif known.softmax.of_scores and isinstance(args[1 - at], Tensor) and not self.learned(args[1 - at]):
                 self.note(made, Partial((), known, ()))
+        else:
+            self._strayed(known, packet, out)
 
     def _viewed(self, known: Any, packet: Any, dims: Dims | None, out: Tensor) -> None:
         if isinstance(known, Weights):
@@ -238,12 +280,18 @@ class Tracker:
                 self.note(made, known._replace(changed=known.changed or f"changed by {name_of(packet)}"))
             elif packet in MOVERS or known.softmax.of_scores:  # the gates of experts are picked and scattered too
                 self.note(made, known._replace(dims=(), changed=known.changed or f"moved by {name_of(packet)}"))
+                if packet not in MOVERS and not picks(packet):
+                    self._strayed(known, packet, out)
+        else:
+            self._strayed(known, packet, out)
 
     def _multiplied(self, known: Weights, packet: Any, at: int, args: Any, out: Tensor) -> None:
         if not known.dims:
             shift = shift_of(packet)
             if at - shift in (0, 1) and not self.learned(args[2 * shift + 1 - at]):
                 self.attended(known, ())
+            else:
+                self._strayed(known, packet, out)
             return
         found = factors(known.dims, packet, at, args)
         if found is None:
@@ -352,6 +400,11 @@ def _only_a_sink_is_cut(known: Weights, dims: Dims, out: Tensor) -> bool:
     length = known.softmax.shape[known.softmax.axis]
     starts = out.storage_offset() == known.final.storage_offset()
     return same.count(False) == 1 and dims[at] == _axes.whole(known.softmax.axis, length - 1) and starts
+
+
+def _are_computed(out: Any) -> bool:
+    found = out if isinstance(out, (tuple, list)) else (out,)
+    return any(isinstance(one, Tensor) and one.is_floating_point() and one.numel() != 1 for one in found)
 
 
 def _storage(tensor: Tensor) -> int:
