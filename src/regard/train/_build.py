@@ -101,7 +101,7 @@ def translation_trainer(
     def score(model: nn.Module) -> float:
         assert isinstance(model, Transformer)
         found = Translator([model], known)(judged.source, beams=1)
-        return bleu([each[0].text for each in found], judged.target, lowercase=settings.lowercase)
+        return bleu([each[0].text for each in found], judged.target, lowercase=known.lowercase)
 
     # a search through one endless line would hold up every validation
     judged = within(words, data.valid, settings)
@@ -125,6 +125,8 @@ def language_trainer(
 ) -> Trainer:
     """A `Trainer` of a `Decoder` on a running text; its last tenth is held out."""
     device = torch.device(device)
+    if not any(line.strip() for line in lines):
+        raise ValueError("the text is empty")
     learnt, held_out = _tenth_apart(lines)
     words = Words.learn(learnt, vocab_size=settings.vocab_size, lowercase=settings.lowercase)
     words = Words.read(Processes(device).agree(words.as_json()))
@@ -136,9 +138,11 @@ def language_trainer(
 
     train, valid = corpus(learnt), corpus(held_out)
     if not len(train.target.lengths) or not len(valid.target.lengths):
+        parts = f"its {len(lines)} lines, the first {len(learnt)} and the other {len(held_out)}"
+        if len(lines) == 1:
+            parts = "its only line, the first nine tenths and the rest"
         raise ValueError(
-            f"the text has too few tokens: of its {len(lines)} lines, the first {len(learnt)} and the other "
-            f"{len(held_out)}, which are held out for validation, need two tokens each"
+            f"the text has too few tokens: of {parts}, which are held out for validation, need two tokens each"
         )
     trainer = Trainer(model, settings, words, lambda epoch: train, valid, Path(out), device, how=how)
     trainer.text = _digest(lines)
