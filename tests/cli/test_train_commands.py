@@ -24,7 +24,7 @@ from regard._files.write import write_atomically
 from regard.cli import app, parse
 from regard.cli.commands.train import _device
 from regard.recording import Recording
-from regard.train import LAST, Trainer, Translator, align, compare, read_metrics
+from regard.train import LAST, Trainer, Translator, Words, align, compare, read_metrics
 
 SIZES = "--set vocab_size=120 --set embed_dim=16 --set num_layers=1 --set num_heads=2 --set ff_dim=24"
 PACE = "--set batch_tokens=150 --set warmup=5 --set validate_every=5 --set save_every=5"
@@ -457,7 +457,7 @@ def test_a_student_has_its_teachers_vocabulary_in_its_settings(folder: Path, tmp
     assert again.exit_code == 0, again.stderr
 
 
-def test_a_language_model_learns_a_text_and_goes_on_with_it(tmp_path: Path) -> None:
+def test_a_language_model_learns_a_text_and_goes_on_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = tmp_path / "book.txt"
     text.write_text("the cat sees the dog. the dog sees the cat.\n" * 60)
     out = tmp_path / "book"
@@ -477,6 +477,10 @@ def test_a_language_model_learns_a_text_and_goes_on_with_it(tmp_path: Path) -> N
     other = run(f"train --task lm --text {text} --out {out} --resume --steps 40 --device cpu")
     assert other.exit_code == 2 and "was trained on another text" in other.stderr
     assert (out / "tokenizer.json").read_bytes() == vocabulary  # nothing was written before the refusal
+    text.write_text("the cat sees the dog. the dog sees the cat.\n" * 60)
+    monkeypatch.setattr(Words, "learn", None)  # its vocabulary is there, and another version might learn another one
+    on = run(f"train --task lm --text {text} --out {out} --resume --steps 31 --device cpu")
+    assert on.exit_code == 0, on.stderr
     said = run(f"generate --model {out} 'the cat' --max-new-tokens 3")
     assert said.exit_code == 0 and said.stdout.strip()
 

@@ -19,7 +19,7 @@ from regard import interop
 from regard._files.write import write_atomically
 from regard.train import _checkpoint
 from regard.train._average import Average
-from regard.train._batches import Batch, Corpus, Planned, plan_epoch
+from regard.train._batches import Batch, Corpus, plan_epoch
 from regard.train._loss import loss_of
 from regard.train._processes import Processes, whole
 from regard.train._schedule import learning_rate
@@ -310,7 +310,7 @@ class Trainer:
     def validation_loss(self, model: nn.Module) -> float:
         """Mean −log P of a validation token, in nats."""
         total, tokens = 0.0, 0.0
-        for planned in self._valid_plan():
+        for planned in plan_epoch(self.valid, self.settings.batch_tokens, seed=0, epoch=0):
             rows = torch.tensor(planned.rows, device=self.device)
             batch = self.valid.take(rows, planned.widths)
             dtype = self.stepper.dtype
@@ -319,9 +319,6 @@ class Trainer:
             total += float(loss.nll)
             tokens += float(loss.tokens)
         return total / max(tokens, 1.0)
-
-    def _valid_plan(self) -> list[Planned]:
-        return plan_epoch(self.valid, self.settings.batch_tokens, seed=0, epoch=0)
 
 
 class _on_signals:

@@ -288,9 +288,10 @@ def _trainer(
 ) -> Trainer:
     from regard import train as engine
 
+    words = engine.Words.load(out / "tokenizer.json") if resume else None
     if chosen.task == "lm":
         assert text is not None
-        return engine.language_trainer(chosen, engine.read_lines(text), out, device=device, how=how)
+        return engine.language_trainer(chosen, engine.read_lines(text), out, words=words, device=device, how=how)
     with terminal.saying("reading the text and learning its vocabulary"):
         if toy:
             read = engine.toy()
@@ -298,7 +299,6 @@ def _trainer(
             assert data is not None
             read = engine.read_folder(data, chosen.source, chosen.target)
         teachers = engine.Translator.load(*distill, device=device) if distill else None
-        words = engine.Words.load(out / "tokenizer.json") if resume else None
         if teachers is not None:
             words = teachers.words
             chosen = dataclasses.replace(chosen, vocab_size=len(words), lowercase=words.lowercase)
