@@ -1,7 +1,7 @@
 """Small translators, trained and measured in one process and in a given time; a second call goes on where it stopped.
 
     export REGARD_DATA=multi30k                                                                        on a GPU
-    python benchmarks/translator_seeds.py --out build/en-de --seconds 560 --until lessons
+    python benchmarks/translator_seeds.py --out build/en-de --seconds 550 --until lessons
     python benchmarks/translator_seeds.py --out build/en-de --seconds 510
     python benchmarks/translator_seeds.py --out build/de-en --seconds 1100 --source de --target en
     python benchmarks/translator_seeds.py --toy --steps 400 --teachers 2 --seeds 1 --out build/toy    on a CPU, a minute

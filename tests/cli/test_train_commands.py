@@ -21,9 +21,10 @@ from typer.testing import CliRunner
 
 from regard import interop
 from regard._files.write import write_atomically
-from regard.cli import app
+from regard.cli import app, parse
+from regard.cli.commands.train import _device
 from regard.recording import Recording
-from regard.train import LAST, Trainer, Translator, align, read_metrics
+from regard.train import LAST, Trainer, Translator, Words, align, compare, read_metrics
 
 SIZES = "--set vocab_size=120 --set embed_dim=16 --set num_layers=1 --set num_heads=2 --set ff_dim=24"
 PACE = "--set batch_tokens=150 --set warmup=5 --set validate_every=5 --set save_every=5"
@@ -90,6 +91,15 @@ def test_a_folder_with_a_run_is_not_overwritten_but_resumed(folder: Path) -> Non
         ("train --toy --set drop=0.1", "--set drop=0.1: there is no setting drop; did you mean r_drop or dropout?"),
         ("train --toy --set dropout", "--set dropout: expected name=value, such as --set dropout=0.2"),
         ("train --toy --steps -1", "--steps is -1; expected a number of steps to train for, at least 1"),
+        ("train --toy --set minutes=0", "minutes must be above 0, or None, which sets no limit; got 0"),
+        ("train --toy --source fr", "--source is for text of your own, and --toy makes its own: leave it out"),
+        ("train --toy --set target=fr", "--target is for text of your own, and --toy makes its own: leave it out"),
+        ("train --toy --set task=lm --text a", "--toy trains a translator; leave out --task lm"),
+        ("train --task lm --text a --source en", "--source is for translators, and a language model has no use for it"),
+        ("train --task lm --set task=translate", "--task and --set task were both given; give one"),
+        ("train --data . --source de", "source and target are both 'de'; expected two languages"),
+        ("train --data . --source ''", "source must be a word, got ''"),
+        ("train --task lm --text /dev/null", "the text is empty"),
         ("train --toy --minutes 0", "--minutes is 0; expected a time to train for, above 0"),
         ("train --toy --set steps=many", "--set steps=many: expected a whole number"),
         ("train --toy --set lowercase=yes", "expected true or false"),
@@ -119,9 +129,16 @@ def test_a_folder_with_a_run_is_not_overwritten_but_resumed(folder: Path) -> Non
         ("translate hello --model none", "none is not a folder"),
         ("translate hello --model . --best 9", "--best 9 needs as many beams; --beams is 5"),
         ("translate hello --model . --page a.html", "--page names the page that --show writes; give --show too"),
+        ("translate hello --model . --out none/a", "--out names the folder none, which is not there"),
+        ("translate hello --model . --show --page none/a", "--page names the folder none, which is not there"),
+        ("translate hello --model . --out .", "--out names ., which is a folder; give the name of a file"),
         ("translate hello --model . --file a", "sentences and --file were both given"),
         ("translate hello --model .", "config.json"),
         ("evaluate --test a b", "give --model FOLDER or --system FILE"),
+        ("evaluate --test a b --system c --beams 3", "--beams is for --model; the translations of --system are there"),
+        ("evaluate --test a b --system c --length-penalty 1", "--length-penalty is for --model; the translations of"),
+        ("evaluate --test a b --system c --samples 5", "--samples is for --against FILE, which is missing"),
+        ("evaluate --test a b --system c --against d --samples 0", "--samples is 0; expected at least 1"),
         ("evaluate --test a b --system c", "a: No such file"),
     ],
 )
@@ -407,7 +424,40 @@ def test_an_evaluation_has_signatures_and_compares_systems(folder: Path, tmp_pat
     assert wrong.exit_code == 2 and "1 translations and 6 references" in wrong.stderr
 
 
-def test_a_language_model_learns_a_text_and_goes_on_with_it(tmp_path: Path) -> None:
+def test_the_interval_of_a_score_stays_inside_its_scale(tmp_path: Path) -> None:
+    references = [f"one two three four five {number}" for number in range(60)]
+    near = [f"{references[0]} more", *references[1:]]
+    for each in compare(near, references[::-1], references, samples=200):
+        low, high = each.interval
+        assert 95 < low < each.ours < high <= 100
+    for each in compare(references[::-1], near, ["six"] * 60, samples=200):
+        assert 0 <= each.interval[0] <= each.interval[1]
+
+
+def test_each_process_of_a_group_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parse, "device", lambda name: name)
+    for name, rank, expected in (("cuda", "3", "cuda:3"), ("cuda", None, "cuda"), ("cuda:1", "3", "cuda:1"),
+                                 ("cpu", "3", "cpu")):  # fmt: skip
+        monkeypatch.delenv("LOCAL_RANK", raising=False)
+        if rank is not None:
+            monkeypatch.setenv("LOCAL_RANK", rank)
+        assert _device(name) == torch.device(expected)
+
+
+def test_a_student_has_its_teachers_vocabulary_in_its_settings(folder: Path, tmp_path: Path) -> None:
+    words = f"train --data {folder} --steps 2 {PACE} --device cpu --set embed_dim=16 --set num_layers=1"
+    small = f"{words} --set num_heads=2 --set ff_dim=24"
+    teacher, student = tmp_path / "teacher", tmp_path / "student"
+    assert run(f"{small} --out {teacher} --set lowercase=true --set vocab_size=90").exit_code == 0
+    done = run(f"{small} --out {student} --distill {teacher}")
+    assert done.exit_code == 0, done.stderr
+    held = json.loads((student / "settings.json").read_text())
+    assert held["lowercase"] is True and held["vocab_size"] == 90
+    again = run(f"{small.replace('--steps 2', '--steps 3')} --out {student} --distill {teacher} --resume")
+    assert again.exit_code == 0, again.stderr
+
+
+def test_a_language_model_learns_a_text_and_goes_on_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = tmp_path / "book.txt"
     text.write_text("the cat sees the dog. the dog sees the cat.\n" * 60)
     out = tmp_path / "book"
@@ -427,6 +477,10 @@ def test_a_language_model_learns_a_text_and_goes_on_with_it(tmp_path: Path) -> N
     other = run(f"train --task lm --text {text} --out {out} --resume --steps 40 --device cpu")
     assert other.exit_code == 2 and "was trained on another text" in other.stderr
     assert (out / "tokenizer.json").read_bytes() == vocabulary  # nothing was written before the refusal
+    text.write_text("the cat sees the dog. the dog sees the cat.\n" * 60)
+    monkeypatch.setattr(Words, "learn", None)  # its vocabulary is there, and another version might learn another one
+    on = run(f"train --task lm --text {text} --out {out} --resume --steps 31 --device cpu")
+    assert on.exit_code == 0, on.stderr
     said = run(f"generate --model {out} 'the cat' --max-new-tokens 3")
     assert said.exit_code == 0 and said.stdout.strip()
 
@@ -458,6 +512,21 @@ def test_event_files_are_written_on_request(tmp_path: Path) -> None:
     done = run(f"train --toy --out {out} --steps 3 {SIZES} --set validate_every=3 --tensorboard --device cpu")
     assert done.exit_code == 0, done.output
     assert list((out / "tensorboard").glob("events.*"))
+
+
+def test_event_files_of_a_run_that_went_on_have_each_validation_once(tmp_path: Path) -> None:
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    out = tmp_path / "run"
+    words = f"train --toy --out {out} {SIZES} --set validate_every=2 --tensorboard --device cpu --steps"
+    run(f"{words} 2")
+    checkpoint = (out / LAST).read_bytes()
+    run(f"{words} 6 --resume")
+    (out / LAST).write_bytes(checkpoint)  # as if the run had been killed before it saved again
+    done = run(f"{words} 6 --resume")
+    assert done.exit_code == 0, done.stderr
+    events = reader.EventAccumulator(str(out / "tensorboard"))
+    events.Reload()
+    assert [each.step for each in events.Scalars("valid_loss")] == [2, 4, 6]
 
 
 def test_a_line_longer_than_any_in_training_is_told_before_it_begins(folder: Path, tmp_path: Path) -> None:

@@ -142,3 +142,21 @@ def test_what_cannot_be_spread_is_refused() -> None:
 def test_it_needs_a_group() -> None:
     with pytest.raises(RuntimeError, match="needs torch.distributed.init_process_group first"):
         ContextParallel()
+
+
+def share_that_dropout_keeps(layout: str) -> list[float]:
+    """Of the keys of each of four rows, where both processes have the same seed."""
+    spread = ContextParallel(layout=layout)
+    torch.manual_seed(3)
+    query, keys = (spread.shard(torch.ones(1, 1, tokens, 1)) for tokens in (4, 600))
+    out = spread.gather(spread.attention(query, keys, keys, dropout=0.5))
+    torch.manual_seed(3)
+    seen = spread.observe(query, keys, keys, dropout=0.5)
+    assert torch.equal(spread.gather(seen.out), out)
+    return out.flatten().tolist()
+
+
+@pytest.mark.parametrize("layout", ["balanced", "contiguous"])
+def test_processes_with_one_seed_drop_other_weights(layout: str) -> None:
+    one, other = together(2, share_that_dropout_keeps, layout)
+    assert one == other and len(set(one)) == 4

@@ -47,6 +47,10 @@ def test_without_validation_files_the_last_sentences_are_held_out(tmp_path: Path
         ({"train__en": b"a\n  \n", "train__de": b"A\nB\n"}, "train.en, line 2 is empty; remove the line from both"),
         ({"train__en": b"a\nb\n", "train__de": b"A\nK\xfchn\n"}, "train.de, line 2: byte 0xfc is not UTF-8; convert"),
         ({"train__en": "a\n".encode("utf-16"), "train__de": b"A\n"}, "line 1: byte 0xff .*iconv -f UTF-16 -t UTF-8"),
+        (
+            {"train__en": "a\nb\n".encode("utf-16-le"), "train__de": "A\nB\n".encode("utf-16-le")},
+            "train.en, line 1: a NUL byte, which no UTF-8 text has; convert the text",
+        ),
         ({"train__en": b"a\n"}, "has train.en but no train.de"),
         ({"train__fr": b"a\n"}, "has no train.en and train.de .*it holds train.fr"),
         ({"train__en": b"", "train__de": b""}, "are empty: expected one sentence per line"),

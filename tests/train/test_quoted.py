@@ -150,6 +150,8 @@ def test_their_base_model_has_the_size_it_has_there() -> None:
     [
         ({"n_layers": 3}, "weights that do not fit its settings"),
         ({"d_k": 6}, "weights that do not fit its settings"),
+        ({"d_inner_hid": 10**11}, "weights that do not fit its settings: decoder_layers.0.feed_forward"),
+        ({"n_layers": 10**9}, "weights that do not fit its settings: n_layers=1000000000"),
         ({"d_model": "wide"}, "its settings do not describe a model"),
         ({"scale_emb_or_prj": "both"}, "scale must be one of emb, prj, none"),
     ],
@@ -222,7 +224,12 @@ def test_vocabularies_are_read_without_running_anything(
     assert not (tmp_path / "it-ran").exists()
 
 
-@pytest.mark.parametrize("content", [b"", b"no pickle", pickle.dumps({}), pickle.dumps({"vocab": {"src": 1}}), None])
+OVERSIZED = b"\x80\x04\x8e" + (2**50).to_bytes(8, "little")  # claims to hold so many bytes
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"no pickle", pickle.dumps({}), pickle.dumps({"vocab": {"src": 1}}), OVERSIZED, None]
+)
 def test_a_file_without_vocabularies_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: Any) -> None:
     path = tmp_path / "data.pkl"
     if content is None:

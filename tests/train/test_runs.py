@@ -13,10 +13,20 @@ from typing import Any
 
 import pytest
 import torch
-from tests.train.small import DATA, trainer
+from tests.train.small import DATA, SMALL, trainer
 
 from regard import interop
-from regard.train import LAST, Stopped, Translator, learn_from, read_metrics
+from regard.train import (
+    LAST,
+    Stopped,
+    Translator,
+    Words,
+    _build,
+    _checkpoint,
+    learn_from,
+    read_metrics,
+    translation_trainer,
+)
 from regard.train._batches import lengths_of, plan_epoch
 from regard.train._checkpoint import read
 from regard.train._loop import METRICS
@@ -145,6 +155,42 @@ def test_a_damaged_checkpoint_is_named(tmp_path: Path, damage: str) -> None:
         trainer(tmp_path, **changes).resume()
 
 
+def damaged(path: Path, tensors: dict[str, Any], about: Any) -> None:
+    """As a checkpoint is written, but with this in it."""
+    _checkpoint.write(path, tensors, about)
+
+
+@pytest.mark.parametrize(
+    "about",
+    [{}, [], 5, {"step": "x"}, {"step": 3, "epoch": 0, "position": None, "best": {}, "since_best": 0, "seconds": 0.0}],
+)
+def test_a_checkpoint_that_does_not_say_where_the_run_stands_is_named(tmp_path: Path, about: Any) -> None:
+    run = trainer(tmp_path)
+    run.save()
+    damaged(tmp_path / LAST, read(tmp_path / LAST)[0], about)
+    with pytest.raises(ValueError, match="last.safetensors cannot be read: it does not say where the run stands"):
+        trainer(tmp_path).resume()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("optimizer.9999.exp_avg", torch.zeros(3)),
+        ("optimizer.0", torch.zeros(3)),
+        ("optimizer.x.step", torch.zeros(())),
+        ("random.cpu.0", torch.zeros(7)),
+        ("random.cpu.0", torch.zeros(7, dtype=torch.uint8)),
+    ],
+)
+def test_a_checkpoint_with_contents_of_another_kind_is_named(tmp_path: Path, name: str, content: torch.Tensor) -> None:
+    run = trainer(tmp_path, steps=1)
+    run.run()
+    tensors, about = read(tmp_path / LAST)
+    damaged(tmp_path / LAST, {**tensors, name: content}, about)
+    with pytest.raises(ValueError, match="last.safetensors does not fit these settings: "):
+        trainer(tmp_path).resume()
+
+
 def test_there_is_nothing_to_resume_in_an_empty_folder(tmp_path: Path) -> None:
     assert trainer(tmp_path).resume() is False
 
@@ -159,6 +205,20 @@ def test_time_ends_a_run(tmp_path: Path) -> None:
     run = trainer(tmp_path, steps=10_000, minutes=0.002)
     run.run()
     assert run.ended == "time" and run.step < 10_000 and (tmp_path / "config.json").is_file()
+
+
+def test_a_run_whose_time_is_used_up_takes_no_further_step(tmp_path: Path) -> None:
+    run = trainer(tmp_path, steps=10_000, minutes=0.002)
+    run.run()
+    before = (tmp_path / LAST).read_bytes()
+    again = trainer(tmp_path, steps=10_000, minutes=0.002)
+    again.resume()
+    again.run()
+    assert again.step == run.step and (tmp_path / LAST).read_bytes() == before
+    longer = trainer(tmp_path, steps=run.step + 2, minutes=5.0)
+    longer.resume()
+    longer.run()
+    assert longer.step == run.step + 2 and longer.ended == "steps"
 
 
 def test_a_loss_that_is_not_a_number_ends_the_run_with_advice(tmp_path: Path) -> None:
@@ -217,6 +277,25 @@ def test_a_student_learns_from_its_teachers(tmp_path: Path) -> None:
     again = trainer(tmp_path / "c", steps=5, distill=0.5)
     learn_from(again, Translator.load(tmp_path / "a", tmp_path / "b"), DATA.train, beams=2)
     assert again.resume()
+
+
+def test_a_student_splits_a_text_in_one_way(tmp_path: Path) -> None:
+    trainer(tmp_path / "a", steps=2).run()
+    student = trainer(tmp_path / "b", bpe_dropout=0.1)
+    with pytest.raises(ValueError, match="bpe_dropout is 0.1: what teachers say of a sentence"):
+        learn_from(student, Translator.load(tmp_path / "a"), DATA.train)
+
+
+@pytest.mark.parametrize("lowercase", [True, False])
+def test_bleu_in_training_is_lower_cased_where_the_vocabulary_is(
+    tmp_path: Path, lowercase: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cased, a word of a lower-cased translation would not be found in any reference."""
+    monkeypatch.setattr(_build, "bleu", lambda found, wanted, lowercase: float(lowercase))
+    words = Words.learn([*DATA.train.source, *DATA.train.target], vocab_size=120, lowercase=lowercase)
+    assert words.lowercase is lowercase
+    run = translation_trainer(SMALL, DATA, tmp_path, words=words)
+    assert run.score is not None and run.score(run.model.eval()) == float(lowercase)
 
 
 def test_a_run_in_the_background_goes_on_ignoring_ctrl_c(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from tests.train.small import DATA, SMALL
 
 import regard
 from regard import models
-from regard.train import LAST, on_all, read_metrics, translation_trainer
+from regard.train import LAST, Data, Pairs, on_all, read_metrics, translation_trainer
 from regard.train._checkpoint import read
 
 WORDS = (
@@ -94,6 +95,34 @@ def look(rank_that_fails: int) -> str:
 def test_what_one_process_refuses_all_refuse(tmp_path: Path) -> None:
     assert together(2, look, 1) == ["process 1 has no checkpoint"] * 2
     assert together(2, look, 7) == ["5", "5"]
+
+
+def begin_here(folder: str, of_its_own: bool) -> str:
+    """Each process trains in a folder of its own, as two machines do that share none; then both go on as one group."""
+    rank = torch.distributed.get_rank()
+    out, data = Path(folder) / str(rank), DATA
+    if of_its_own:
+        data = Data(DATA.train, Pairs(*(side[: 5 - rank] for side in DATA.valid)))
+    else:
+        shutil.copytree(Path(folder) / f"after-{4 + 2 * rank}", out)
+    run = translation_trainer(dataclasses.replace(SMALL, steps=9), data, out, with_bleu=False)
+    run.start()
+    try:
+        run.resume()
+        run.run()
+    except ValueError as error:
+        return str(error)
+    return f"trained to step {run.step}"
+
+
+@pytest.mark.parametrize(("of_its_own", "what"), [(False, "checkpoints"), (True, "texts")])
+def test_processes_that_read_different_files_refuse(tmp_path: Path, of_its_own: bool, what: str) -> None:
+    for steps in (4, 6):
+        begin(str(tmp_path / f"after-{steps}"), steps, "copies")
+        settings = dataclasses.replace(SMALL, steps=9).as_json()
+        (tmp_path / f"after-{steps}" / "settings.json").write_text(settings)
+    for said in together(2, begin_here, str(tmp_path), of_its_own):
+        assert said.startswith(f"the {what} of the processes differ: on several machines --data and --out must be")
 
 
 def go_on(out: str, how: str) -> int:

@@ -34,7 +34,7 @@ _MERGED = {"out", "plan", "want", "map", "weights", "pairs", *statistics.OF_ROWS
 def attention(call: Callable[..., Tensor], tensors: tuple[Any, Any, Any], how: dict[str, Any]) -> Tensor:
     """`regard.attention`, here `call`, of DTensors: a DTensor that lies as the query does."""
     spread = _spread(*tensors, how)
-    with _own_draws(spread, how):
+    with own_draws(spread.rank, spread.mesh.device_type, how):
         out: Tensor = spread.back(call(*spread.tensors(*tensors), **spread.keywords(how, *spread.mine)))
     return out
 
@@ -52,7 +52,7 @@ def observe(call: Callable[..., Observation], tensors: tuple[Any, Any, Any], how
     for start, stop in spread.calls(want):
         asked = merged.asked(start, stop)
         rows = slice(start - spread.mine[0], stop - spread.mine[0])
-        with _own_draws(spread, keywords):
+        with own_draws(spread.rank, spread.mesh.device_type, keywords):
             seen = call(queries[:, :, rows], keys, values, want=asked, **spread.keywords(keywords, start, stop))
         if unknown := vars(seen).keys() - _MERGED:
             raise Refused(f"want: {', '.join(sorted(unknown))} cannot be merged over processes; observe it in one")
@@ -201,15 +201,15 @@ def _local(x: Any) -> Tensor:
 
 
 @contextlib.contextmanager
-def _own_draws(spread: _Spread, keywords: dict[str, Any]) -> Iterator[None]:
+def own_draws(rank: int, device_type: str, keywords: dict[str, Any]) -> Iterator[None]:
     """Dropout of different rows must differ also where all processes have the same seed."""
     if not keywords.get("dropout"):
         yield
         return
     drawn = int(torch.randint(0, 2**31 - 1, ()))
-    devices = [torch.cuda.current_device()] if spread.mesh.device_type == "cuda" else []
+    devices = [torch.cuda.current_device()] if device_type == "cuda" else []
     with torch.random.fork_rng(devices):
-        torch.manual_seed(drawn + spread.rank)
+        torch.manual_seed(drawn + rank)
         yield
 
 

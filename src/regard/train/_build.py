@@ -84,14 +84,10 @@ def translation_trainer(
 ) -> Trainer:
     """A `Trainer` of a `Transformer` on parallel text, from which its vocabulary is learnt when not given."""
     device = torch.device(device)
-    if words is None:
-        lines = [*data.train.source, *data.train.target]
-        words = Words.learn(lines, vocab_size=settings.vocab_size, lowercase=settings.lowercase)
-    words = Words.read(Processes(device).agree(words.as_json()))  # one vocabulary, whoever learnt it
+    known = _agreed(words, [*data.train.source, *data.train.target], settings, device)
     torch.manual_seed(settings.seed)
-    model = model_of(settings, len(words), device)
-    known = words
-    plain = encode_pairs(words, data.train, settings)
+    model = model_of(settings, len(known), device)
+    plain = encode_pairs(known, data.train, settings)
 
     def encode(epoch: int) -> Corpus:
         if not settings.bpe_dropout:
@@ -101,13 +97,13 @@ def translation_trainer(
     def score(model: nn.Module) -> float:
         assert isinstance(model, Transformer)
         found = Translator([model], known)(judged.source, beams=1)
-        return bleu([each[0].text for each in found], judged.target, lowercase=settings.lowercase)
+        return bleu([each[0].text for each in found], judged.target, lowercase=known.lowercase)
 
     # a search through one endless line would hold up every validation
-    judged = within(words, data.valid, settings)
-    valid = encode_pairs(words, data.valid, settings)
+    judged = within(known, data.valid, settings)
+    valid = encode_pairs(known, data.valid, settings)
     trainer = Trainer(
-        model, settings, words, encode, valid, Path(out), device, score=score if with_bleu else None, how=how
+        model, settings, known, encode, valid, Path(out), device, score=score if with_bleu else None, how=how
     )
     trainer.left_out = len(data.train.source) - len(plain.target.lengths)
     trainer.left_out += len(data.valid.source) - len(judged.source)
@@ -120,29 +116,40 @@ def language_trainer(
     lines: Sequence[str],
     out: str | Path,
     *,
+    words: Words | None = None,
     device: torch.device | str = "cpu",
     how: str = "copies",
 ) -> Trainer:
     """A `Trainer` of a `Decoder` on a running text; its last tenth is held out."""
     device = torch.device(device)
+    if not any(line.strip() for line in lines):
+        raise ValueError("the text is empty")
     learnt, held_out = _tenth_apart(lines)
-    words = Words.learn(learnt, vocab_size=settings.vocab_size, lowercase=settings.lowercase)
-    words = Words.read(Processes(device).agree(words.as_json()))
+    known = _agreed(words, learnt, settings, device)
     torch.manual_seed(settings.seed)
-    model = model_of(settings, len(words), device)
+    model = model_of(settings, len(known), device)
 
     def corpus(part: Sequence[str]) -> Corpus:
-        return running([token for ids in words.encode(part) for token in ids], settings.max_tokens)
+        return running([token for ids in known.encode(part) for token in ids], settings.max_tokens)
 
     train, valid = corpus(learnt), corpus(held_out)
     if not len(train.target.lengths) or not len(valid.target.lengths):
+        parts = f"its {len(lines)} lines, the first {len(learnt)} and the other {len(held_out)}"
+        if len(lines) == 1:
+            parts = "its only line, the first nine tenths and the rest"
         raise ValueError(
-            f"the text has too few tokens: of its {len(lines)} lines, the first {len(learnt)} and the other "
-            f"{len(held_out)}, which are held out for validation, need two tokens each"
+            f"the text has too few tokens: of {parts}, which are held out for validation, need two tokens each"
         )
-    trainer = Trainer(model, settings, words, lambda epoch: train, valid, Path(out), device, how=how)
+    trainer = Trainer(model, settings, known, lambda epoch: train, valid, Path(out), device, how=how)
     trainer.text = _digest(lines)
     return trainer
+
+
+def _agreed(words: Words | None, lines: Sequence[str], settings: Settings, device: torch.device) -> Words:
+    """One vocabulary in all processes, whoever learnt it; from these lines when it is not given."""
+    if words is None:
+        words = Words.learn(lines, vocab_size=settings.vocab_size, lowercase=settings.lowercase)
+    return Words.read(Processes(device).agree(words.as_json()))
 
 
 def _tenth_apart(lines: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:

@@ -37,7 +37,10 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             about = file.metadata() or {}
             if about.get("format") != FORMAT:
                 raise ValueError("it is no checkpoint of a training run")
-            return {name: file.get_tensor(name) for name in file.keys()}, json.loads(about["about"])  # noqa: SIM118
+            place = json.loads(about["about"])
+            if not isinstance(place, dict):
+                raise ValueError("it does not say where the run stands")
+            return {name: file.get_tensor(name) for name in file.keys()}, place  # noqa: SIM118
     except (SafetensorError, ValueError, KeyError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from None
 

@@ -15,6 +15,7 @@ from torch import Tensor
 import regard
 from regard import Observation, Plan, Want
 from regard._sharded import outside_block
+from regard._sharded._calls import own_draws
 from regard.masks import Mask
 
 LAYOUTS = ("balanced", "contiguous")
@@ -72,7 +73,7 @@ class ContextParallel:
             return regard.attention(query, key, value, **keywords)
         calls = self._calls(query, key, keywords)
         keys, values = self.gather(key), self.gather(value)
-        with outside_block():
+        with outside_block(), own_draws(self.rank, query.device.type, keywords):
             return torch.cat([regard.attention(query[:, :, rows], keys, values, **given) for rows, given in calls], 2)
 
     def observe(self, query: Tensor, key: Tensor, value: Tensor, *, want: Want | None = None, **keywords: Any) -> Any:
@@ -88,7 +89,7 @@ class ContextParallel:
         part = self._part_of(want, query.shape[2] * self.count)
         calls = self._calls(query, key, keywords)
         keys, values = self.gather(key), self.gather(value)
-        with outside_block():
+        with outside_block(), own_draws(self.rank, query.device.type, keywords):
             seen = [regard.observe(query[:, :, rows], keys, values, want=part, **given) for rows, given in calls]
         found: dict[str, Tensor] = {}
         for name in (*_ROWS, "map", "value_map"):

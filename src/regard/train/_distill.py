@@ -89,6 +89,11 @@ def learn_from(
 ) -> None:
     """Let a run learn from the real and the teachers' translations, with the teachers' certainty at each token."""
     words, settings = teachers.words, trainer.settings
+    if settings.bpe_dropout:
+        raise ValueError(
+            f"bpe_dropout is {settings.bpe_dropout}: what teachers say of a sentence holds for one way to split it; "
+            "set it to 0"
+        )
     made = distilled(teachers, pairs, beams=beams, batch_tokens=6_000, progress=progress)
     corpora = []
     for each in (pairs, made):

@@ -106,7 +106,8 @@ def compare(
     for name, metric in _metrics().items():
         results: Any = PairedTest(systems, {name: metric}, [list(references)], test_type="bs", n_samples=samples)()[1]
         [(base, own)] = [pair for key, pair in results.items() if key != "System"]
-        interval = float(own.mean - own.ci), float(own.mean + own.ci)
+        # the mean of the draws and what spans 95 % of them, both ways: near the ends that is wider than a score can be
+        interval = max(0.0, float(own.mean - own.ci)), min(100.0, float(own.mean + own.ci))
         # sacreBLEU counts the draws that differ by more than the scores do: none where nothing differs, ever
         p_value = 1.0 if own.score == base.score else float(own.p_value)
         found.append(Compared(name, float(own.score), float(base.score), interval, p_value))

@@ -19,7 +19,7 @@ from regard import interop
 from regard._files.write import write_atomically
 from regard.train import _checkpoint
 from regard.train._average import Average
-from regard.train._batches import Batch, Corpus, Planned, plan_epoch
+from regard.train._batches import Batch, Corpus, plan_epoch
 from regard.train._loss import loss_of
 from regard.train._processes import Processes, whole
 from regard.train._schedule import learning_rate
@@ -29,6 +29,18 @@ from regard.train._tokens import PAD, STOP, Words
 
 LAST = "last.safetensors"
 METRICS = "metrics.jsonl"
+
+# where a run stands, as its checkpoint says it
+PLACE: dict[str, Any] = {
+    "step": int,
+    "epoch": int,
+    "position": int,
+    "best": dict,
+    "since_best": int,
+    "seconds": float,
+    "ended": str | None,
+    "text": str,
+}
 
 Report = Callable[[dict[str, Any]], None]
 Encode = Callable[[int], Corpus]  # the training corpus of an epoch: another one each time with BPE-dropout
@@ -106,17 +118,7 @@ class Trainer:
             tensors |= {f"{name}.{rank}": each for name, each in random.items()}
         if not self.processes.first:
             return
-        about = {
-            "step": self.step,
-            "epoch": self.epoch,
-            "position": self.position,
-            "best": self.best,
-            "since_best": self.since_best,
-            "seconds": self.seconds,
-            "ended": self.ended,
-            "text": self.text,
-        }
-        _checkpoint.write(self.out / LAST, tensors, about)
+        _checkpoint.write(self.out / LAST, tensors, {name: getattr(self, name) for name in PLACE})
 
     def resume(self) -> bool:
         """Go on where the folder's checkpoint stands; False when there is none.
@@ -128,7 +130,10 @@ class Trainer:
         if not path.is_file():
             return False
         tensors, about = _checkpoint.read(path)
-        if about.get("text", self.text) != self.text:
+        about.setdefault("text", self.text)  # of a run that did not note it
+        if wrong := [name for name, kind in PLACE.items() if not isinstance(about.get(name), kind)]:
+            raise ValueError(f"{path} cannot be read: it does not say where the run stands ({', '.join(wrong)})")
+        if about["text"] != self.text:
             raise ValueError(
                 f"{self.out} was trained on another text than the one given; a resumed run needs the same text, and "
                 "the same teachers where it has them"
@@ -137,13 +142,13 @@ class Trainer:
         try:
             _checkpoint.set_weights(self.model, weights)
             self.average.load(tensors)
-        except (RuntimeError, KeyError) as error:
-            raise ValueError(f"{path} does not fit these settings: {str(error).splitlines()[0]}") from None
-        _checkpoint.set_optimizer_state(self.stepper.optimizer, tensors)
-        _checkpoint.set_random_state(tensors, self.device, self.processes.rank)
-        self.step, self.epoch, self.position = about["step"], about["epoch"], about["position"]
-        self.best, self.since_best = about["best"], about["since_best"]
-        self.seconds, self.ended = about["seconds"], about["ended"]
+            _checkpoint.set_optimizer_state(self.stepper.optimizer, tensors)
+            _checkpoint.set_random_state(tensors, self.device, self.processes.rank)
+        except (RuntimeError, LookupError, TypeError, ValueError) as error:
+            reason = next(iter(str(error).splitlines()), type(error).__name__)
+            raise ValueError(f"{path} does not fit these settings: {reason}") from None
+        for name in PLACE:
+            setattr(self, name, about[name])
         if self.processes.first:
             _cut_metrics(self.out / METRICS, self.step)
         return True
@@ -156,6 +161,7 @@ class Trainer:
         Raises:
             Stopped: after SIGTERM or Ctrl-C; everything is saved. A second Ctrl-C does not wait for that.
         """
+        self._check_alike()
         began, before = time.monotonic(), self.seconds
         window_places, window_sums, window_since = 0, None, began
         self.model.train()
@@ -213,6 +219,20 @@ class Trainer:
                 if self.step % self.settings.save_every == 0:
                     self.save()
 
+    def _check_alike(self) -> None:
+        """On several machines each process reads files of its own."""
+        here = {
+            "settings": self.settings,
+            "texts": self.text,
+            "checkpoints": (self.step, self.epoch, self.position, self.best),
+        }
+        first, *others = self.processes.gather(here)
+        if wrong := [name for name in here if any(each[name] != first[name] for each in others)]:
+            raise ValueError(
+                f"the {' and '.join(wrong)} of the processes differ: on several machines --data and --out must be "
+                "folders that all of them share"
+            )
+
     def _so_far(self, sums: Tensor, since: float) -> dict[str, float]:
         """The loss and speed since the last validation, of this process's sentences; a GPU is asked less often, since
         the host waits for its answer."""
@@ -227,14 +247,15 @@ class Trainer:
 
     def _batches(self) -> Iterator[tuple[Batch, int]]:
         """This process's part of each batch and the tokens of the whole one, from where the run stands on."""
-        patience = self.settings.patience
-        if self.ended == "patience" and patience and self.since_best >= patience:
-            return
-        if self.ended is not None and self.step >= self.settings.steps:
+        settings = self.settings
+        used_up = {
+            "patience": 0 < settings.patience <= self.since_best,
+            "time": settings.minutes is not None and self.seconds > 60 * settings.minutes,
+        }
+        if self.ended is not None and (self.step >= settings.steps or used_up.get(self.ended)):
             return
         while True:
             corpus = self.encode(self.epoch)
-            settings = self.settings
             planned = plan_epoch(
                 corpus,
                 settings.batch_tokens,
@@ -289,7 +310,7 @@ class Trainer:
     def validation_loss(self, model: nn.Module) -> float:
         """Mean −log P of a validation token, in nats."""
         total, tokens = 0.0, 0.0
-        for planned in self._valid_plan():
+        for planned in plan_epoch(self.valid, self.settings.batch_tokens, seed=0, epoch=0):
             rows = torch.tensor(planned.rows, device=self.device)
             batch = self.valid.take(rows, planned.widths)
             dtype = self.stepper.dtype
@@ -298,9 +319,6 @@ class Trainer:
             total += float(loss.nll)
             tokens += float(loss.tokens)
         return total / max(tokens, 1.0)
-
-    def _valid_plan(self) -> list[Planned]:
-        return plan_epoch(self.valid, self.settings.batch_tokens, seed=0, epoch=0)
 
 
 class _on_signals:

@@ -125,12 +125,15 @@ def load_quoted(path: str | Path) -> Transformer:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path}: its settings do not describe a model: {error}") from None
-    model = Transformer(config)
     state = _renamed(held["model"], config)
-    wanted = {name: each.shape for name, each in model.state_dict().items()}
+    if config.num_layers > len(state):
+        raise ValueError(f"{path}: weights that do not fit its settings: n_layers={config.num_layers}")
+    # sizes that the file claims are compared with what it holds before memory is taken for them
+    wanted = {name: each.shape for name, each in Transformer(config, device="meta").state_dict().items()}
     wrong = sorted(n for n in wanted.keys() | state.keys() if n not in state or wanted.get(n) != state[n].shape)
     if wrong:
         raise ValueError(f"{path}: weights that do not fit its settings: {', '.join(wrong[:4])}")
+    model = Transformer(config)
     model.load_state_dict(state)
     return model.eval()
 
@@ -157,7 +160,8 @@ def load_quoted_vocabularies(path: str | Path) -> tuple[Vocabulary, Vocabulary]:
             if missing:
                 raise ValueError(f"it lacks {', '.join(missing)}")
             found.append(Vocabulary(sorted(words, key=words.__getitem__), words))
-    except (pickle.UnpicklingError, EOFError, KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
+    except (pickle.UnpicklingError, EOFError, LookupError, TypeError, AttributeError, ValueError, ArithmeticError,
+            MemoryError) as error:  # fmt: skip
         raise ValueError(f"{path} holds no vocabularies of attention-is-all-you-need-pytorch: {error}") from None
     return found[0], found[1]
 

@@ -11,10 +11,16 @@ from typing import Any
 
 from regard._checks import check_count
 
-TASKS = ("translate", "lm")
-SCHEDULES = ("inverse-sqrt", "cosine", "constant")
-AVERAGES = ("ema", "last", "none")
-PRECISIONS = ("auto", "float32", "bfloat16")
+CHOICES = {
+    "task": ("translate", "lm"),
+    "norm": ("post", "pre"),
+    "schedule": ("inverse-sqrt", "cosine", "constant"),
+    "average": ("ema", "last", "none"),
+    "precision": ("auto", "float32", "bfloat16"),
+}
+FROM_ZERO = ("warmup", "patience", "seed")  # the other whole numbers are at least 1
+# the other numbers are at least 0, without a bound
+BELOW_ONE = ("dropout", "attention_dropout", "ff_dropout", "bpe_dropout", "smoothing", "beta1", "beta2", "ema_decay")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,27 +90,18 @@ class Settings:
     graphs: bool = True
 
     def __post_init__(self) -> None:
-        _choose(self, "task", TASKS)
-        _choose(self, "schedule", SCHEDULES)
-        _choose(self, "average", AVERAGES)
-        _choose(self, "precision", PRECISIONS)
-        for name in ("vocab_size", "embed_dim", "num_layers", "num_heads", "ff_dim", "batch_tokens", "round_lengths",
-                     "steps", "last", "validate_every", "bleu_every", "save_every", "max_tokens"):  # fmt: skip
-            check_count(name, getattr(self, name), kind=int)
+        for field in dataclasses.fields(self):
+            _check(field.name, str(field.type), getattr(self, field.name))
+        if self.source == self.target:
+            raise ValueError(f"source and target are both {self.source!r}; expected two languages")
         if self.embed_dim % self.num_heads:
             raise ValueError(f"embed_dim must be a multiple of num_heads={self.num_heads}, got {self.embed_dim}")
-        for name in ("warmup", "patience", "seed"):
-            check_count(name, getattr(self, name), 0, kind=int)
+        if self.round_lengths > self.max_tokens:
+            raise ValueError(f"round_lengths must be at most max_tokens={self.max_tokens}, got {self.round_lengths}")
         if self.seed >= 2**63:
             raise ValueError(f"seed must be below 2^63, got {self.seed}")
-        for name in ("dropout", "attention_dropout", "ff_dropout", "bpe_dropout", "smoothing", "beta1", "beta2",
-                     "ema_decay"):  # fmt: skip
-            _between(self, name, 0.0, 1.0, open_end=True)
-        _between(self, "distill", 0.0, 1.0)
-        for name in ("peak_lr", "clip", "branch_init", "r_drop", "weight_decay"):
-            _between(self, name, 0.0, math.inf, open_end=True)
-        if self.minutes is not None:
-            _between(self, "minutes", 0.0, math.inf, open_end=True)
+        if self.minutes == 0:
+            raise ValueError("minutes must be above 0, or None, which sets no limit; got 0")
 
     def as_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
@@ -129,15 +126,23 @@ def read_settings(path: Path) -> Settings:
         raise ValueError(f"{path} does not hold the settings of a training run: {error}") from None
 
 
-def _choose(settings: Settings, name: str, choices: tuple[str, ...]) -> None:
-    value = getattr(settings, name)
-    if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
-
-
-def _between(settings: Settings, name: str, low: float, high: float, *, open_end: bool = False) -> None:
-    value: Any = getattr(settings, name)
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name} must be a number, got {value!r}")
-    if not (low <= value < high if open_end else low <= value <= high):
-        raise ValueError(f"{name} must be in [{low}, {high}{')' if open_end else ']'}, got {value}")
+def _check(name: str, kind: str, value: Any) -> None:
+    """One setting, by the type of its field."""
+    if kind == "str":
+        choices = CHOICES.get(name)
+        if choices is not None and value not in choices:
+            raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+        if not isinstance(value, str) or not value:
+            raise ValueError(f"{name} must be a word, got {value!r}")
+    elif kind == "bool":
+        if not isinstance(value, bool):
+            raise TypeError(f"{name} must be True or False, got {value!r}")
+    elif kind == "int":
+        check_count(name, value, 0 if name in FROM_ZERO else 1, kind=int)
+    elif not (value is None and kind.endswith("| None")):
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise TypeError(f"{name} must be a number, got {value!r}")
+        closed = name == "distill"  # a student may learn from its teachers alone
+        high = 1.0 if closed or name in BELOW_ONE else math.inf
+        if not (0.0 <= value < high or (closed and value == high)):
+            raise ValueError(f"{name} must be in [0.0, {high}{']' if closed else ')'}, got {value}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
@@ -136,7 +136,7 @@ class Stepper:
 
     def _capture(self, shape: tuple[int, ...], batch: Batch) -> None:
         assert self._side is not None
-        held = _copied(batch)
+        held = _changed(batch, torch.clone)
         self.optimizer.zero_grad(set_to_none=True)
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
@@ -164,24 +164,20 @@ class Stepper:
 
 
 def _doubled(batch: Batch) -> Batch:
-    def twice(x: Tensor) -> Tensor:
-        return torch.cat([x, x])
+    """For a model, which reads no soft targets."""
+    return _changed(batch._replace(soft=None), lambda x: torch.cat([x, x]))
 
-    source = None if batch.source is None else twice(batch.source)
-    lengths = None if batch.source_lengths is None else twice(batch.source_lengths)
-    return Batch(source, lengths, twice(batch.inputs), twice(batch.outputs))
+
+def _changed(batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
+    source = None if batch.source is None else change(batch.source)
+    lengths = None if batch.source_lengths is None else change(batch.source_lengths)
+    soft = None if batch.soft is None else Soft(*map(change, batch.soft))
+    return Batch(source, lengths, change(batch.inputs), change(batch.outputs), soft)
 
 
 def _tensors(batch: Batch) -> list[Tensor]:
     parts = [batch.source, batch.source_lengths, batch.inputs, batch.outputs, *(batch.soft or ())]
     return [each for each in parts if each is not None]
-
-
-def _copied(batch: Batch) -> Batch:
-    soft = None if batch.soft is None else Soft(*(each.clone() for each in batch.soft))
-    source = None if batch.source is None else batch.source.clone()
-    lengths = None if batch.source_lengths is None else batch.source_lengths.clone()
-    return Batch(source, lengths, batch.inputs.clone(), batch.outputs.clone(), soft)
 
 
 def _copy_into(held: Batch, batch: Batch) -> None:

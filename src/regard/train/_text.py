@@ -54,6 +54,12 @@ def split_lines(raw: bytes, name: str) -> Lines:
             f"{name}, line {line}: byte {raw[error.start]:#04x} is not UTF-8; convert the text, "
             f"for example with iconv -f {kind} -t UTF-8"
         ) from None
+    if "\0" in text:
+        line = text.count("\n", 0, text.index("\0")) + 1
+        raise ValueError(
+            f"{name}, line {line}: a NUL byte, which no UTF-8 text has; convert the text, for example with "
+            "iconv -f UTF-16LE -t UTF-8"
+        )
     lines = text.split("\n")
     if lines and not lines[-1]:
         lines.pop()  # what follows the last newline is no line

@@ -83,6 +83,12 @@ class Words:
     def as_json(self) -> str:
         return self.tokenizer.to_str() + "\n"
 
+    @property
+    def lowercase(self) -> bool:
+        """Whether everything is lower-cased before it is split."""
+        normalizer = self.tokenizer.normalizer
+        return normalizer is not None and normalizer.normalize_str("A") == "a"
+
     def __len__(self) -> int:
         return self.tokenizer.get_vocab_size()
 

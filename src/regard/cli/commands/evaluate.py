@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from regard.cli import options, terminal
+from regard.cli.commands.translate import check_place
 
 
 def evaluate(
@@ -17,9 +18,13 @@ def evaluate(
     against: Annotated[
         Path | None, typer.Option(help="File with another system's translations to compare with, by paired bootstrap.")
     ] = None,
-    beams: Annotated[int, typer.Option(help="Beam width.")] = 5,
-    length_penalty: options.LengthPenalty = 1.0,
-    samples: Annotated[int, typer.Option(help="Number of bootstrap samples.")] = 1000,
+    beams: Annotated[int | None, typer.Option(help="Beam width (default: 5).")] = None,
+    length_penalty: Annotated[
+        float | None, typer.Option(help="Length penalty α: scores are log P / ((5 + length) / 6)^α (default: 1).")
+    ] = None,
+    samples: Annotated[
+        int | None, typer.Option(help="With --against: number of bootstrap samples (default: 1000).")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the translations to this file.")] = None,
     device: options.Device = "cpu",
     as_json: Annotated[bool, typer.Option("--json", help="Print the scores as JSON.")] = False,
@@ -36,8 +41,14 @@ def evaluate(
     with terminal.one_line(ValueError, TypeError, file=out, options=options.WRITING):
         if (system is None) == (not model):
             raise ValueError("give --model FOLDER or --system FILE, one of the two")
-        if beams < 1:
-            raise ValueError(f"--beams is {beams}; expected at least 1")
+        for name, value in (("--beams", beams), ("--length-penalty", length_penalty)):
+            if system is not None and value is not None:
+                raise ValueError(f"{name} is for --model; the translations of --system are there already: leave it out")
+        if against is None and samples is not None:
+            raise ValueError("--samples is for --against FILE, which is missing")
+        for name, count in (("--beams", beams), ("--samples", samples)):
+            if count is not None and count < 1:
+                raise ValueError(f"{name} is {count}; expected at least 1")
         pairs = engine.read_pairs(*test)
         theirs = None if against is None else engine.read_lines(against)
         if theirs is not None and len(theirs) != len(pairs.target):
@@ -45,12 +56,14 @@ def evaluate(
                 f"--against names {against}, which has {len(theirs)} lines; expected {len(pairs.target)}, one for each "
                 "line of the test"
             )
-        if out is not None and not out.parent.is_dir():
-            raise ValueError(f"--out names the folder {out.parent}, which is not there")
-        lines = _translations(model or [], system, pairs.source, beams, length_penalty, device)
+        check_place("--out", out)
+        asked = {"beams": beams, "length_penalty": length_penalty}
+        how = {name: value for name, value in asked.items() if value is not None}
+        lines = _translations(model or [], system, pairs.source, device, how)
         found = engine.scores(lines, pairs.target)
         compared = []
         if theirs is not None:
+            samples = 1000 if samples is None else samples
             with terminal.saying(f"drawing {samples} test sets"):
                 compared = engine.compare(lines, theirs, pairs.target, samples=samples)
         if out is not None:
@@ -73,7 +86,7 @@ def evaluate(
 
 
 def _translations(
-    model: list[Path], system: Path | None, lines: list[str], beams: int, length_penalty: float, device: str
+    model: list[Path], system: Path | None, lines: list[str], device: str, how: dict[str, Any]
 ) -> list[str]:
     from regard import train as engine
     from regard.cli import parse
@@ -84,6 +97,5 @@ def _translations(
         translator = engine.Translator.load(*model, device=parse.device(device))
     with terminal.progress() as bars:
         bar = bars.add_task("translating", total=len(lines))
-        how: dict[str, Any] = {"beams": beams, "length_penalty": length_penalty}
         found = translator(lines, progress=lambda done: bars.update(bar, completed=done), **how)
     return [each[0].text for each in found]

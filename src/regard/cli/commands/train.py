@@ -95,15 +95,15 @@ def train(
         return
     try:
         words: dict[str, Any] = {
-            name: value for name, value in (("task", task), ("source", source), ("target", target)) if value
+            name: value for name, value in (("task", task), ("source", source), ("target", target)) if value is not None
         }
-        base = engine.toy_settings() if toy else engine.Settings(**words)
+        base = dataclasses.replace(engine.toy_settings() if toy else engine.Settings(), **words)
         given: dict[str, Any] = {
             name: value for name, value in (("steps", steps), ("minutes", minutes), ("seed", seed)) if value is not None
         }
         _check_length(steps, minutes)
         changes = _changes(base, change or [])
-        if twice := sorted(given.keys() & changes.keys()):
+        if twice := sorted((given.keys() | words.keys()) & changes.keys()):
             raise ValueError(f"--{twice[0]} and --set {twice[0]} were both given; give one")
         for name in sorted(changes.keys() & {"vocab_size", "lowercase", "bpe_dropout"}) if distill else ():
             raise ValueError(f"--distill: a student splits text as its teachers do; leave out --set {name}")
@@ -113,9 +113,9 @@ def train(
         where = _device(device)
         engine.join_group(where)
         # every process looks into --out, which on several machines may not be the same folder
-        named = {*given, *changes, *(() if toy else words)}
+        named = {*given, *changes, *words}
         chosen = engine.on_all(lambda: _resumed(out, chosen, named) if resume else _fresh(out, chosen))
-        _check_words(chosen, task, data, text, toy, distill or [], changes)
+        _check_words(chosen, data, text, toy, distill or [], named)
         if (shard or tensor_parallel) and not engine.in_group():
             raise ValueError(
                 f"--{'shard' if shard else 'tensor-parallel'} needs several processes: torchrun --nproc-per-node 2 -m "
@@ -128,7 +128,7 @@ def train(
         trainer.start()
         if trainer.processes.first:
             _say_start(trainer, learnt=not (toy or resume or distill))
-        with _reporting(chosen, out, tensorboard and trainer.processes.first, as_json) as report:
+        with _reporting(trainer, tensorboard and trainer.processes.first, as_json) as report:
             trainer.run(report)
     except engine.Stopped as stopped:
         typer.echo(f"regard: stopped at step {trainer.step}; {out} is saved, go on with --resume", err=True)
@@ -229,22 +229,25 @@ def _resumed(out: Path, chosen: Settings, named: set[str]) -> Settings:
 
 
 # what a language model has no use for
-_OF_TRANSLATORS = ("bpe_dropout", "norm", "branch_init", "ff_dropout", "bleu_every", "distill")
+_OF_TRANSLATORS = ("source", "target", "bpe_dropout", "norm", "branch_init", "ff_dropout", "bleu_every", "distill")
 
 
 def _check_words(
     chosen: Settings,
-    task: str | None,
     data: Path | None,
     text: Path | None,
     toy: bool,
     distill: list[Path],
-    changes: dict[str, Any],
+    named: set[str],
 ) -> None:
-    if toy and task not in (None, "translate"):
-        raise ValueError(f"--toy trains a translator; leave out --task {task}")
-    for name in (name for name in _OF_TRANSLATORS if chosen.task == "lm" and name in changes):
-        raise ValueError(f"--set {name} is for translators, and a language model has no use for it: leave it out")
+    if toy and chosen.task != "translate":
+        raise ValueError(f"--toy trains a translator; leave out --task {chosen.task}")
+    languages = ("source", "target")
+    for name in (name for name in _OF_TRANSLATORS if chosen.task == "lm" and name in named):
+        typed = f"--{name}" if name in languages else f"--set {name}"
+        raise ValueError(f"{typed} is for translators, and a language model has no use for it: leave it out")
+    for name in (name for name in languages if toy and name in named):
+        raise ValueError(f"--{name} is for text of your own, and --toy makes its own: leave it out")
     held = os.environ.get("REGARD_DATA")
     given = data is not None and (not held or data != Path(held))
     if given and (toy or chosen.task == "lm"):
@@ -265,12 +268,11 @@ def _device(name: str) -> Any:
 
     from regard.cli import parse
 
-    if name != "auto":
-        return torch.device(parse.device(name))
-    rank = os.environ.get("LOCAL_RANK")
-    if torch.cuda.is_available():
-        return torch.device("cuda" if rank is None else f"cuda:{rank}")
-    return torch.device("cpu")
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and "LOCAL_RANK" in os.environ:  # each process of torchrun has a GPU of its own
+        name = f"cuda:{os.environ['LOCAL_RANK']}"
+    return torch.device(parse.device(name))
 
 
 def _trainer(
@@ -286,9 +288,10 @@ def _trainer(
 ) -> Trainer:
     from regard import train as engine
 
+    words = engine.Words.load(out / "tokenizer.json") if resume else None
     if chosen.task == "lm":
         assert text is not None
-        return engine.language_trainer(chosen, engine.read_lines(text), out, device=device, how=how)
+        return engine.language_trainer(chosen, engine.read_lines(text), out, words=words, device=device, how=how)
     with terminal.saying("reading the text and learning its vocabulary"):
         if toy:
             read = engine.toy()
@@ -296,9 +299,9 @@ def _trainer(
             assert data is not None
             read = engine.read_folder(data, chosen.source, chosen.target)
         teachers = engine.Translator.load(*distill, device=device) if distill else None
-        words = teachers.words if teachers is not None else None
-        if resume and words is None:
-            words = engine.Words.load(out / "tokenizer.json")
+        if teachers is not None:
+            words = teachers.words
+            chosen = dataclasses.replace(chosen, vocab_size=len(words), lowercase=words.lowercase)
         trainer = engine.translation_trainer(chosen, read, out, words=words, device=device, how=how)
     if teachers is not None:
         with terminal.progress() as bars:
@@ -308,15 +311,14 @@ def _trainer(
 
 
 @contextlib.contextmanager
-def _reporting(
-    chosen: Settings, out: Path, tensorboard: bool, as_json: bool
-) -> Iterator[Callable[[dict[str, Any]], None]]:
+def _reporting(trainer: Trainer, tensorboard: bool, as_json: bool) -> Iterator[Callable[[dict[str, Any]], None]]:
     """What is told while it runs: a bar for who watches, a line per validation, event files on request."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    writer = _writer(out) if tensorboard else None
+    chosen = trainer.settings
+    writer = _writer(trainer) if tensorboard else None
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bars:
         bar = bars.add_task("training", total=chosen.steps)
         began, seen = time.monotonic(), list[int]()  # the steps that were reported
@@ -355,12 +357,13 @@ def _reporting(
                 writer.close()
 
 
-def _writer(out: Path) -> Any:
+def _writer(trainer: Trainer) -> Any:
+    """A run that goes on writes what came after its checkpoint again: readers drop the first of the two."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise ImportError("--tensorboard needs its package: pip install tensorboard") from None
-    return SummaryWriter(str(out / "tensorboard"))
+    return SummaryWriter(str(trainer.out / "tensorboard"), purge_step=trainer.step + 1)
 
 
 def _say_start(trainer: Trainer, *, learnt: bool) -> None:

@@ -78,6 +78,8 @@ def translate(
             "seed": seed,
         }
         _check_counts(beams, best, batch_tokens, sampled)
+        check_place("--out", out)
+        check_place("--page", page)
         lines = _lines(sentences, file)
         with terminal.saying(f"loading {', '.join(map(str, model))}"):
             translator = engine.Translator.load(*model, device=parse.device(device))
@@ -98,6 +100,14 @@ def translate(
             for number, (line, one) in enumerate(drawn, 1):
                 name = first if number == 1 else first.with_stem(f"{first.stem}-{number}")
                 show_alignment(translator, line, name, one)
+
+
+def check_place(option: str, file: Path | None) -> None:
+    """Before hours of work go into a file that cannot be written."""
+    if file is not None and not file.parent.is_dir():
+        raise ValueError(f"{option} names the folder {file.parent}, which is not there")
+    if file is not None and file.is_dir():
+        raise ValueError(f"{option} names {file}, which is a folder; give the name of a file")
 
 
 def _tell_of_long(translator: Translator, lines: list[str], folder: Path) -> None:
