@@ -12,7 +12,6 @@ from torch import Tensor
 import regard
 from core_calls import BACKENDS, check_against_oracle, every_mask, tensors
 from regard import masks
-from regard.backends import blockwise
 
 B, H, G, L, S, D = 2, 4, 2, 300, 411, 5
 
@@ -95,12 +94,11 @@ def test_lengths_around_the_edges_give_the_oracles_values_and_gradients(L: int, 
 
 
 @pytest.mark.parametrize("kind", ["causal", "window", "ids", "keep by head", "random blocks"])
-def test_small_tiles_merge_to_the_same_result(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blockwise, "TILE_KEYS", 37)
-    monkeypatch.setitem(blockwise.TILE_NUMBERS, "cpu", 1)
-    given = {"bias": random(1, H, L, S), "softcap": 3.0, "sinks": random(H), "dropout": 0.3}
-    mask = every_mask(B, H, L, S)[kind]
-    check_against_oracle("blockwise", tensors(B, H, G, L, S, D, grad=True), mask=mask, **given)
+def test_the_tiles_of_long_calls_merge_to_the_same_result(kind: str) -> None:
+    rows, keys = 270, 1111  # two tiles of each, in which items and heads are apart
+    given = {"bias": random(1, 4, rows, keys), "softcap": 3.0, "sinks": random(4), "dropout": 0.3}
+    mask = every_mask(2, 4, rows, keys)[kind]
+    check_against_oracle("blockwise", tensors(2, 4, 2, rows, keys, 3, grad=True), mask=mask, **given)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -135,7 +135,7 @@ def places_of(fresh: Fresh, start: Lengths, new: Tensor) -> tuple[Tensor, Tensor
 
 
 def order_of(index: Any, batch: int) -> list[int]:
-    """Which of the batch's items each one becomes."""
+    """Which of the `batch` items that are held each new item becomes."""
     order = counts_of("index", index)
     if order and max(order) >= batch:
         raise ValueError(f"index holds {max(order)}, but the cache holds {batch} items")
