@@ -323,22 +323,27 @@ def _steps_or_whole(sizes: Sizes) -> Iterator[Row]:
     """Where steps give way to one masked call of all pairs, which `STEP_PAIRS` says: at a quarter of the pairs that
     each step is to save, the whole is to be the faster, and at sixteen times as many the slower."""
     from regard.backends._grouped import Steps, grouped_steps
+    from regard.backends._schedule import ROWS_OF_A_READ, STEP_PAIRS
     from regard.backends._steps import Run, Step
-    from regard.backends.sdpa import STEP_PAIRS, Sdpa
+    from regard.backends.sdpa import Sdpa
 
     backend = Sdpa()
     for share, quick, slow in ((1 / 4, "whole", "steps"), (16, "steps", "whole")):
-        # two documents: two steps, which save half of the pairs
+        # two documents: two steps, which save half of the pairs; and one long text among short ones that are decoded
         length = round((4 * share * STEP_PAIRS) ** 0.5 / 2) * 2
-        query, key, value = inputs(length, heads=1)
-        mask = masks.documents(lengths=[length // 2 - 1, length // 2 + 1])
-        call = prepare(query, key, value, mask, None, None, None, None, 0.0, None)
-        whole = Steps([Step(None, 0, length, (Run(0, length, False),), "tile", None, None)])
-        ways = {"whole": whole, "steps": grouped_steps(call)}
-        first, second = ways[quick], ways[slow]
-        works = [lambda steps=steps, call=call: backend.run_steps(call, steps) for steps in (first, second)]
-        samples = interleave(*works, rounds=max(sizes.rounds, 15))
-        yield at_most("crossover", f"a mask's {quick}, one head of L={length}", samples, LEVEL_BAR)
+        long = round(share * STEP_PAIRS * 16 / (15 * 4 * ROWS_OF_A_READ))
+        documents = inputs(length, heads=1), masks.documents(lengths=[length // 2 - 1, length // 2 + 1])
+        query, key, value = (torch.randn(16, 4, tokens, DIM) for tokens in (1, long, long))
+        decoded = (query, key, value), masks.padding([long] + [1] * 15)
+        for (tensors, mask), label in ((documents, f"one head of L={length}"), (decoded, f"decoding at S={long}")):
+            call = prepare(*tensors, mask, None, None, None, None, 0.0, None)
+            spec = call.spec
+            whole = Steps([Step(None, 0, spec.queries, (Run(0, spec.keys, False),), "tile", None, None)])
+            ways = {"whole": whole, "steps": grouped_steps(call)}
+            first, second = ways[quick], ways[slow]
+            works = [lambda steps=steps, call=call: backend.run_steps(call, steps) for steps in (first, second)]
+            samples = interleave(*works, rounds=max(sizes.rounds, 15))
+            yield at_most("crossover", f"a mask's {quick}, {label}", samples, LEVEL_BAR)
 
 
 # A fresh interpreter for each sample. The second number adds the first use of the public names, which load lazily.

@@ -12,8 +12,9 @@ import regard
 from core_calls import every_mask, permitted, prepare, tensors
 from regard import bias, masks
 from regard.backends import _schedule
-from regard.backends._schedule import STEP_PAIRS, permitted_of, steps_of
+from regard.backends._schedule import ROWS_OF_A_READ, STEP_PAIRS, permitted_of, steps_of
 from regard.backends._steps import Step
+from regard.backends.sdpa import Sdpa
 from regard.spec import Call
 
 
@@ -142,9 +143,15 @@ def test_items_of_few_rows_share_a_step_while_their_keys_are_few(rows: int) -> N
     mask, offset = masks.padding([63, 111]), torch.tensor([63, 111]) - rows
     (step,) = steps_of(call_of(mask, 2, 1, rows, 111, offset))
     assert (step.batch, step.kind, step.rows, step.width) == (None, "tile", rows, 111)
-    keys = 32 * STEP_PAIRS // max(4, rows) + 1  # of head dim 2
+    keys = 32 * STEP_PAIRS // max(ROWS_OF_A_READ, rows) + 1  # of head dim 2
     steps = steps_of(call_of(mask, 2, 1, rows, keys, offset))
     assert [(step.batch, step.width) for step in steps] == [(0, 63), (1, 111)]
+
+
+def test_a_long_text_is_decoded_among_short_ones_by_a_step_for_each() -> None:
+    lengths = [2001, *[17] * 15]
+    call = prepare(*tensors(16, 4, 4, 1, 2001, 32), masks.padding(lengths), None, None, None, None, 0.0, None)
+    assert [step.width for step in Sdpa().plan_steps(call)] == lengths
 
 
 @pytest.mark.parametrize(

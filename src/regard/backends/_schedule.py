@@ -16,11 +16,13 @@ from torch import Tensor
 from regard.backends._steps import Run, Step
 from regard.masks import Mask
 from regard.masks._areas import Ranges, joined
-from regard.spec import Call
+from regard.spec import Call, CallSpec
 
 # pairs of a head of 64 that each step has to save against one masked call of all pairs (benchmarks/cpu.py --only
 # crossover)
 STEP_PAIRS = 16_000
+# to bring a key from memory takes as long as to meet it with this many rows
+ROWS_OF_A_READ = 8
 # below this many rows, a step of its own costs more to launch than the pairs it saves
 SHORT = 32
 # rows of a tile step; small, since a band of width w pays for w + TILE keys per row
@@ -47,9 +49,12 @@ def _items_are_short(call: Call, mask: Mask) -> bool:
     Neither the mask nor the offsets are read for it: those of a decoded token are new, and nothing is remembered."""
     spec = call.spec
     apart = mask.batch > 1 or (isinstance(call.offset, Tensor) and call.offset.numel() > 1)
-    rows = max(4, spec.queries)  # to bring the keys from memory takes as long as a few rows
-    pairs = spec.heads * rows * spec.keys * spec.head_dim / 64
-    return apart and spec.queries < SHORT and pairs <= STEP_PAIRS
+    return apart and spec.queries < SHORT and worth(spec, spec.heads * spec.queries * spec.keys) <= STEP_PAIRS
+
+
+def worth(spec: CallSpec, pairs: float) -> float:
+    """Pairs of a call as those of a head of 64 that take as long, among many rows."""
+    return pairs * max(ROWS_OF_A_READ / max(spec.queries, 1), 1.0) * spec.head_dim / 64
 
 
 @lru_cache(256)

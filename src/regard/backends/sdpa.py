@@ -16,7 +16,7 @@ from regard.backends._base import Program, reads_values, refuse_transforms
 from regard.backends._bias import bias_over, is_rule, items_of, may_hide, short_steps
 from regard.backends._grouped import Steps, grouped_steps
 from regard.backends._kernel_call import KernelCall, show_nan
-from regard.backends._schedule import STEP_PAIRS, permitted_of, steps_of
+from regard.backends._schedule import STEP_PAIRS, permitted_of, steps_of, worth
 from regard.backends._steps import AnyStep, Gathered, Room, Run, Step, Three
 from regard.backends._tiled import Grads, TiledBackend, add_sinks, by_heads, sink_gradient
 from regard.spec import Call, CallSpec, Result
@@ -200,7 +200,7 @@ def _worthwhile(steps: Steps, spec: CallSpec) -> Steps:
     whole = Step(None, 0, spec.queries, (Run(0, spec.keys, False),), "tile", None, None)
     if not steps or (isinstance(steps[0], Step) and steps[0].is_whole(spec)):
         return steps
-    saved = (whole.pairs(spec) - sum(step.pairs(spec) for step in steps)) * spec.head_dim / 64
+    saved = worth(spec, whole.pairs(spec) - sum(step.pairs(spec) for step in steps))
     if spec.batch * spec.queries * spec.keys > MASK_NUMBERS or saved > STEP_PAIRS * len(steps):
         return steps
     return Steps([whole])
