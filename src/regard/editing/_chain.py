@@ -67,21 +67,21 @@ class Chain:
     """The nodes of tensors that live."""
 
     def __init__(self) -> None:
-        self._nodes: dict[int, Node] = {}
+        self.nodes: dict[int, Node] = {}
         self._alive: dict[int, weakref.ref[Tensor]] = {}
         # what was computed from weights and is none itself: the softmaxes of each
         self._aside: dict[int, tuple[weakref.ref[Tensor], set[int]]] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._nodes)
+        return bool(self.nodes)
 
     def clear(self) -> None:
-        self._nodes.clear()
+        self.nodes.clear()
         self._alive.clear()
         self._aside.clear()
 
     def of(self, tensor: object) -> Node | None:
-        return self._nodes.get(id(tensor)) if self._nodes else None
+        return self.nodes.get(id(tensor)) if self.nodes else None
 
     def softmaxes_aside(self, given: list[Tensor]) -> set[int]:
         """Of what was computed aside from the chain, among these tensors."""
@@ -104,10 +104,10 @@ class Chain:
         at = id(tensor)
 
         def forget(_: Any) -> None:
-            self._nodes.pop(at, None)
+            self.nodes.pop(at, None)
             self._alive.pop(at, None)
 
-        self._nodes[at] = node
+        self.nodes[at] = node
         self._alive[at] = weakref.ref(tensor, forget)
 
     def add(self, func: Any, args: Any, kwargs: Any, out: Tensor, at: int | None) -> Node:
@@ -133,13 +133,13 @@ class Chain:
     def overwritten(self, into: Tensor) -> None:
         """A function is about to write into this tensor. What shares its memory cannot be computed again."""
         for tensor in self.living():
-            node = self._nodes[id(tensor)]
+            node = self.nodes[id(tensor)]
             for each in node.line():
                 each.broken = each.broken or any(_share(leaf, into) for leaf in tensors(each.args, each.kwargs))
             if tensor is not into and _share(tensor, into):  # what was computed from it before stays right
                 late = Node(node.func, node.args, node.kwargs, node.at)
                 late.broken = True
-                self._nodes[id(tensor)] = late
+                self.nodes[id(tensor)] = late
 
     def linked(self, given: Any) -> Any:
         """Arguments, with nodes in place of tensors that have one."""

@@ -75,6 +75,7 @@ class Editor(Follower):
         self.texts, self.longest = Texts(asked.tokenizer), 0  # the most tokens that a text had
         self.adds_edges = any(edit.adds_edges for edit in edits)
         self.only_looks = any(edit.only_looks for edit in edits)
+        self.acts_on_output = any(edit.acts_on_output for edit in edits)
         # whether an edit wants to know more of a call than its place and its output
         self.listens = any(edit.wants_mass or type(edit).saw is not Edit.saw for edit in edits)
         self.busy = 0  # above 0 while a call runs that this edit has changed, or leaves as it is
@@ -192,11 +193,9 @@ class Editor(Follower):
     def place(self, met: Met, seen: Seen | InMemory, kv_heads: int) -> Place:
         batch, count, queries, keys = seen.shape
         kind = "cross" if is_cross(met.stack, queries, keys) else "self"
-        with torch.no_grad():
-            placed, _, dropped = self.places.placed(seen, kind, met.site, met.stack)
-            real = real_queries(placed, met.stack, kind)
-            cross = kind == "cross"
-            at = of_cross(seen, met.stack) if cross else of_self(placed, met.stack, dropped)
+        placed, _, dropped = self.places.placed(seen, kind, met.site, met.stack)
+        real = real_queries(placed, met.stack, kind)
+        at = of_cross(seen, met.stack) if kind == "cross" else of_self(placed, met.stack, dropped)
         if isinstance(at.first, int):
             self.longest = max(self.longest, at.first + queries)
         found = Place(
@@ -240,11 +239,10 @@ class Editor(Follower):
             raise ValueError(f"heads={wrong} were asked for, and {met.site} (layer {met.layer}) has {count} heads")
         return tuple(sorted({head % count for head in given}))
 
-    def _edges_of(self, seen: Seen, place: Place) -> Callable[[range, range], Tensor] | None:
+    def _edges_of(self, seen: Seen, place: Place, here: list[Follower]) -> Callable[[range, range], Tensor] | None:
         # a block inside this one may have cut the same edge already: then both count, as in one list
-        if self.adds_edges or any(one is not self and isinstance(one, Editor) and one.busy for one in _around.here()):
-            return None
-        return _fused.edges_of(seen, place)
+        inside = len(here) > 1 and any(one is not self and isinstance(one, Editor) and one.busy for one in here)
+        return None if self.adds_edges or inside else _fused.edges_of(seen, place)
 
     def each(self, place: Place) -> Iterator[Edit]:
         """The edits, with what each remembers of the place."""
@@ -256,9 +254,8 @@ class Editor(Follower):
 
     def _alike(self, place: Place) -> Hashable:
         """All numbers of a place that decide what becomes of it, whatever its layer; None where tensors or texts do."""
-        if place.tokens is not self.tokens or not all(
-            isinstance(at, (int, type(None))) for at in (place.offset, place.first, place.read)
-        ):
+        of_items = isinstance(place.offset, Tensor) or isinstance(place.first, Tensor) or isinstance(place.read, Tensor)
+        if of_items or place.tokens is not self.tokens:
             return None
         if len(self._decided) > _MOST_DECIDED:
             self._decided.clear()
@@ -273,11 +270,15 @@ class Editor(Follower):
             if (change := edit.change(place)) is not None:
                 found.append(change)
                 self.acted.add(number)
-        return sorted(found, key=lambda change: change.pattern is None)  # a pattern stands for all that was there
+        if len(found) > 1:
+            found.sort(key=lambda change: change.pattern is None)  # a pattern stands for all that was there
+        return found
 
     def outputs(self, out: Tensor, place: Place) -> Tensor | None:
         """The output with its edits; None where none has changed it."""
         new, self.last = None, place if self.only_looks else None
+        if not self.acts_on_output:
+            return None
         for number, edit in enumerate(self.each(place)):
             if edit.acts_on_output and (found := edit.output(out, place)) is not None:
                 self.acted.add(number)
@@ -312,7 +313,7 @@ class Editor(Follower):
                 return run(program, call)
         seen = of_call(call)
         with unheard():
-            place = self._place_of(seen, met, call.spec.kv_heads)
+            place = self._place_of(seen, met, call.spec.kv_heads, _around.here())
             changes = self.changes(place)
         with self.running():
             ran = None
@@ -348,9 +349,10 @@ class Editor(Follower):
     def attend(self, seen: Seen, dropout: float, run: Callable[[], Tensor], met: Met) -> Tensor:
         """[batch, head, query, dim] of a call, edited; ``run`` gives the output of the call as it was."""
         # others are shown calls as the model made them
-        alone = len(_around.here()) == 1 and not self.listens
+        here = _around.here()
+        alone = len(here) == 1 and not self.listens
         with unheard():
-            place = self._place_of(seen, met, seen.key.shape[1])
+            place = self._place_of(seen, met, seen.key.shape[1], here)
             changes, width = self.changes(place), seen.value.shape[3]
             parts = _fused.by_heads(seen, changes, place) if alone and not dropout else None
             ready = seen if parts is not None else self.applied(seen, changes, place)
@@ -364,9 +366,9 @@ class Editor(Follower):
         self.wrote(place, bool(changes) or new is not None)
         return out if new is None else new
 
-    def _place_of(self, seen: Seen, met: Met, kv_heads: int) -> Place:
+    def _place_of(self, seen: Seen, met: Met, kv_heads: int, here: list[Follower]) -> Place:
         place = self.place(met, seen.detached() if torch.is_grad_enabled() else seen, kv_heads)
-        place.has_edges = self._edges_of(seen, place)
+        place.has_edges = self._edges_of(seen, place, here)
         place.edges = _fused.kind_of_edges(seen, place)
         return place
 

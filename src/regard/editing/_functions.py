@@ -13,7 +13,7 @@ from torch import Tensor
 from regard import masks
 from regard.compat import _attention as compat
 from regard.editing._flex import is_flex, seen_of
-from regard.editing._plain import is_plain, run_unseen
+from regard.editing._plain import PLAIN, PLAIN_WITH, is_plain_with, run_unseen
 from regard.editing._written import HIDDEN, Written
 from regard.edits._edit import CannotEdit
 from regard.watching._layout import _count
@@ -40,6 +40,7 @@ class Functions(ListeningToFunctions):
     def __init__(self, editor: Editor, others_listen: Callable[[], bool]) -> None:
         super().__init__()
         self.editor, self.written, self.others_listen = editor, Written(editor), others_listen
+        self._chained, self._tracked = self.written.chain.nodes, editor.tracker.known
 
     @never_compiled
     def __torch_function__(
@@ -47,14 +48,16 @@ class Functions(ListeningToFunctions):
     ) -> Any:
         kwargs = kwargs or {}
         editor = self.editor
-        if is_plain(func, args) and editor.trouble is None and not self.written.chain and not editor.tracker:
+        nothing_known = not self._tracked and not self._chained and editor.trouble is None
+        if nothing_known and (func in PLAIN or (func in PLAIN_WITH and is_plain_with(func, args))):
             return run_unseen(editor, func, args, kwargs)
         if isinstance(func, torch._ops.OpOverload) and _in_operator():
             return func(*args, **kwargs)
         if silent():  # something is being looked at: an error raised there would be taken for one of the look
             return func(*args, **kwargs)
-        self.editor.raise_trouble()
-        if self.editor.busy:
+        if editor.trouble is not None:
+            editor.raise_trouble()
+        if editor.busy:
             return func(*args, **kwargs)
         if func is _FUSED:
             return self._attend(args, kwargs)
@@ -78,7 +81,8 @@ class Functions(ListeningToFunctions):
                 return plain()
         given = {**dict(zip(_ARGUMENTS, args, strict=False)), **kwargs}
         three: list[Tensor] = [given[name] for name in _ARGUMENTS[:3]]
-        if any(x.is_nested for x in three):
+        q, k, v = three
+        if q.is_nested or k.is_nested or v.is_nested:
             raise editor._refuse(met.site, met.layer, "its tensors are nested")
         q, k, v, batch = _in_four_dims(three, bool(given.get("enable_gqa")), met)
         full = (*batch, q.shape[2], k.shape[2])

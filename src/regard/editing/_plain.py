@@ -16,7 +16,6 @@ from regard.watching._follower import Follower
 from regard.watching._operators import Listening
 
 _pop, _push = torch._C._pop_torch_dispatch_stack, torch._C._push_on_torch_dispatch_stack  # in a fraction of the time
-_LINEAR = torch._C._nn.linear
 # Views, and functions that give one number for each number, or for each row of a learned layer.
 _NAMES = (
     "view", "reshape", "transpose", "permute", "flatten", "unflatten", "unsqueeze", "squeeze", "expand", "unbind",
@@ -24,18 +23,27 @@ _NAMES = (
     "dim", "numel", "stride", "is_contiguous", "add", "__add__", "__radd__", "add_", "__iadd__", "sub", "__sub__",
     "__rsub__", "mul", "__mul__", "__rmul__", "mul_", "neg", "__neg__", "cos", "sin", "rsqrt", "sqrt", "abs", "tanh",
     "sigmoid", "relu", "relu_", "gelu", "silu", "layer_norm", "rms_norm", "group_norm", "embedding", "cat", "stack",
-    "float", "type_as", "clone", "detach", "arange", "full", "zeros", "ones", "empty", "zeros_like", "ones_like",
+    "float", "to", "type_as", "clone", "detach", "arange", "full", "zeros", "ones", "empty", "zeros_like", "ones_like",
+    "mean", "dropout", "_set_grad_enabled",
 )  # fmt: skip
-_OWNERS = (torch.Tensor, torch, nn.functional, torch._C._nn)
-_PLAIN = frozenset(
+_OWNERS = (torch.Tensor, torch, nn.functional, torch._C._nn, torch._C)
+PLAIN = frozenset(
     found for name in _NAMES for owner in _OWNERS if callable(found := getattr(owner, name, None))
 ) | frozenset(
     getattr(torch.Tensor, name).__get__ for name in ("shape", "device", "dtype", "is_nested", "requires_grad")
 )
 
+# Functions that are plain where one of their arguments is a parameter, or a number, and was not computed.
+PLAIN_WITH: dict[Any, tuple[int, tuple[type, ...]]] = {
+    torch._C._nn.linear: (1, (nn.Parameter,)),
+    torch.addmm: (2, (nn.Parameter,)),
+    **dict.fromkeys((torch.pow, torch.Tensor.pow, torch.Tensor.__pow__), (1, (int, float))),
+}
 
-def is_plain(func: Any, args: tuple[Any, ...]) -> bool:
-    return func in _PLAIN or (func is _LINEAR and len(args) > 1 and type(args[1]) is nn.Parameter)
+
+def is_plain_with(func: Any, args: tuple[Any, ...]) -> bool:
+    at, kinds = PLAIN_WITH[func]
+    return len(args) > at and type(args[at]) in kinds
 
 
 def run_unseen(follower: Follower, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -89,8 +89,7 @@ def _made_without_modes(cls: Any, *args: Any) -> Any:
 
 def _own(run: Callable[..., Any]) -> Callable[..., Any]:
     def shown(program: Any, call: Any) -> Any:
-        watchers = here()
-        if not watchers or silent():
+        if silent() or not (watchers := here()):
             return run(program, call)
 
         def seen(program: Any, call: Any) -> Any:

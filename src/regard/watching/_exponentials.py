@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard.watching import _axes
 from regard.watching._divided import ELEMENTWISE, Denominator, Raw, Shift, Source, one_axis
-from regard.watching._effects import is_filled
+from regard.watching._effects import is_filled, name_of
 from regard.watching._tracked import Scores, Softmax, Weights, softmax_weights
 from regard.watching._written import Tracker
 
@@ -25,7 +25,14 @@ class LogWeights(NamedTuple):
 
     axis: int
     lse: Tensor
+    changed: str = ""
     dims: tuple[Any, ...] = ()
+
+    def follow(self, tracker: Tracker, packet: Any, at: int, args: Any, kwargs: Any, out: Any) -> None:
+        if not isinstance(out, Tensor) or out.dim() < 2 or not out.is_floating_point() or tracker.of(out) is not None:
+            return
+        changed = self.changed or f"changed by {name_of(packet)} before their exponential is taken,"
+        tracker.note(out, self if packet in _COPIES else self._replace(changed=changed))
 
 
 class Largest(NamedTuple):
@@ -125,7 +132,10 @@ def _less(tracker: Tracker, args: Any, kwargs: Any, out: Any) -> None:
 
 def _exp(tracker: Tracker, args: Any, kwargs: Any, out: Any) -> None:
     known = tracker.of(args[0])
-    if isinstance(known, LogWeights):
+    if isinstance(known, LogWeights) and known.changed:
+        softmax = Softmax(known.axis, tuple(out.shape), known.lse, False, [])
+        tracker.note(out, Weights((), softmax, out.detach(), (), known.changed))
+    elif isinstance(known, LogWeights):
         _note(tracker, out, known.axis, known.lse)
     elif isinstance(known, Shifted) and known.by.is_lse and _sums_to_1(out, known.by.axis):
         _note(tracker, out, known.by.axis, known.by.numbers.squeeze(known.by.axis))

@@ -55,7 +55,10 @@ class Frame:
 def attending(stack: Sequence[Frame]) -> Frame:
     """The module that attends: the innermost one with weights of its own, which a softmax, or a function dressed as a
     module, has not."""
-    return next((frame for frame in reversed(stack) if frame.has_weights), stack[-1])
+    for frame in reversed(stack):
+        if frame.has_weights:
+            return frame
+    return stack[-1]
 
 
 def is_cross(stack: Sequence[Frame], queries: int, keys: int) -> bool:

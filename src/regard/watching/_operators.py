@@ -138,19 +138,21 @@ class unheard(silence):
         super().__enter__()
         self._taken: list[Listening] = []
         self._functions: list[TorchFunctionMode] = []
-        while isinstance(mode := _python_dispatch._get_current_dispatch_mode(), Listening):
-            if mode.watcher.hears_in_silence:
+        while depth := torch._C._len_torch_dispatch_stack():
+            mode = torch._C._get_dispatch_stack_at(depth - 1)
+            if not isinstance(mode, Listening) or mode.watcher.hears_in_silence:
                 break
-            self._taken.append(mode)
-            _python_dispatch._pop_mode()
-        while isinstance(overrides._get_current_function_mode(), ListeningToFunctions):  # type: ignore[no-untyped-call]
+            self._taken.append(torch._C._pop_torch_dispatch_stack(None))
+        while depth := torch._C._len_torch_function_stack():
+            if not isinstance(torch._C._get_function_stack_at(depth - 1), ListeningToFunctions):
+                break
             self._functions.append(overrides._pop_mode())  # type: ignore[no-untyped-call]
 
     def __exit__(self, *_: object) -> None:
         for each in reversed(self._functions):
             overrides._push_mode(each)  # type: ignore[no-untyped-call]
         for mode in reversed(self._taken):
-            _python_dispatch._push_mode(mode)
+            torch._C._push_on_torch_dispatch_stack(mode)
         super().__exit__()
 
 

@@ -20,6 +20,7 @@ _REAL = ("attention_mask", "decoder_attention_mask")
 _OF_DECODER = ("decoder_attention_mask", "tgt_key_padding_mask")
 _OF_INPUT = ("attention_mask", "src_key_padding_mask")
 _OF_KEYS = ("key_padding_mask",)
+_NAMES_OF_DECODER, _NAMES_OF_INPUT = frozenset(_OF_DECODER), frozenset(_OF_INPUT)
 
 
 def real_queries(seen: Seen | InMemory, stack: Sequence[Frame], kind: str) -> Tensor | None:
@@ -28,7 +29,7 @@ def real_queries(seen: Seen | InMemory, stack: Sequence[Frame], kind: str) -> Te
     if real is None:
         real = _declared(seen, stack, kind)
     mask = getattr(seen, "mask", None)
-    if real is None and kind == "self" and mask is not None:
+    if real is None and kind == "self" and mask is not None and mask.tensors:  # a rule alone calls no token padding
         real = _by_rule(seen, mask)
     return None if real is None or bool(real.all()) else real
 
@@ -56,9 +57,9 @@ def _of_frame(frame: Frame, stack: Sequence[Frame], seen: Seen | InMemory, kind:
     given, names = frame.given(), frame.names
     inside = stack[-1].path.removeprefix(frame.path).split(".")
     # a whole encoder-decoder is given both; its other modules only their own
-    of_decoder = any(name in names for name in _OF_DECODER)
+    of_decoder = not _NAMES_OF_DECODER.isdisjoint(names)
     own: tuple[str, ...] = _OF_INPUT
-    if of_decoder and ("decoder" in inside or not any(name in names for name in _OF_INPUT)):
+    if of_decoder and ("decoder" in inside or _NAMES_OF_INPUT.isdisjoint(names)):
         own = _OF_DECODER
     # what a module with cross attention is given says which of the *keys* are padding; unless it reads tokens itself,
     # of which there are as many as queries, and not as many as keys
@@ -66,7 +67,7 @@ def _of_frame(frame: Frame, stack: Sequence[Frame], seen: Seen | InMemory, kind:
     if of_keys and (of_decoder or not _reads(given.get("input_ids"), seen.queries) or seen.queries == seen.keys):
         own = ()
     for name in (*own, *(_OF_KEYS if kind == "self" else ())):
-        real = _real(given.get(name), name in _REAL)
+        real = None if given.get(name) is None else _real(given[name], name in _REAL)
         if real is not None and len(real) == seen.shape[0]:
             if real.shape[1] == seen.queries:
                 return real

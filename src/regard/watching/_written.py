@@ -60,7 +60,7 @@ class Tracker:
         self._parameters = parameters
         self._storages: dict[int, weakref.ref[Tensor]] | None = None  # where those lie, in the pass that is under way
         self.sources: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # see ``_divided``
-        self._known: dict[int, Any] = {}
+        self.known: dict[int, Any] = {}
         self._alive: dict[int, weakref.ref[Tensor]] = {}
         self._outputs: dict[int, Dims] = {}  # by call: the dims that its output had last
         self.noise: dict[int, weakref.ref[Tensor]] = {}
@@ -70,25 +70,25 @@ class Tracker:
         self.product: Multiplied | None = None  # what is being shown
 
     def __bool__(self) -> bool:
-        return bool(self._known)
+        return bool(self.known)
 
     def clear(self) -> None:
-        self._known.clear()
+        self.known.clear()
         self._alive.clear()
         self._outputs.clear()
         self.noise.clear()
 
     def of(self, tensor: object) -> Any:
-        return self._known.get(id(tensor))
+        return self.known.get(id(tensor))
 
     def note(self, tensor: Tensor, what: Any) -> None:
         at = id(tensor)
 
         def forget(_: Any) -> None:
-            self._known.pop(at, None)
+            self.known.pop(at, None)
             self._alive.pop(at, None)
 
-        self._known[at] = what
+        self.known[at] = what
         self._alive[at] = weakref.ref(tensor, forget)
         if isinstance(what, Product) and not what.apart:
             self._outputs[id(what.call)] = what.dims
@@ -146,7 +146,7 @@ class Tracker:
             if isinstance(given, (tuple, list)):
                 self._joined(func, given, out)
                 continue
-            known = self._known.get(id(given)) if isinstance(given, Tensor) else None
+            known = self.known.get(id(given)) if isinstance(given, Tensor) else None
             if known is not None:
                 self._one(known, func, at, args, kwargs, out)
                 if isinstance(known, Weights) and self.of(out) is not None:
