@@ -178,6 +178,13 @@ def test_several_translations_scores_json_and_drawn_ones(folder: Path) -> None:
     assert drawn[0] == drawn[1] != drawn[2]
 
 
+def test_next_to_json_a_drawing_goes_where_messages_go(folder: Path, tmp_path: Path) -> None:
+    words = f"translate --model {folder / 'run'} {shlex.quote(LINES[0])} --show --page {tmp_path / 'page.html'} --json"
+    done = run(words)
+    assert json.loads(done.stdout)["source"] == LINES[0]
+    assert LINES[0] in done.stderr and f"wrote {tmp_path / 'page.html'}" in done.stderr
+
+
 def test_an_ensemble_of_one_model_twice_is_that_model(folder: Path) -> None:
     alone, twice = (Translator.load(*[folder / "run"] * count)(LINES, best=2) for count in (1, 2))
     for one, other in zip(alone, twice, strict=True):

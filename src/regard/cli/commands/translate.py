@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -97,9 +98,11 @@ def translate(
         if show:
             drawn = [(line, several[0]) for line, several in zip(lines, found, strict=True) if line.strip()]
             first = page if page is not None else Path("alignment.html")
-            for number, (line, one) in enumerate(drawn, 1):
-                name = first if number == 1 else first.with_stem(f"{first.stem}-{number}")
-                show_alignment(translator, line, name, one)
+            # next to JSON a drawing goes where messages go
+            with redirect_stdout(sys.stderr) if as_json and out is None else nullcontext():
+                for number, (line, one) in enumerate(drawn, 1):
+                    name = first if number == 1 else first.with_stem(f"{first.stem}-{number}")
+                    show_alignment(translator, line, name, one)
 
 
 def check_place(option: str, file: Path | None) -> None:
