@@ -59,29 +59,16 @@ def draw(
         from regard._display.figures import lettered
     except ImportError as error:
         raise ImportError("plots need matplotlib: pip install matplotlib") from error
+    say, named = partial(text, WORDS, lang), partial(text, LABELS, lang)
     with lettered(lang):
-        return _drawn(recording, kind, layer, head, call, item, partial(text, WORDS, lang), partial(text, LABELS, lang))
-
-
-def _drawn(
-    recording: Recording,
-    kind: str,
-    layer: int | str | None,
-    head: int | None,
-    call: int,
-    item: int,
-    say: Any,
-    named: Any,
-) -> Figure:
-    if kind == "entropy":
-        return _entropy(recording, layer, item, say)
-    if layer is None:
-        raise ValueError(f"kind={kind!r} needs a layer, such as layer=0")
-    heads = recording.select(layer, recording.at(layer)[call].heads[0], call=call, item=item).call.heads
-    if head is not None:
-        heads = (head,)
-    chosen = [recording.select(layer, one, call=call, item=item) for one in heads]
-    return _keys(chosen, say) if kind == "keys" else _maps(recording, chosen, say, named)
+        if kind == "entropy":
+            return _entropy(recording, layer, item, say)
+        if layer is None:
+            raise ValueError(f"kind={kind!r} needs a layer, such as layer=0")
+        first = recording.select(layer, recording.at(layer)[call].heads[0], call=call, item=item)
+        heads = first.call.heads if head is None else (head,)
+        chosen = [recording.select(layer, one, call=call, item=item) for one in heads]
+        return _keys(chosen, say) if kind == "keys" else _maps(recording, chosen, say, named)
 
 
 def _figure(width: float, height: float) -> Figure:
