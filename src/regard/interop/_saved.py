@@ -31,15 +31,6 @@ _KINDS: dict[str, type[nn.Module]] = {
         LatentAttention,
     )
 }
-_CONFIGS: dict[str, Any] = {
-    "Encoder": models.EncoderConfig,
-    "Decoder": models.DecoderConfig,
-    "Transformer": models.TransformerConfig,
-    "T5": models.T5Config,
-    "Whisper": models.WhisperConfig,
-    "DeepSeek": models.DeepSeekConfig,
-    "LatentAttention": models.LatentConfig,
-}
 _SCALINGS = {kind.__name__: kind for kind in (positions.Linear, positions.DynamicNTK, positions.YaRN, positions.Llama3)}
 
 
@@ -139,9 +130,13 @@ def _config(folder: Path, described: dict[str, Any]) -> Any:
     _check_description(folder, described)
     kind = described["kind"]
     try:
-        return _CONFIGS[kind](**_read(described.get("config")))
+        return _config_class(kind)(**_read(described.get("config")))
     except (TypeError, ValueError) as error:
         raise ValueError(f"{folder / 'config.json'} does not describe a model of kind {kind}: {error}") from None
+
+
+def _config_class(kind: str) -> Any:
+    return models.LatentConfig if kind == "LatentAttention" else getattr(models, f"{kind}Config")
 
 
 def latent_config(module: LatentAttention) -> models.LatentConfig:

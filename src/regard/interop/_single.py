@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.interop._hf_export_llamas import refuse
+from regard.interop._hf_family import refuse
 from regard.nn import MultiHeadAttention
 
 # Names of the four projections; the last may be missing, where what follows the heads belongs to another module.
