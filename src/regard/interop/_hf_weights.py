@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from regard import models
+from regard._checks import check_count
 from regard.interop import _hf_deepseek
 from regard.interop._hf_families import FAMILIES
 from regard.interop._hf_family import Family, Source
@@ -65,6 +66,10 @@ def from_hf(
     """
     check_target(device, dtype)
     ignore = [ignore] if isinstance(ignore, str) else ignore
+    if not isinstance(ignore, Sequence) or any(not isinstance(pattern, str) for pattern in ignore):
+        raise TypeError(f"ignore must be a pattern of names or a list of them, such as ['cls.*'], got {ignore!r}")
+    if layer is not None:
+        check_count("layer", layer, 0)
     if isinstance(model, nn.Module):
         if is_attention_of_hf(model):
             if layer is not None or ignore:
@@ -83,7 +88,10 @@ def from_hf(
         raise TypeError(f"model must be a Hugging Face model or the folder of one, got {type(model).__name__}")
     folder = Path(model)
     if not folder.is_dir():
-        raise ValueError(f"{folder} is not a folder; expected one with config.json and safetensors files")
+        raise ValueError(
+            f"{folder} is not a folder; expected one with config.json and safetensors files. from_hf downloads "
+            "nothing: give it transformers.AutoModel.from_pretrained(…)"
+        )
     given = read_json(folder / "config.json")
     described = _Described(given, "", layer, ignore)
     described.family()  # an unknown kind of model is said before its weights are looked for
@@ -104,6 +112,8 @@ class _Described(NamedTuple):
 
     def family(self) -> Family:
         kind = self.config.get("model_type")
+        if self.config.get("format") == "regard-model":
+            raise ValueError("this is a folder that regard.interop.save wrote: read it with regard.interop.load")
         if not isinstance(kind, str) or kind not in FAMILIES:
             raise ValueError(
                 f"models of type {kind!r} cannot be converted; {', '.join(FAMILIES)} can. Any model whose attention "
@@ -161,9 +171,11 @@ def check_target(device: Any, dtype: Any) -> None:
     if dtype is not None and dtype not in FLOATS:
         raise TypeError(f"dtype must be one of {', '.join(map(str, FLOATS))}, got {dtype!r}")
     try:
-        torch.device("cpu" if device is None else device)
-    except RuntimeError as error:
+        torch.empty(0, device=torch.device("cpu" if device is None else device))
+    except (RuntimeError, AssertionError) as error:  # torch asserts that it was built for a device
         raise ValueError(f"device {device!r} is not known: {str(error).splitlines()[0]}") from None
+    except TypeError:
+        raise TypeError(f"device must be a torch.device or its name, such as 'cpu', got {device!r}") from None
 
 
 def check_amounts(config: Any, shapes: list[list[int]]) -> None:

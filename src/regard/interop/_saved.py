@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from regard import models, positions
-from regard._checks import is_int
+from regard._checks import as_path, is_int
 from regard._files import safetensors_files
 from regard._files.write import Staged
 from regard.interop._hf_fields import listed
@@ -45,12 +45,14 @@ def save(model: nn.Module, folder: str | Path, *, stop: Sequence[int] = ()) -> N
     kind = type(model).__name__
     if _KINDS.get(kind) is not type(model):
         raise TypeError(f"model must be one of {', '.join(_KINDS)}, got {kind}")
-    if any(not is_int(token) for token in stop):
-        raise TypeError(f"stop must be token numbers (ints), got {stop!r}")
+    if not isinstance(stop, Sequence) or any(not is_int(token) for token in stop):
+        raise TypeError(f"stop must be token numbers (a list of ints), got {stop!r}")
     config = latent_config(model) if isinstance(model, LatentAttention) else model.config
     described = {"format": FORMAT, "version": VERSION, "kind": kind, "config": _written(config), "stop": [*stop]}
     text = json.dumps({**described, "save": secrets.token_hex(8)}, indent=2) + "\n"
-    folder = Path(folder)
+    folder = as_path("folder", folder)
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is a file; expected a folder, which is created if needed")
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as staged:
         weights, shown = (staged.enter_context(closing(Staged(folder / name))) for name in (WHOLE, "config.json"))
@@ -72,7 +74,7 @@ def load(
         ValueError: the folder is another's, or damaged; says what is wrong.
     """
     check_target(device, dtype)
-    folder = Path(folder)
+    folder = as_path("folder", folder)
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder; expected one that regard.interop.save wrote")
     if not (folder / WHOLE).is_file():

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from regard._checks import check_count
 from regard._display import Widget
 from regard._display.units import ranges
 
@@ -185,6 +186,7 @@ class Head(Widget):
 
     def top_tokens(self, count: int = 5) -> list[tuple[str, float]]:
         """The keys that receive most, as (token, share of all the weight given)."""
+        check_count("count", count)
         mass = self.key_mass
         total = float(mass.sum()) or 1.0
         best = torch.topk(mass, min(count, len(mass)))
