@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from regard.interop._hf_family import Family, Field, Given, Source, changed, projections
@@ -158,8 +159,7 @@ def _roberta_lacking(config: EncoderConfig) -> dict[str, bool]:
 def _roberta_weights(config: EncoderConfig) -> dict[str, str]:
     classified = config.classes is not None  # theirs pools inside the head then
     return {
-        **_EMBEDDED,
-        **_BERT_LAYER,
+        **BERT.weights(config),
         "pooler": "classifier.dense" if classified else "pooler.dense",
         "masked_lm.dense": "lm_head.dense",
         "masked_lm.norm": "lm_head.layer_norm",
@@ -168,23 +168,19 @@ def _roberta_weights(config: EncoderConfig) -> dict[str, str]:
     }
 
 
-ROBERTA = Family(
+ROBERTA = dataclasses.replace(
+    BERT,
     name="RoBERTa",
-    config=EncoderConfig,
     theirs="RobertaConfig",
     fields=changed(_OF_WORDS, vocab_size=50265),
-    fixed=_FIXED,
     further=_roberta,
     written=_roberta_written,
     lacking=_roberta_lacking,
     weights=_roberta_weights,
-    only=_ONLY,
+    ignored=(),
     prefix="roberta.",
-    copies={
-        "lm_head.decoder.weight": "embeddings.word_embeddings.weight",
-        "lm_head.decoder.bias": "lm_head.bias",
-    },
-    computed=r"embeddings\.(position_ids|token_type_ids)$",
+    renames=(),
+    copies={"lm_head.decoder.weight": "embeddings.word_embeddings.weight", "lm_head.decoder.bias": "lm_head.bias"},
 )
 
 

@@ -130,24 +130,22 @@ class Family:
 
     def said(self, config: Any) -> Given:
         """The fields of their configuration, of ours."""
-        lacking = {f"{name}={_of(config, name)!r}": _of(config, name) != value for name, value in self.fixed.items()}
+        lacking = {
+            f"{name}={getattr(config, name)!r}": getattr(config, name) != value for name, value in self.fixed.items()
+        }
         first: dict[str, str] = {}
-        for ours, field in self.fields.items():  # one field of theirs may stand for several of ours
-            other = first.setdefault(field.theirs, ours)
-            one, two = _of(config, other), _of(config, ours)
-            lacking[f"{other}={one} with {ours}={two}"] = one != two
+        for name, field in self.fields.items():  # one field of theirs may stand for several of ours
+            other = first.setdefault(field.theirs, name)
+            one, two = getattr(config, other), getattr(config, name)
+            lacking[f"{other}={one} with {name}={two}"] = one != two
         refuse(self.name, {**lacking, **self.lacking(config)})
-        given = {field.theirs: field.write(_of(config, ours)) for ours, field in self.fields.items()}
+        given = {field.theirs: field.write(getattr(config, name)) for name, field in self.fields.items()}
         return {**given, **self.written(config)}
 
     def names(self, config: Any, ours: Iterable[str]) -> dict[str, str]:
         """Our names of weights, and theirs."""
         table = self.weights(config)
         return {name: _renamed(table, name) for name in ours}
-
-
-def _of(config: Any, name: str) -> Any:
-    return getattr(config, name)
 
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")

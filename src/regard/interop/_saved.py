@@ -150,20 +150,21 @@ def latent_config(module: LatentAttention) -> models.LatentConfig:
     rotary = module.positions
     if type(rotary) is not positions.Rotary:
         raise ValueError(f"positions are {type(rotary).__name__}; only positions.Rotary can be written")
+    same = (
+        "embed_dim",
+        "num_heads",
+        "kv_lora_rank",
+        "nope_dim",
+        "rope_dim",
+        "value_head_dim",
+        "q_lora_rank",
+        "dropout",
+    )
     config = models.LatentConfig(
-        embed_dim=module.embed_dim,
-        num_heads=module.num_heads,
-        kv_lora_rank=module.kv_lora_rank,
-        nope_dim=module.nope_dim,
-        rope_dim=module.rope_dim,
-        value_head_dim=module.value_head_dim,
-        q_lora_rank=module.q_lora_rank,
+        **{name: getattr(module, name) for name in (*same, "q_lora_rank")},
         bias=module.out_proj.bias is not None,
         norm_eps=float(module.kv_norm.eps or 0.0),
-        rotary_base=rotary.base,
-        rotary_scaling=rotary.scaling,
-        rotary_interleaved=rotary.interleaved,
-        dropout=module.dropout,
+        **{f"rotary_{name}": getattr(rotary, name) for name in ("base", "scaling", "interleaved")},
     )
     again = models.build(config, device="meta")
     for name in ("scale", "out_dropout"):
