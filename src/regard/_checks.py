@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from numbers import Integral
+from os import PathLike
+from pathlib import Path
 from typing import Any, TypeGuard
 
 import torch
@@ -32,6 +34,12 @@ def check_count(name: str, given: Any, least: int = 1, *, kind: type = Integral)
         raise TypeError(f"{name} must be an int, got {given!r} ({type(given).__name__})")
     if given < least:  # type: ignore[operator]
         raise ValueError(f"{name} must be at least {least}, got {given}")
+
+
+def as_path(name: str, given: Any) -> Path:
+    if not isinstance(given, (str, PathLike)):
+        raise TypeError(f"{name} must be a path, as text or a pathlib.Path, got {given!r} ({type(given).__name__})")
+    return Path(given)
 
 
 def autocasts(device: str) -> bool:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import regard
+from regard import masks
 from regard.compat import MultiheadAttention
 
 
@@ -292,3 +293,11 @@ def test_what_torch_refuses_is_refused_as_there() -> None:
                 module(*given, **more)
     with pytest.raises(AssertionError, match="divisible"):
         MultiheadAttention(13, 4)
+    for given, more, complaint in (
+        ((x, None, x), {}, "key must be a Tensor, got NoneType"),
+        ((x, x, x), {"attn_mask": [[0]]}, "attn_mask must be a Tensor, got list"),
+        ((x, x, x), {"key_padding_mask": [5, 3]}, "key_padding_mask must be a Tensor, got list"),
+        ((x, x, x), {"attn_mask": masks.causal()}, r"attn_mask must be a Tensor, got Causal; call \.dense\(L, S\)"),
+    ):
+        with pytest.raises(TypeError, match=complaint):
+            ours(*given, **more)

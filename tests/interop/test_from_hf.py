@@ -30,9 +30,6 @@ from transformers.models.deepseek_v3 import modeling_deepseek_v3 as deepseek
 from regard import masks
 from regard.cache import LatentCache
 from regard.interop import from_hf
-from regard.interop._hf_families import FAMILIES
-from regard.interop._hf_weights import turned
-from regard.interop._saved import latent_config
 from regard.models import Decoder, Encoder, Whisper
 
 POSITIONS = (LEFT.long().cumsum(-1) - 1).clamp_min(0)  # counting real tokens, as ours do
@@ -173,6 +170,15 @@ def gradients(model: Any, out: Tensor, real: Tensor) -> dict[str, Tensor]:
     return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
 
 
+def under_our_names(model: Any, grads: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Gradients of theirs as `from_hf` would name and lay out weights of the same numbers."""
+    holder = copy.deepcopy(model)
+    with torch.no_grad():
+        for name, parameter in holder.named_parameters():
+            parameter.copy_(grads.get(name, torch.zeros_like(parameter)))
+    return {name: each.detach() for name, each in from_hf(holder).named_parameters()}
+
+
 @pytest.mark.parametrize(
     ("family", "side"),
     [(family, side) for family in ("bert", "gpt2", "llama") for side in ("right", "left")]
@@ -187,16 +193,10 @@ def test_gradients_of_every_weight_in_training(family: str, side: str) -> None:
     peer = gradients(model, model(**given)[0], real)
     with Unrounded():
         doubles = gradients(exact, exact(**in_double(given))[0], real)
-    of = FAMILIES[family]
-    groups: list[list[Tensor]] = [[], [], []]
-    for name, theirs in of.names(found.config).items():
-        if found.get_parameter(name).requires_grad and name not in ("pooler.weight", "pooler.bias"):
-            groups[0].append(ours[name])
-            for group, grads in ((groups[1], peer), (groups[2], doubles)):
-                [grad] = [grad for key, grad in grads.items() if key.removeprefix(of.prefix) == theirs]
-                group.append(turned(of, name, grad))
-    assert len(groups[0]) >= len(ours) > 20
-    check_as_good_as(*groups, times=3)
+    trained = [name for name, each in found.named_parameters() if each.requires_grad and "pooler." not in name]
+    assert len(trained) == len(ours) > 20
+    named = (ours, under_our_names(model, peer), under_our_names(exact, doubles))
+    check_as_good_as(*([of[name] for name in trained] for of in named), times=3)
 
 
 @pytest.mark.parametrize("family", MAKERS)
@@ -310,11 +310,10 @@ def test_attention_of_deepseek_v3(rope: dict[str, Any], scale: float, interleave
     mine, peer, exact_out = (out.detach() for out in outs)
     check_as_good_as([mine, torch.cat(steps, 1)], [peer, peer], [exact_out, exact_out], times=2)
     assert (twin - exact_out).abs().max() <= 3 * (peer - exact_out).abs().max() * 2.0**-29
-    names = FAMILIES["deepseek_v3"].names(latent_config(found))
-    assert names.keys() == grads[0].keys()
-    check_as_good_as(
-        [grads[0][name] for name in names], *([of[names[name]] for name in names] for of in grads[1:]), times=3
-    )
+    names = dict(found.named_parameters()).keys()
+    assert names == grads[0].keys()
+    named = (grads[0], under_our_names(block, grads[1]), under_our_names(exact, grads[2]))
+    check_as_good_as(*([of[name] for name in names] for of in named), times=3)
 
 
 def test_attention_of_one_layer_of_a_whole_deepseek_v3() -> None:

@@ -14,6 +14,7 @@ from tests.interop.hub import (
     LEFT,
     LENGTHS,
     RIGHT,
+    bert,
     check_as_good_as,
     distilbert,
     exactly,
@@ -162,8 +163,14 @@ def test_encoders_give_their_outputs_and_go_back_bitwise(name: str, tmp_path: Pa
         (gemma, "hidden_activation", "relu"),
         (gemma2, "attn_logit_softcapping", "much"),
         (gemma2, "layer_types", ["full_attention"]),
+        (gemma2, "query_pre_attn_scalar", 0),
+        (gemma2, "query_pre_attn_scalar", -1),
+        (gemma2, "hidden_activation", "relu6"),
         (roberta, "is_decoder", True),
         (roberta, "hidden_act", "relu"),
+        (roberta, "pad_token_id", None),
+        (roberta, "pad_token_id", "x"),
+        (lambda: transformers.BertForSequenceClassification(bert().config), "id2label", -1),
         (distilbert, "activation", "gelu_fast"),
     ],
 )
@@ -204,6 +211,10 @@ def test_configurations_that_cannot_be_are_refused() -> None:
         ("gpt2", {"attention_softcap": -1.0}, "attention_softcap must be finite and above 0"),
         ("bert-base", {"pooler_activation": "sigmoid"}, "pooler_activation must be one of tanh, relu"),
         ("bert-base", {"position_offset": -1}, "position_offset must be at least 1"),
+        ("gpt2", {"attention_scale": float("nan")}, "attention_scale must be finite"),
     ):
         with pytest.raises(ValueError, match=complaint):
             models.config(name, **small, **changes)
+    for field in ("rotary_base", "attention_scale", "init_std"):
+        with pytest.raises(TypeError, match=f"{field} must be a number, got 'x'"):
+            models.config("gpt2", **small, **{field: "x"})

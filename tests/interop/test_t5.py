@@ -101,7 +101,9 @@ def test_it_generates_what_theirs_generates(name: str) -> None:
 def test_a_folder_is_read_and_fields_that_contradict_are_refused(tmp_path: Path) -> None:
     model = t5(feed_forward_proj="gated-gelu")
     model.save_pretrained(tmp_path)
-    assert from_hf(tmp_path).config == from_hf(model).config
+    config = from_hf(tmp_path).config
+    assert config == from_hf(model).config
+    assert config.dropout == config.attention_dropout == config.ff_dropout == 0.1  # theirs has one for all three
     given = json.loads((tmp_path / "config.json").read_text())
     for changes, complaint in (
         ({"feed_forward_proj": "gated-relu"}, "feed_forward_proj is 'gated-relu'"),
@@ -109,6 +111,8 @@ def test_a_folder_is_read_and_fields_that_contradict_are_refused(tmp_path: Path)
         ({"dense_act_fn": "relu"}, "dense_act_fn = 'relu'"),
         ({"is_decoder": True}, "is_decoder"),
         ({"d_kv": 0}, "d_kv"),
+        ({"feed_forward_proj": ["relu"]}, r"feed_forward_proj is \['relu'\]"),
+        ({"dense_act_fn": ["relu"]}, r"dense_act_fn = \['relu'\]"),
     ):
         (tmp_path / "config.json").write_text(json.dumps({**given, **changes}))
         with pytest.raises(ValueError, match=complaint):
@@ -118,9 +122,12 @@ def test_a_folder_is_read_and_fields_that_contradict_are_refused(tmp_path: Path)
         ({"attention_scale": None}, "attention_scale=None"),
         ({"activation": "silu"}, "activation='silu' with gated=False"),
         ({"attention_bias": True}, "a bias"),
+        ({"embedding_norm": True}, "embedding_norm=True"),
+        ({"ff_dropout": 0.3}, "dropout=0.1 with ff_dropout=0.3"),
+        ({"scale": "embedding"}, "scale='embedding'"),
     ):
         with pytest.raises(ValueError, match=f"{complaint}.*which T5 cannot express"):
-            to_hf(models.T5(models.T5Config(**small, **{"attention_dropout": 0.1, **changes})))
+            to_hf(models.T5(models.T5Config(**small, **{"attention_dropout": 0.1, "ff_dropout": 0.1, **changes})))
     bare = models.T5(models.T5Config(**small, head=False))
     assert bare(IDS % 31, TARGET % 31).shape == (3, 11, 12)
     with pytest.raises(ValueError, match="head=False"):

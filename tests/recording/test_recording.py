@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,6 @@ import regard
 from regard._display.texts import problems
 from regard.recording import THRESHOLDS
 from regard.recording._summary_words import WORDS
-from regard.recording._tokens import ids_to_text
 
 HEADS = ("first-token", "previous-token", "local", "broad", "")
 
@@ -185,6 +185,9 @@ def test_tokens_are_checked() -> None:
         recording.tokens = "a b"
     with pytest.raises(TypeError, match="tokens must be a list of strings"):
         recording.tokens = [["a"], [3]]  # type: ignore[list-item]
+    for given in (5, [1, 2]):
+        with pytest.raises(TypeError, match="tokens must be a list of strings, .*got (int|list of other things)"):
+            recording.tokens = given  # type: ignore[assignment]
 
 
 def test_source_tokens_name_what_an_encoder_and_cross_attention_look_at() -> None:
@@ -232,6 +235,54 @@ def test_plots_refuse_what_they_cannot_draw() -> None:
         recording.plot()
     with pytest.raises(ValueError, match="kind must be one of map, entropy, keys, got 'pie'"):
         recording.plot("pie")
+    model = ByHand()
+    with regard.watch(model) as recording:
+        model(torch.randn(2, 11, 21))
+    for given, complaint in (
+        ({"layer": 1.5}, "layer must be its number or its module's path, got 1.5"),
+        ({"layer": 0, "call": 9}, "layer 0 has 1 recorded calls; there is no call 9"),
+        ({"item": 9}, "item 9 of the batch was not recorded; there are 2"),
+        ({"kind": "entropy", "layer": 0, "item": 9}, "item 9 of the batch was not recorded; there are 2"),
+        ({"kind": "entropy", "layer": 0, "head": 99}, "head 99 of .* was not recorded"),
+        ({"kind": "entropy", "head": 1}, "head= needs a layer"),
+        ({"kind": "entropy", "call": 1}, "call= needs a layer"),
+        ({"lang": "fr"}, "lang is 'fr'; expected one of en, zh"),
+    ):
+        with pytest.raises((TypeError, ValueError, IndexError), match=complaint):
+            recording.plot(**given)  # type: ignore[arg-type]
+
+
+def test_an_entropy_plot_of_one_head_draws_that_head() -> None:
+    model = ByHand()
+    with regard.watch(model) as recording:
+        model(torch.randn(2, 11, 21))
+    (axes,) = recording.plot("entropy", layer=0, head=1, item=1).axes
+    drawn = torch.as_tensor(axes.lines[0].get_ydata())
+    assert len(axes.lines) == 2 and torch.equal(drawn, recording.select(0, 1, item=1).entropy)
+
+
+def test_wrong_arguments_are_named() -> None:
+    model = ByHand()
+    with regard.watch(model, want=regard.Want(scores=True, key_mass=True)) as recording:
+        model(torch.randn(2, 11, 21))
+    weights = torch.softmax(torch.randn(1, 2, 3, 3), -1)
+    calls: tuple[tuple[Any, str], ...] = (
+        (lambda: recording.save(None), "path must be a path, as text or a pathlib.Path, got None"),
+        (lambda: regard.Recording.load(3), "path must be a path, as text or a pathlib.Path, got 3"),
+        (lambda: recording.to_html(against="a.regard"), "against must be a Recording, .*got str"),
+        (lambda: recording.summary("fr"), "lang is 'fr'; expected one of en, zh"),
+        (lambda: recording.notes("fr"), "lang is 'fr'; expected one of en, zh"),
+        (lambda: recording.at(None), "layer must be its number or its module's path, got None"),
+        (lambda: recording[0, 1].top_tokens("x"), "count must be an int, got 'x'"),
+        (lambda: recording.scores(queries=slice("a", None)), "must be a slice of rows, .*got slice"),
+        (lambda: recording.scores(queries=3), "must be a slice of rows, .*got 3"),
+        (lambda: recording.scores().best("next", -1), "count must be at least 1, got -1"),
+        (lambda: recording.add(weights, query_offset="x"), "query_offset must be an int, got 'x'"),
+        (lambda: recording.tokens_from("bert", torch.zeros(1, 3)), "tokenizer must have decode .*got str"),
+    )
+    for call, complaint in calls:
+        with pytest.raises((TypeError, ValueError), match=complaint):
+            call()
 
 
 def test_statistics_left_on_a_device_are_moved_for_everything_that_shows_them(tmp_path: Path) -> None:
@@ -276,4 +327,6 @@ class Few:
 
 
 def test_an_id_that_the_tokenizer_has_no_word_for_keeps_its_number() -> None:
-    assert ids_to_text(Few(), torch.tensor([[3, 7]])) == [["cat", "<id 7>"]]
+    recording = regard.Recording()
+    recording.tokens_from(Few(), torch.tensor([[3, 7]]))
+    assert recording.tokens == [["cat", "<id 7>"]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -44,6 +44,7 @@ def scaled_dot_product_attention(
     Returns:
         `[..., Hq, L, Ev]`.
     """
+    check_tensors(query=query, key=key, value=value)
     if query.is_nested or key.is_nested or value.is_nested:
         return _nested(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     _check(query, key, value, attn_mask, dropout_p, is_causal)
@@ -172,6 +173,14 @@ def _grouped(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]
     return key.repeat_interleave(heads // counts[0], -3), value.repeat_interleave(heads // counts[1], -3)
 
 
+def check_tensors(**given: Any) -> None:
+    """Each under its name."""
+    for name, x in given.items():
+        if not isinstance(x, Tensor):
+            hint = "; call .dense(L, S) of a mask" if isinstance(x, masks.Mask) else ""
+            raise TypeError(f"{name} must be a Tensor, got {type(x).__name__}{hint}")
+
+
 def _check(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, dropout_p: float, is_causal: bool
 ) -> None:
@@ -201,8 +210,7 @@ def _check(
 
 
 def _check_mask(attn_mask: Tensor, query: Tensor, is_causal: bool, autocast: bool) -> None:
-    if not isinstance(attn_mask, Tensor):
-        raise TypeError(f"attn_mask must be a Tensor, got {type(attn_mask).__name__}")
+    check_tensors(attn_mask=attn_mask)
     rule = getattr(attn_mask, "variant", None) is not None  # torch's CausalBias has no contents, so no place either
     if is_causal:
         kind = ValueError if rule else RuntimeError

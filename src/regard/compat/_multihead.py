@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard import api, masks
+from regard.compat._attention import check_tensors
 
 
 class MultiheadAttention(nn.MultiheadAttention):
@@ -61,6 +62,10 @@ class MultiheadAttention(nn.MultiheadAttention):
             the output, and the weights where `need_weights` is set: `[batch, L, S]`, the mean over heads, or
             `[batch, head, L, S]` with `average_attn_weights=False`.
         """
+        check_tensors(query=query, key=key, value=value)
+        for name, mask in (("key_padding_mask", key_padding_mask), ("attn_mask", attn_mask)):
+            if mask is not None:
+                check_tensors(**{name: mask})
         if query.is_nested or key.is_nested or value.is_nested:
             return self._nested(query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights)
         batched = query.dim() == 3

@@ -1,146 +1,176 @@
-"""DeepSeek-V3 as a whole model: configuration, names of weights, and experts that are stored together or one by one."""
+"""DeepSeek-V3, whole or its attention alone: configurations, names of weights, and how its experts are stored."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from regard.interop._hf_decoders import deepseek_config, deepseek_names
-from regard.interop._hf_export_llamas import ACTIVATIONS, refuse, rope_parameters
-from regard.interop._hf_family import Family, Source
-from regard.models import DeepSeekConfig
+from regard.interop._hf_family import NO_TOKENS, Family, Field, Given, Source
+from regard.interop._hf_fields import Fields, rope_parameters
+from regard.interop._hf_files import Weight
+from regard.interop._hf_llamas import feed_forward
+from regard.models import DeepSeekConfig, LatentConfig
 
-_TOGETHER = re.compile(r"^(.*\.mlp\.experts)\.(gate_up_proj|down_proj)$")
-Read = Callable[[str], Tensor]
-Shape = Callable[[str], list[int]]
-
-
-def whole_config(source: Source) -> DeepSeekConfig:
-    fields = source.fields
-    attention = deepseek_config(source)
-    fields.only("pretraining_tp", 1)
-    layers = fields.size("num_hidden_layers", 61)
-    config = DeepSeekConfig(
-        vocab_size=fields.size("vocab_size", 129280),
-        embed_dim=attention.embed_dim,
-        num_layers=layers,
-        num_heads=attention.num_heads,
-        ff_dim=fields.size("intermediate_size", 18432),
-        max_tokens=fields.size("max_position_embeddings", 4096),
-        positions="rotary",
-        rotary_base=attention.rotary_base,
-        rotary_scaling=attention.rotary_scaling,
-        rotary_interleaved=attention.rotary_interleaved,
-        norm="rms",
-        norm_eps=fields.number("rms_norm_eps", 1e-6),
-        activation=fields.activation("hidden_act", "silu"),
-        gated=True,
-        qkv_bias=attention.bias,
-        out_bias=attention.bias,
-        ff_bias=False,
-        tied=fields.flag("tie_word_embeddings", False),
-        head=source.has_head,
-        attention_dropout=attention.dropout,
-        init_std=attention.init_std,
-        scaled_residual=False,
-        kv_lora_rank=attention.kv_lora_rank,
-        nope_dim=attention.nope_dim,
-        rope_dim=attention.rope_dim,
-        value_head_dim=attention.value_head_dim or attention.nope_dim,
-        q_lora_rank=attention.q_lora_rank,
-        dense_layers=min(int(fields.number("first_k_dense_replace", 3)), layers),
-        experts=fields.size("n_routed_experts", 256),
-        active_experts=fields.size("num_experts_per_tok", 8),
-        expert_dim=fields.size("moe_intermediate_size", 2048),
-        shared_experts=fields.size("n_shared_experts", 1),
-        expert_groups=fields.size("n_group", 8),
-        active_groups=fields.size("topk_group", 4),
-        expert_scale=fields.number("routed_scaling_factor", 2.5),
-        normed_experts=fields.flag("norm_topk_prob", True),
-    )
-    # how files say what V3 always does; and layers that guess further tokens, whose weights are refused by name
-    fields.only("scoring_func", "sigmoid")
-    fields.only("topk_method", "noaux_tc")
-    fields.only("moe_layer_freq", 1)
-    ignored = ("num_mtp_layers", "num_nextn_predict_layers", "qk_head_dim", "head_dim", "num_local_experts")
-    fields.close(*ignored, "ep_size", "aux_loss_alpha", "seq_aux", "router_aux_loss_coef", "output_router_logits")
-    return config
+_FIELDS: dict[str, Field] = {
+    "embed_dim": Field.size("hidden_size", 7168),
+    "num_heads": Field.size("num_attention_heads", 128),
+    "kv_lora_rank": Field.size("kv_lora_rank", 512),
+    "nope_dim": Field.size("qk_nope_head_dim", 128),
+    "rope_dim": Field.size("qk_rope_head_dim", 64),
+    "value_head_dim": Field.size("v_head_dim", 128),
+    "q_lora_rank": Field.size_or_none("q_lora_rank", 1536),
+    "rotary_interleaved": Field("rope_interleave", True, lambda *field: bool(Fields.take(*field))),
+    "init_std": Field.number("initializer_range", 0.02),
+}
+_WEIGHTS = {
+    "q_proj": "q_proj",
+    "q_down_proj": "q_a_proj",
+    "q_norm": "q_a_layernorm",
+    "q_up_proj": "q_b_proj",
+    "kv_down_proj": "kv_a_proj_with_mqa",
+    "kv_norm": "kv_a_layernorm",
+    "kv_up_proj": "kv_b_proj",
+    "out_proj": "o_proj",
+}
 
 
-def whole_names(config: DeepSeekConfig) -> dict[str, str]:
-    found = {"token_embedding.weight": "embed_tokens.weight", "norm.weight": "norm.weight"}
-    inside = deepseek_names(_Attention(config))  # type: ignore[arg-type]
-    for i in range(config.num_layers):
-        here = f"layers.{i}"
-        found[f"{here}.attention_norm.weight"] = f"{here}.input_layernorm.weight"
-        found[f"{here}.feed_forward_norm.weight"] = f"{here}.post_attention_layernorm.weight"
-        found |= {f"{here}.attention.{ours}": f"{here}.self_attn.{theirs}" for ours, theirs in inside.items()}
-        if i < config.dense_layers:
-            found |= _feed_forward(f"{here}.feed_forward", f"{here}.mlp")
-            continue
-        found[f"{here}.feed_forward.router.weight"] = f"{here}.mlp.gate.weight"
-        found[f"{here}.feed_forward.correction"] = f"{here}.mlp.gate.e_score_correction_bias"
-        found |= _feed_forward(f"{here}.feed_forward.shared", f"{here}.mlp.shared_experts")
-        for at in range(config.experts):
-            found |= _feed_forward(f"{here}.feed_forward.experts.{at}", f"{here}.mlp.experts.{at}")
-    return found if config.tied or not config.head else {**found, "head.weight": "lm_head.weight"}
+def _rotary(source: Source, given: Given) -> Given:
+    source.fields.only("num_key_value_heads", None, given["num_heads"])
+    base, scaling = source.fields.rotary()
+    return {"rotary_base": base, "rotary_scaling": scaling}
 
 
-class _Attention:
-    """What the names of the attention's weights depend on."""
+class _Attention(Family):
+    """The attention alone: what the rest of the configuration says is not asked."""
 
-    def __init__(self, config: DeepSeekConfig) -> None:
-        self.q_lora_rank, self.bias = config.q_lora_rank, config.qkv_bias
+    def close(self, source: Source) -> None:
+        source.fields.only("quantization_config", None)
 
 
-def _feed_forward(ours: str, theirs: str) -> dict[str, str]:
-    return {f"{ours}.{name}.weight": f"{theirs}.{name}_proj.weight" for name in ("gate", "up", "down")}
+ATTENTION = _Attention(
+    name="DeepSeek-V3's attention",
+    config=LatentConfig,
+    theirs="DeepseekV3Config",
+    fields={**_FIELDS, "bias": Field.flag("attention_bias", False), "dropout": Field.number("attention_dropout", 0.0)},
+    fixed={},
+    further=_rotary,
+    weights=lambda config: _WEIGHTS,
+)
+
+
+def _whole(source: Source, given: Given) -> Given:
+    dense = int(source.fields.number("first_k_dense_replace", 3))
+    return {**_rotary(source, given), "dense_layers": min(dense, given["num_layers"]), "head": source.has_head}
+
+
+def _written(config: DeepSeekConfig) -> Given:
+    return {
+        "num_key_value_heads": config.num_heads,
+        "first_k_dense_replace": config.dense_layers,
+        "rope_parameters": rope_parameters(config),
+        "num_mtp_layers": 0,
+        "pad_token_id": None,
+        **NO_TOKENS,
+    }
 
 
 WHOLE = Family(
-    "model.",
-    whole_config,
-    whole_names,
+    name="DeepSeek-V3",
+    config=DeepSeekConfig,
+    theirs="DeepseekV3Config",
+    fields={
+        **_FIELDS,
+        "vocab_size": Field.size("vocab_size", 129280),
+        "num_layers": Field.size("num_hidden_layers", 61),
+        "ff_dim": Field.size("intermediate_size", 18432),
+        "max_tokens": Field.size("max_position_embeddings", 4096),
+        "norm_eps": Field.number("rms_norm_eps", 1e-6),
+        "activation": Field.activation("hidden_act", "silu"),
+        "qkv_bias": Field.flag("attention_bias", False),
+        "out_bias": Field.flag("attention_bias", False),
+        "attention_dropout": Field.number("attention_dropout", 0.0),
+        "tied": Field.flag("tie_word_embeddings", False),
+        "experts": Field.size("n_routed_experts", 256),
+        "active_experts": Field.size("num_experts_per_tok", 8),
+        "expert_dim": Field.size("moe_intermediate_size", 2048),
+        "shared_experts": Field.size("n_shared_experts", 1),
+        "expert_groups": Field.size("n_group", 8),
+        "active_groups": Field.size("topk_group", 4),
+        "expert_scale": Field.number("routed_scaling_factor", 2.5),
+        "normed_experts": Field.flag("norm_topk_prob", True),
+    },
+    fixed={
+        "positions": "rotary",
+        "norm": "rms",
+        "gated": True,
+        "ff_bias": False,
+        "post_norms": False,
+        "dropout": 0.0,
+        "norm_plus_one": False,
+        "scaled_embedding": False,
+        "logit_softcap": None,
+    },
+    chosen={"scaled_residual": False},
+    further=_whole,
+    written=_written,
+    weights=lambda config: {
+        "token_embedding": "embed_tokens",
+        "norm": "norm",
+        "head": "lm_head",
+        "layers.#.attention_norm": "layers.#.input_layernorm",
+        "layers.#.feed_forward_norm": "layers.#.post_attention_layernorm",
+        **{f"layers.#.attention.{ours}": f"layers.#.self_attn.{theirs}" for ours, theirs in _WEIGHTS.items()},
+        **feed_forward("layers.#.feed_forward", "layers.#.mlp"),
+        **feed_forward("layers.#.feed_forward.shared", "layers.#.mlp.shared_experts"),
+        **feed_forward("layers.#.feed_forward.experts.#", "layers.#.mlp.experts.#"),
+        "layers.#.feed_forward.router": "layers.#.mlp.gate",
+        "layers.#.feed_forward.correction": "layers.#.mlp.gate.e_score_correction_bias",
+    },
+    # how files say what V3 always does
+    only={
+        "pretraining_tp": (1,),
+        "scoring_func": ("sigmoid",),
+        "topk_method": ("noaux_tc",),
+        "moe_layer_freq": (1,),
+    },
+    # the first two are layers that guess further tokens, whose weights are refused by name
+    ignored=(
+        *("num_mtp_layers", "num_nextn_predict_layers", "qk_head_dim", "head_dim", "num_local_experts", "ep_size"),
+        *("aux_loss_alpha", "seq_aux", "router_aux_loss_coef", "output_router_logits"),
+    ),
+    prefix="model.",
     copies={"lm_head.weight": "embed_tokens.weight"},
     computed=r"rotary_emb\.(original_)?inv_freq$",
 )
 
+_TOGETHER = re.compile(r"^(.*\.mlp\.experts)\.(gate_up_proj|down_proj)$")
+_PARTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 
-def one_by_one(names: Mapping[str, str], read: Read, shape: Shape) -> tuple[dict[str, str], Read, Shape]:
+
+def one_by_one(weights: Mapping[str, Weight]) -> dict[str, Weight]:
     """Experts that are stored together under the names that they have in files, each a part of what is stored."""
-    parts: dict[str, tuple[str, int, int, int]] = {}  # new name: stored under, expert, first row, rows
-    found: dict[str, str] = {}
-    for name, stored in names.items():
+    found: dict[str, Weight] = {}
+    for name, weight in weights.items():
         match = _TOGETHER.match(name)
-        if match is None:
-            found[name] = stored
+        if match is None or len(weight.shape) != 3:
+            found[name] = weight
             continue
-        experts, rows = shape(stored)[:2]
-        halves = ("gate_proj", "up_proj") if match[2] == "gate_up_proj" else ("down_proj",)
-        for at in range(experts):
-            for place, half in enumerate(halves):
-                new = f"{match[1]}.{at}.{half}.weight"
-                size = rows // len(halves)
-                parts[new] = (stored, at, place * size, size)
-                found[new] = new
+        parts, (experts, rows, width) = _PARTS[match[2]], weight.shape
+        each = rows // len(parts)
+        for expert in range(experts):
+            for at, part in enumerate(parts):
+                new = f"{match[1]}.{expert}.{part}.weight"
+                read = partial(_rows, weight, expert, slice(at * each, (at + 1) * each))
+                found[new] = Weight(new, [each, width], read)
+    return found
 
-    def read_part(stored: str) -> Tensor:
-        if stored not in parts:
-            return read(stored)
-        whole, at, first, size = parts[stored]
-        return read(whole)[at, first : first + size]
 
-    def shape_of(stored: str) -> list[int]:
-        if stored not in parts:
-            return shape(stored)
-        whole, _, _, size = parts[stored]
-        return [size, shape(whole)[2]]
-
-    return found, read_part, shape_of
+def _rows(weight: Weight, expert: int, rows: slice) -> Tensor:
+    return weight.read()[expert, rows]
 
 
 def together(state: dict[str, Tensor], config: DeepSeekConfig) -> dict[str, Tensor]:
@@ -148,62 +178,9 @@ def together(state: dict[str, Tensor], config: DeepSeekConfig) -> dict[str, Tens
     found = {name: weight for name, weight in state.items() if not re.search(r"\.mlp\.experts\.\d+\.", name)}
     for i in range(config.dense_layers, config.num_layers):
         here = f"layers.{i}.mlp.experts"
-        each = [[state[f"{here}.{at}.{name}_proj.weight"] for at in range(config.experts)] for name in _PARTS]
-        gate, up, down = (torch.stack(part) for part in each)
-        found |= {f"{here}.gate_up_proj": torch.cat([gate, up], 1), f"{here}.down_proj": down}
+        for name, parts in _PARTS.items():
+            each = [
+                torch.stack([state[f"{here}.{at}.{part}.weight"] for at in range(config.experts)]) for part in parts
+            ]
+            found[f"{here}.{name}"] = torch.cat(each, 1)
     return found
-
-
-_PARTS = ("gate", "up", "down")
-
-
-def to_deepseek(transformers: Any, config: DeepSeekConfig, **made: Any) -> Any:
-    refuse(
-        "DeepSeek-V3",
-        {
-            f"qkv_bias={config.qkv_bias} with out_bias={config.out_bias}": config.qkv_bias != config.out_bias,
-            "ff_bias=True": config.ff_bias,
-            "post_norms=True": config.post_norms,
-            "norm_plus_one=True": config.norm_plus_one,
-            "scaled_embedding=True": config.scaled_embedding,
-            f"logit_softcap={config.logit_softcap}": config.logit_softcap is not None,
-            f"dropout={config.dropout}": config.dropout > 0.0,
-        },
-    )
-    theirs = transformers.DeepseekV3Config(
-        vocab_size=config.vocab_size,
-        hidden_size=config.embed_dim,
-        intermediate_size=config.ff_dim,
-        moe_intermediate_size=config.expert_dim,
-        num_hidden_layers=config.num_layers,
-        num_attention_heads=config.num_heads,
-        num_key_value_heads=config.num_heads,
-        n_shared_experts=config.shared_experts,
-        n_routed_experts=config.experts,
-        routed_scaling_factor=config.expert_scale,
-        kv_lora_rank=config.kv_lora_rank,
-        q_lora_rank=config.q_lora_rank,
-        qk_rope_head_dim=config.rope_dim,
-        v_head_dim=config.value_head_dim,
-        qk_nope_head_dim=config.nope_dim,
-        n_group=config.expert_groups,
-        topk_group=config.active_groups,
-        num_experts_per_tok=config.active_experts,
-        first_k_dense_replace=config.dense_layers,
-        norm_topk_prob=config.normed_experts,
-        hidden_act=ACTIVATIONS[config.activation],
-        max_position_embeddings=config.max_tokens,
-        initializer_range=config.init_std,
-        rms_norm_eps=config.norm_eps,
-        tie_word_embeddings=config.tied,
-        rope_parameters=rope_parameters(config),
-        rope_interleave=config.rotary_interleaved,
-        attention_bias=config.qkv_bias,
-        attention_dropout=config.attention_dropout,
-        num_mtp_layers=0,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=None,
-    )
-    auto = transformers.AutoModelForCausalLM if config.head else transformers.AutoModel
-    return auto.from_config(theirs, **made)

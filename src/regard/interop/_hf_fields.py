@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fnmatch
 import math
 from collections.abc import Sequence
@@ -31,7 +32,7 @@ _OF_GENERATION = frozenset([
     "remove_invalid_values", "repetition_penalty", "return_dict_in_generate", "suppress_tokens", "temperature",
     "top_k", "top_p", "typical_p",
 ])  # fmt: skip
-_ACTIVATIONS = {
+ACTIVATIONS = {
     "relu": "relu",
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
@@ -53,10 +54,10 @@ class Fields:
         self._taken.add(name)
         return self.given.get(name, default)
 
-    def size(self, name: str, default: int | None = None) -> int:
+    def size(self, name: str, default: int | None = None, least: int = 1) -> int:
         value = self.take(name, default)
-        if not is_int(value) or value < 1:
-            raise ValueError(f"config field {name} is {value!r}; expected a whole number of at least 1")
+        if not is_int(value) or value < least:
+            raise ValueError(f"config field {name} is {value!r}; expected a whole number of at least {least}")
         return value
 
     def size_or_none(self, name: str, default: int | None = None) -> int | None:
@@ -65,6 +66,9 @@ class Fields:
 
     def number(self, name: str, default: float) -> float:
         return _number(f"config field {name}", self.take(name, default))
+
+    def number_or_none(self, name: str, default: float) -> float | None:
+        return None if self.take(name, default) is None else self.number(name, default)
 
     def flag(self, name: str, default: bool) -> bool:
         value = self.take(name, default)
@@ -90,13 +94,15 @@ class Fields:
                 "number stands for both in regard.models"
             )
 
-    def activation(self, name: str, default: str) -> str:
+    def activation(self, name: str, default: str, **meant: str) -> str:
+        """Ours, of theirs; `meant`: what some of their names stand for in this family."""
         value = self.take(name, default)
-        if not isinstance(value, str) or value not in _ACTIVATIONS:
+        value = meant.get(value, value) if isinstance(value, str) else value
+        if not isinstance(value, str) or value not in ACTIVATIONS:
             raise ValueError(
-                f"config field {name} is {value!r}; of the activations {', '.join(_ACTIVATIONS)} can be converted"
+                f"config field {name} is {value!r}; of the activations {', '.join(ACTIVATIONS)} can be converted"
             )
-        return _ACTIVATIONS[value]
+        return ACTIVATIONS[value]
 
     def rotary(self) -> tuple[float, Scaling | None]:
         """Base and scaling, from `rope_parameters` or from the older `rope_theta` and `rope_scaling`."""
@@ -164,6 +170,25 @@ def _scaling(kind: str, rope: dict[str, Any], longest: int) -> Scaling | None:
     if left := sorted(name for name, value in rope.items() if value is not None):
         raise ValueError(f"rotary positions of type {kind!r} have fields that are not known here: {listed(left)}")
     return made
+
+
+def rope_parameters(config: Any) -> dict[str, Any]:
+    """The way back of `Fields.rotary`."""
+    scaling: Scaling | None = config.rotary_scaling
+    given: dict[str, Any] = {"rope_theta": config.rotary_base}
+    match scaling:
+        case None:
+            return {**given, "rope_type": "default"}
+        case Linear():
+            return {**given, "rope_type": "linear", "factor": scaling.factor}
+        case DynamicNTK() if scaling.original_length == config.max_tokens:
+            return {**given, "rope_type": "dynamic", "factor": scaling.factor}
+        case Llama3() | YaRN():
+            fields = dataclasses.asdict(scaling)
+            fields["original_max_position_embeddings"] = fields.pop("original_length")
+            kind = "llama3" if isinstance(scaling, Llama3) else "yarn"
+            return {**given, "rope_type": kind, **{name: value for name, value in fields.items() if value is not None}}
+    raise ValueError(f"Hugging Face's models cannot express rotary_scaling={scaling!r}")
 
 
 def listed(names: list[str], most: int = 4) -> str:

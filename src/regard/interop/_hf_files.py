@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -49,6 +50,14 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
+class Weight(NamedTuple):
+    """A weight of a model: its name where it is stored, its shape, and how to get at its numbers."""
+
+    stored: str
+    shape: list[int]
+    read: Callable[[], Tensor]
+
+
 class Tensors:
     """The tensors of a folder by name, each read from its file when it is asked for."""
 
@@ -89,6 +98,9 @@ class Tensors:
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._of)
+
+    def weights(self) -> dict[str, Weight]:
+        return {name: Weight(name, self.shape(name), partial(self.__getitem__, name)) for name in self}
 
     def shape(self, name: str) -> list[int]:
         found: list[int] = self._of[name].get_slice(name).get_shape()

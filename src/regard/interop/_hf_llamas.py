@@ -2,161 +2,153 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from regard._checks import is_int
-from regard.interop._hf_family import Source, maybe
-from regard.interop._hf_fields import Fields
+from regard.interop._hf_family import NO_TOKENS, Family, Field, Given, Source, changed, projections
+from regard.interop._hf_fields import Fields, rope_parameters
 from regard.models import DecoderConfig
 
-
-def llama_config(source: Source) -> DecoderConfig:
-    fields = source.fields
-    fields.only("pretraining_tp", 1)
-    fields.only("layer_types", None)
-    fields.only("rope_interleaved", False)
-    bias = fields.flag("attention_bias", False)
-    config = _config(source, qkv_bias=bias, out_bias=bias, ff_bias=fields.flag("mlp_bias", False))
-    fields.close("is_llama_config")
-    return config
-
-
-def mistral_config(source: Source) -> DecoderConfig:
-    fields = source.fields
-    fields.only("layer_types", None)
-    defaults = {"intermediate_size": 14336, "num_key_value_heads": 8, "max_position_embeddings": 4096 * 32}
-    config = _config(source, defaults, window=_window(fields, fields.size_or_none("sliding_window", 4096)))
-    fields.close()
-    return config
-
-
-def qwen2_config(source: Source) -> DecoderConfig:
-    config = _config(source, _QWEN, qkv_bias=True, **_some_windows(source.fields))
-    source.fields.close()
-    return config
-
-
-def qwen3_config(source: Source) -> DecoderConfig:
-    fields = source.fields
-    bias = fields.flag("attention_bias", False)
-    defaults = {**_QWEN, "head_dim": 128}
-    config = _config(source, defaults, qk_norm=True, qkv_bias=bias, out_bias=bias, **_some_windows(fields))
-    fields.close()
-    return config
+_FIELDS: dict[str, Field] = {
+    "vocab_size": Field.size("vocab_size", 32000),
+    "embed_dim": Field.size("hidden_size", 4096),
+    "num_layers": Field.size("num_hidden_layers", 32),
+    "num_heads": Field.size("num_attention_heads", 32),
+    "num_kv_heads": Field.size_or_none("num_key_value_heads"),
+    "head_dim": Field.size_or_none("head_dim"),
+    "ff_dim": Field.size("intermediate_size", 11008),
+    "max_tokens": Field.size("max_position_embeddings", 2048),
+    "norm_eps": Field.number("rms_norm_eps", 1e-6),
+    "activation": Field.activation("hidden_act", "silu"),
+    "tied": Field.flag("tie_word_embeddings", False),
+    "attention_dropout": Field.number("attention_dropout", 0.0),
+    "init_std": Field.number("initializer_range", 0.02),
+}
+_BIASED = {"qkv_bias": Field.flag("attention_bias", False), "out_bias": Field.flag("attention_bias", False)}
+_FIXED: Given = {
+    "positions": "rotary",
+    "rotary_interleaved": False,
+    "norm": "rms",
+    "gated": True,
+    "dropout": 0.0,
+    "attention_scale": None,
+    "attention_softcap": None,
+    "logit_softcap": None,
+    "scaled_embedding": False,
+    "post_norms": False,
+    "qk_norm": False,
+    "ff_bias": False,
+}
 
 
-def gemma_config(source: Source) -> DecoderConfig:
-    fields = source.fields
-    fields.only("use_bidirectional_attention", None, False)
-    # the first files say "gelu" and mean the approximation, as Hugging Face's class does too
-    fields.only("hidden_activation", None, "gelu_pytorch_tanh")
-    act = fields.take("hidden_act", "gelu")
-    fields.given = {**fields.given, "hidden_act": "gelu_pytorch_tanh" if act == "gelu" else act}
-    bias = fields.flag("attention_bias", False)
-    defaults = {"vocab_size": 256000, "hidden_size": 3072, "intermediate_size": 24576, "num_hidden_layers": 28}
-    defaults |= {"num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 256}
-    defaults |= {"max_position_embeddings": 8192}
-    config = _config(source, defaults, **_GEMMA, qkv_bias=bias, out_bias=bias)
-    fields.close()
-    return config
+def _rotary(source: Source, given: Given) -> Given:
+    base, scaling = source.fields.rotary()
+    kv_heads = given["num_kv_heads"]
+    return {
+        "num_kv_heads": given["num_heads"] if kv_heads is None else kv_heads,
+        "rotary_base": base,
+        "rotary_scaling": scaling,
+        "head": source.has_head,
+    }
 
 
-def gemma2_config(source: Source) -> DecoderConfig:
-    fields = source.fields
-    fields.only("use_bidirectional_attention", None, False)
-    fields.given = {**fields.given, "hidden_act": fields.take("hidden_activation", "gelu_pytorch_tanh")}
-    layers = fields.size("num_hidden_layers", 26)
-    window = _window(fields, fields.size("sliding_window", 4096))
-    last = _number_or_none(fields, "final_logit_softcapping", 30.0)
-    usual = ["full_attention" if i % 2 else "sliding_attention" for i in range(layers)]
-    bias = fields.flag("attention_bias", False)
-    defaults = {"vocab_size": 256000, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26}
-    defaults |= {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 8192}
-    config = _config(
-        source,
-        defaults,
-        **_GEMMA,
-        **_of_layers(fields, usual, window),
-        post_norms=True,
-        attention_scale=float(fields.number("query_pre_attn_scalar", 256) ** -0.5),
-        attention_softcap=_number_or_none(fields, "attn_logit_softcapping", 50.0),
-        logit_softcap=last if source.has_head else None,
-        qkv_bias=bias,
-        out_bias=bias,
-    )
-    fields.close("hidden_act")
-    return config
+def _head_dim(config: DecoderConfig) -> int:
+    return config.embed_dim // config.num_heads if config.head_dim is None else config.head_dim
 
 
-_QWEN = {"vocab_size": 151936, "intermediate_size": 22016, "num_key_value_heads": 32, "max_position_embeddings": 32768}
-_GEMMA: dict[str, Any] = {"scaled_embedding": True, "norm_plus_one": True, "tied": True}
+def _written(config: DecoderConfig) -> Given:
+    return {
+        "num_key_value_heads": config.num_heads if config.num_kv_heads is None else config.num_kv_heads,
+        "head_dim": _head_dim(config),
+        "rope_parameters": rope_parameters(config),
+        "pad_token_id": None,
+        **NO_TOKENS,
+    }
 
 
-def _config(source: Source, defaults: dict[str, int] | None = None, **more: Any) -> DecoderConfig:
-    """What these models have in common, with the defaults of the class and what is its own."""
-    fields, usual = source.fields, defaults or {}
-
-    def size(name: str, otherwise: int) -> int:
-        return fields.size(name, usual.get(name, otherwise))
-
-    heads = size("num_attention_heads", 32)
-    kv_heads = fields.size_or_none("num_key_value_heads", usual.get("num_key_value_heads"))
-    base, scaling = fields.rotary()
-    return DecoderConfig(
-        **{
-            "vocab_size": size("vocab_size", 32000),
-            "embed_dim": size("hidden_size", 4096),
-            "num_layers": size("num_hidden_layers", 32),
-            "num_heads": heads,
-            "num_kv_heads": heads if kv_heads is None else kv_heads,
-            "head_dim": fields.size_or_none("head_dim", usual.get("head_dim")),
-            "ff_dim": size("intermediate_size", 11008),
-            "max_tokens": size("max_position_embeddings", 2048),
-            "positions": "rotary",
-            "rotary_base": base,
-            "rotary_scaling": scaling,
-            "norm": "rms",
-            "norm_eps": fields.number("rms_norm_eps", 1e-6),
-            "activation": fields.activation("hidden_act", "silu"),
-            "gated": True,
-            "qkv_bias": False,
-            "out_bias": False,
-            "ff_bias": False,
-            "tied": fields.flag("tie_word_embeddings", bool(more.pop("tied", False))),
-            "head": source.has_head,
-            "attention_dropout": fields.number("attention_dropout", 0.0),
-            "init_std": fields.number("initializer_range", 0.02),
-            "scaled_residual": False,
-            **more,
-        }
-    )
+def _weights(config: DecoderConfig) -> dict[str, str]:
+    """Of all of them; what a model lacks, its configuration says."""
+    before = "pre_feedforward_layernorm" if config.post_norms else "post_attention_layernorm"
+    names = ("q_proj", "k_proj", "v_proj", "q_norm", "k_norm")
+    return {
+        "token_embedding": "embed_tokens",
+        "norm": "norm",
+        "head": "lm_head",
+        "layers.#.attention_norm": "layers.#.input_layernorm",
+        "layers.#.attention_post_norm": "layers.#.post_attention_layernorm",
+        "layers.#.feed_forward_norm": f"layers.#.{before}",
+        "layers.#.feed_forward_post_norm": "layers.#.post_feedforward_layernorm",
+        **{f"layers.#.attention.{name}": f"layers.#.self_attn.{name}" for name in names},
+        "layers.#.attention.out_proj": "layers.#.self_attn.o_proj",
+        **feed_forward("layers.#.feed_forward", "layers.#.mlp"),
+    }
 
 
-def _window(fields: Fields, theirs: int | None) -> int | None:
-    """Theirs counts the token itself."""
+def feed_forward(ours: str, theirs: str) -> dict[str, str]:
+    return projections(ours, theirs, {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"})
+
+
+# A window of theirs counts the token itself.
+def _read_window(fields: Fields, name: str, usual: int | None) -> int | None:
+    theirs = fields.size_or_none(name, usual)
     if theirs == 1:
         raise ValueError("config field sliding_window is 1: a token that sees nothing but itself is not converted")
     return None if theirs is None else theirs - 1
 
 
-def _some_windows(fields: Fields) -> dict[str, Any]:
-    """Of Qwen: from a layer on, where they are switched on."""
+def _written_window(window: int | None) -> int | None:
+    return None if window is None else window + 1
+
+
+LLAMA = Family(
+    name="Llama",
+    config=DecoderConfig,
+    theirs="LlamaConfig",
+    fields={**_FIELDS, **_BIASED, "ff_bias": Field.flag("mlp_bias", False)},
+    fixed={**{name: value for name, value in _FIXED.items() if name != "ff_bias"}, "window": None},
+    chosen={"scaled_residual": False},
+    further=_rotary,
+    written=_written,
+    weights=_weights,
+    only={"pretraining_tp": (1,), "layer_types": (None,), "rope_interleaved": (False,)},
+    ignored=("is_llama_config",),
+    prefix="model.",
+    copies={"lm_head.weight": "embed_tokens.weight"},
+    computed=r"rotary_emb\.(original_)?inv_freq$",
+)
+MISTRAL = dataclasses.replace(
+    LLAMA,
+    name="Mistral",
+    theirs="MistralConfig",
+    fields={
+        **changed(_FIELDS, ff_dim=14336, num_kv_heads=8, max_tokens=4096 * 32),
+        "window": Field("sliding_window", 4096, _read_window, _written_window),
+    },
+    fixed={**_FIXED, "qkv_bias": False, "out_bias": False},
+    lacking=lambda config: {"windowed for some layers": config.windowed is not None},
+    only={"layer_types": (None,)},
+    ignored=(),
+)
+
+
+def _qwen(source: Source, given: Given) -> Given:
+    """Windows from a layer on, where they are switched on."""
+    fields = source.fields
     used = fields.flag("use_sliding_window", False)
     theirs, first = fields.take("sliding_window"), fields.take("max_window_layers", 28)
-    layers = fields.size("num_hidden_layers", 32)
-    window = None
-    if used and theirs is not None:
-        window = _window(fields, fields.size("sliding_window"))
+    window = _read_window(fields, "sliding_window", None) if used and theirs is not None else None
     if not is_int(first):
         raise ValueError(f"config field max_window_layers is {first!r}; expected a whole number")
-    usual = ["sliding_attention" if window is not None and i >= first else "full_attention" for i in range(layers)]
-    return _of_layers(fields, usual, window)
+    slides = [window is not None and i >= first for i in range(given["num_layers"])]
+    return {**_rotary(source, given), **_of_layers(fields, slides, window)}
 
 
-def _of_layers(fields: Fields, usual: list[str], window: int | None) -> dict[str, Any]:
-    kinds = fields.take("layer_types")
-    kinds = usual if kinds is None else kinds
+def _of_layers(fields: Fields, usual: list[bool], window: int | None) -> Given:
+    """Which layers have the window, from a list of theirs or from what is usual."""
     known = ("full_attention", "sliding_attention")
+    kinds = fields.take("layer_types")
+    kinds = [known[flag] for flag in usual] if kinds is None else kinds
     if not isinstance(kinds, list) or len(kinds) != len(usual) or any(kind not in known for kind in kinds):
         raise ValueError(f"config field layer_types is {kinds!r}; expected one of {', '.join(known)} for each layer")
     flags = tuple(kind == "sliding_attention" for kind in kinds)
@@ -167,27 +159,103 @@ def _of_layers(fields: Fields, usual: list[str], window: int | None) -> dict[str
     return {"window": window} if all(flags) else {"window": window, "windowed": flags}
 
 
-def _number_or_none(fields: Fields, name: str, default: float) -> float | None:
-    return None if fields.take(name, default) is None else fields.number(name, default)
+def _written_layers(config: DecoderConfig) -> Given:
+    flags = config.windowed or (config.window is not None,) * config.num_layers
+    kinds = ["sliding_attention" if flag else "full_attention" for flag in flags]
+    return {**_written(config), "sliding_window": _written_window(config.window), "layer_types": kinds}
 
 
-def llama_names(config: DecoderConfig) -> dict[str, str]:
-    """Of all of them; what a model lacks, its configuration says."""
-    found = {"token_embedding.weight": "embed_tokens.weight", "norm.weight": "norm.weight"}
-    for i in range(config.num_layers):
-        here = f"layers.{i}"
-        found[f"{here}.attention_norm.weight"] = f"{here}.input_layernorm.weight"
-        before = "pre_feedforward_layernorm" if config.post_norms else "post_attention_layernorm"
-        found[f"{here}.feed_forward_norm.weight"] = f"{here}.{before}.weight"
-        if config.post_norms:
-            found[f"{here}.attention_post_norm.weight"] = f"{here}.post_attention_layernorm.weight"
-            found[f"{here}.feed_forward_post_norm.weight"] = f"{here}.post_feedforward_layernorm.weight"
-        for name in ("q_proj", "k_proj", "v_proj"):
-            found |= maybe(config.qkv_bias, f"{here}.attention.{name}", f"{here}.self_attn.{name}")
-        found |= maybe(config.out_bias, f"{here}.attention.out_proj", f"{here}.self_attn.o_proj")
-        if config.qk_norm:
-            for name in ("q_norm", "k_norm"):
-                found[f"{here}.attention.{name}.weight"] = f"{here}.self_attn.{name}.weight"
-        for name in ("gate", "up", "down"):
-            found |= maybe(config.ff_bias, f"{here}.feed_forward.{name}", f"{here}.mlp.{name}_proj")
-    return found if config.tied or not config.head else {**found, "head.weight": "lm_head.weight"}
+_OF_QWEN = changed(_FIELDS, vocab_size=151936, ff_dim=22016, num_kv_heads=32, max_tokens=32768)
+QWEN2 = dataclasses.replace(
+    LLAMA,
+    name="Qwen2",
+    theirs="Qwen2Config",
+    fields=_OF_QWEN,
+    fixed={**_FIXED, "qkv_bias": True, "out_bias": False},
+    further=_qwen,
+    written=lambda config: {**_written_layers(config), "use_sliding_window": config.window is not None},
+    only={},
+    ignored=(),
+)
+QWEN3 = dataclasses.replace(
+    QWEN2,
+    name="Qwen3",
+    theirs="Qwen3Config",
+    fields={**changed(_OF_QWEN, head_dim=128), **_BIASED},
+    fixed={**_FIXED, "qk_norm": True},
+)
+
+
+def _read_gemma_activation(fields: Fields, name: str, usual: str) -> str:
+    # the first files say "gelu" and mean the approximation, as Hugging Face's class does too
+    return fields.activation(name, usual, gelu="gelu_pytorch_tanh")
+
+
+def _written_gemma_activation(ours: str) -> Any:
+    return "gelu_pytorch_tanh" if ours == "gelu_tanh" else ours
+
+
+_OF_GEMMA = {
+    **changed(_FIELDS, vocab_size=256000, head_dim=256, max_tokens=8192, tied=True),
+    **_BIASED,
+    "activation": Field("hidden_act", "gelu", _read_gemma_activation, _written_gemma_activation),
+}
+_FIXED_GEMMA: Given = {**_FIXED, "scaled_embedding": True, "norm_plus_one": True}
+GEMMA = dataclasses.replace(
+    LLAMA,
+    name="Gemma",
+    theirs="GemmaConfig",
+    fields=changed(_OF_GEMMA, embed_dim=3072, ff_dim=24576, num_layers=28, num_heads=16, num_kv_heads=16),
+    fixed={**_FIXED_GEMMA, "window": None},
+    lacking=lambda config: {"activation='gelu'": config.activation == "gelu"},
+    only={"use_bidirectional_attention": (None, False), "hidden_activation": (None, "gelu_pytorch_tanh")},
+    ignored=(),
+)
+
+
+def _gemma2(source: Source, given: Given) -> Given:
+    fields = source.fields
+    fields.size("sliding_window", 4096)
+    window = _read_window(fields, "sliding_window", 4096)
+    last, scalar = fields.number_or_none("final_logit_softcapping", 30.0), fields.number("query_pre_attn_scalar", 256)
+    if scalar <= 0.0:
+        raise ValueError(f"config field query_pre_attn_scalar is {scalar}; expected a number above 0")
+    return {
+        **_rotary(source, given),
+        **_of_layers(fields, [i % 2 == 0 for i in range(given["num_layers"])], window),
+        "attention_scale": scalar**-0.5,
+        "logit_softcap": last if source.has_head else None,
+    }
+
+
+def _gemma2_written(config: DecoderConfig) -> Given:
+    scale = _head_dim(config) ** -0.5 if config.attention_scale is None else config.attention_scale
+    scalar = scale**-2
+    whole = abs(scalar - round(scalar)) < 1e-6 * scalar
+    return {
+        **_written_layers(config),
+        "query_pre_attn_scalar": round(scalar) if whole else scalar,
+        "final_logit_softcapping": config.logit_softcap,
+    }
+
+
+_FREE_IN_GEMMA2 = ("attention_scale", "attention_softcap", "logit_softcap")
+GEMMA2 = dataclasses.replace(
+    GEMMA,
+    name="Gemma 2",
+    theirs="Gemma2Config",
+    fields={
+        **changed(_OF_GEMMA, embed_dim=2304, ff_dim=9216, num_layers=26, num_heads=8, num_kv_heads=4),
+        "activation": Field("hidden_activation", "gelu_pytorch_tanh", Fields.activation, _written_gemma_activation),
+        "attention_softcap": Field("attn_logit_softcapping", 50.0, Fields.number_or_none),
+    },
+    fixed={
+        **{name: value for name, value in _FIXED_GEMMA.items() if name not in _FREE_IN_GEMMA2},
+        "post_norms": True,
+    },
+    further=_gemma2,
+    written=_gemma2_written,
+    lacking=lambda config: {**GEMMA.lacking(config), "window=None": config.window is None},
+    only={"use_bidirectional_attention": (None, False)},
+    ignored=("hidden_act",),
+)

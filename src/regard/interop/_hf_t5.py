@@ -1,12 +1,9 @@
-"""T5: configuration and names of weights, and the way back."""
+"""T5: configuration and names of weights."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from regard.interop._hf_export_llamas import refuse
-from regard.interop._hf_family import Source
-from regard.interop._hf_fields import _ACTIVATIONS
+from regard.interop._hf_family import Family, Field, Given, Source, projections
+from regard.interop._hf_fields import ACTIVATIONS
 from regard.models import T5Config
 
 _KINDS = {
@@ -15,104 +12,113 @@ _KINDS = {
     "gated-silu": ("silu", True),
     "gelu": ("gelu", False),
 }
+_KIND_OF = {kind: name for name, kind in _KINDS.items()}
 
 
-def t5_config(source: Source) -> T5Config:
+def _t5(source: Source, given: Given) -> Given:
     fields = source.fields
-    fields.only("is_decoder", False)
     kind = fields.take("feed_forward_proj", "relu")
-    if kind not in _KINDS:
+    if not isinstance(kind, str) or kind not in _KINDS:
         raise ValueError(f"config field feed_forward_proj is {kind!r}; of these {', '.join(_KINDS)} can be converted")
     activation, gated = _KINDS[kind]
     for name, expected in (("dense_act_fn", activation), ("is_gated_act", gated)):
-        given = fields.take(name)
-        if given is not None and (_ACTIVATIONS.get(given, given) if name == "dense_act_fn" else given) != expected:
-            raise ValueError(f"config fields {name} = {given!r} and feed_forward_proj = {kind!r} say different things")
-    layers = fields.size("num_layers", 6)
+        said = fields.take(name)
+        meant = ACTIVATIONS.get(said, said) if isinstance(said, str) else said
+        if said is not None and meant != expected:
+            raise ValueError(f"config fields {name} = {said!r} and feed_forward_proj = {kind!r} say different things")
     decoder_layers = fields.size_or_none("num_decoder_layers")
-    tie = fields.take("tie_word_embeddings", True)
-    scaled = fields.take("scale_decoder_outputs")
-    has_head = not source.architecture.endswith("T5Model")
-    config = T5Config(
-        vocab_size=fields.size("vocab_size", 32128),
-        embed_dim=fields.size("d_model", 512),
-        num_layers=layers,
-        decoder_layers=layers if decoder_layers is None else decoder_layers,
-        num_heads=fields.size("num_heads", 8),
-        head_dim=fields.size("d_kv", 64),
-        ff_dim=fields.size("d_ff", 2048),
-        norm_eps=fields.number("layer_norm_epsilon", 1e-6),
-        activation=activation,
-        gated=gated,
-        buckets=fields.size("relative_attention_num_buckets", 32),
-        max_distance=fields.size("relative_attention_max_distance", 128),
+    tie, scaled = fields.take("tie_word_embeddings", True), fields.take("scale_decoder_outputs")
+    return {
+        "decoder_layers": given["num_layers"] if decoder_layers is None else decoder_layers,
+        "activation": activation,
+        "gated": gated,
         # whether they are one is told by the weights: files of T5 1.1 have both, and classes differ in what they say
-        tied="lm_head.weight" not in source.weights or source.equal("lm_head.weight", "shared.weight"),
-        scaled_output=bool(tie is not False if scaled is None else scaled),
-        head=has_head,
-        dropout=fields.number("dropout_rate", 0.1),
-        attention_dropout=fields.number("dropout_rate", 0.1),
-    )
-    fields.close("n_positions", "classifier_dropout", "output_past")
-    return config
-
-
-def t5_names(config: T5Config) -> dict[str, str]:
-    attention = ".layer.0.SelfAttention.relative_attention_bias.weight"
-    found = {
-        "token_embedding.weight": "shared.weight",
-        "encoder_bias.weight": f"encoder.block.0{attention}",
-        "decoder_bias.weight": f"decoder.block.0{attention}",
-        "encoder_norm.weight": "encoder.final_layer_norm.weight",
-        "decoder_norm.weight": "decoder.final_layer_norm.weight",
+        "tied": "lm_head.weight" not in source.weights or source.equal("lm_head.weight", "shared.weight"),
+        "scaled_output": bool(tie is not False if scaled is None else scaled),
+        "head": not source.architecture.endswith("T5Model"),
     }
-    decoder_layers = config.num_layers if config.decoder_layers is None else config.decoder_layers
-    for side, layers in (("encoder", config.num_layers), ("decoder", decoder_layers)):
-        kinds = {"attention": "SelfAttention", **({"cross_attention": "EncDecAttention"} if side == "decoder" else {})}
-        for i in range(layers):
-            ours, theirs = f"{side}_layers.{i}", f"{side}.block.{i}.layer"
-            for at, (name, kind) in enumerate(kinds.items()):
-                for our, their in (("q_proj", "q"), ("k_proj", "k"), ("v_proj", "v"), ("out_proj", "o")):
-                    found[f"{ours}.{name}.{our}.weight"] = f"{theirs}.{at}.{kind}.{their}.weight"
-                found[f"{ours}.{name}_norm.weight"] = f"{theirs}.{at}.layer_norm.weight"
-            last = f"{theirs}.{len(kinds)}"
-            dense = {"gate": "wi_0", "up": "wi_1", "down": "wo"} if config.gated else {"up": "wi", "down": "wo"}
-            for our, their in dense.items():
-                found[f"{ours}.feed_forward.{our}.weight"] = f"{last}.DenseReluDense.{their}.weight"
-            found[f"{ours}.feed_forward_norm.weight"] = f"{last}.layer_norm.weight"
-    return found if config.tied or not config.head else {**found, "head.weight": "lm_head.weight"}
 
 
-def to_t5(transformers: Any, config: T5Config, **made: Any) -> Any:
-    kinds = {kind: name for name, kind in _KINDS.items()}
-    kind = kinds.get((config.activation, config.gated))
-    lacking = {
-        f"activation={config.activation!r} with gated={config.gated}": kind is None,
-        f"norm={config.norm!r}": config.norm != "pre",
-        "rms_norm=False": not config.rms_norm,
+def _written(config: T5Config) -> Given:
+    return {
+        "d_kv": config.embed_dim // config.num_heads if config.head_dim is None else config.head_dim,
+        "num_decoder_layers": config.num_layers if config.decoder_layers is None else config.decoder_layers,
+        "feed_forward_proj": _KIND_OF[config.activation, config.gated],
+        "decoder_start_token_id": 0,
+        "tie_word_embeddings": config.tied,
+        "scale_decoder_outputs": config.scaled_output,
+    }
+
+
+def _lacking(config: T5Config) -> dict[str, bool]:
+    kind = (config.activation, config.gated)
+    return {
+        f"activation={config.activation!r} with gated={config.gated}": kind not in _KIND_OF,
         "a bias": config.ff_bias or config.attention_bias,
-        f"attention_scale={config.attention_scale}": config.attention_scale != 1.0,
         "target_vocab_size": config.target_vocab_size is not None,
-        f"attention_dropout={config.attention_dropout}": config.attention_dropout != config.dropout,
     }
-    refuse("T5", lacking)
-    theirs = transformers.T5Config(
-        vocab_size=config.vocab_size,
-        d_model=config.embed_dim,
-        d_kv=config.embed_dim // config.num_heads if config.head_dim is None else config.head_dim,
-        d_ff=config.ff_dim,
-        num_layers=config.num_layers,
-        num_decoder_layers=config.num_layers if config.decoder_layers is None else config.decoder_layers,
-        num_heads=config.num_heads,
-        relative_attention_num_buckets=config.buckets,
-        relative_attention_max_distance=config.max_distance,
-        dropout_rate=config.dropout,
-        layer_norm_epsilon=config.norm_eps,
-        feed_forward_proj=kind,
-        decoder_start_token_id=0,
-        tie_word_embeddings=config.tied,
-    )
-    theirs.scale_decoder_outputs = config.scaled_output
-    theirs.tie_word_embeddings = config.tied
-    auto = transformers.AutoModelForSeq2SeqLM if config.head else transformers.AutoModel
-    return auto.from_config(theirs, **made)
+
+
+def _sublayer(ours: str, theirs: str, kind: str) -> dict[str, str]:
+    names = {"q_proj": "q", "k_proj": "k", "v_proj": "v", "out_proj": "o"}
+    return {**projections(ours, f"{theirs}.{kind}", names), f"{ours}_norm": f"{theirs}.layer_norm"}
+
+
+def _weights(config: T5Config) -> dict[str, str]:
+    dense = {"gate": "wi_0", "up": "wi_1", "down": "wo"} if config.gated else {"up": "wi", "down": "wo"}
+    found = {
+        "token_embedding": "shared",
+        "head": "lm_head",
+        **_sublayer("decoder_layers.#.cross_attention", "decoder.block.#.layer.1", "EncDecAttention"),
+    }
+    for side, last in (("encoder", 1), ("decoder", 2)):
+        ours, theirs = f"{side}_layers.#", f"{side}.block.#.layer"
+        found |= {
+            f"{side}_bias": f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias",
+            f"{side}_norm": f"{side}.final_layer_norm",
+            **_sublayer(f"{ours}.attention", f"{theirs}.0", "SelfAttention"),
+            **projections(f"{ours}.feed_forward", f"{theirs}.{last}.DenseReluDense", dense),
+            f"{ours}.feed_forward_norm": f"{theirs}.{last}.layer_norm",
+        }
+    return found
+
+
+T5 = Family(
+    name="T5",
+    config=T5Config,
+    theirs="T5Config",
+    fields={
+        "vocab_size": Field.size("vocab_size", 32128),
+        "embed_dim": Field.size("d_model", 512),
+        "num_layers": Field.size("num_layers", 6),
+        "num_heads": Field.size("num_heads", 8),
+        "head_dim": Field.size("d_kv", 64),
+        "ff_dim": Field.size("d_ff", 2048),
+        "norm_eps": Field.number("layer_norm_epsilon", 1e-6),
+        "buckets": Field.size("relative_attention_num_buckets", 32),
+        "max_distance": Field.size("relative_attention_max_distance", 128),
+        "dropout": Field.number("dropout_rate", 0.1),
+        "attention_dropout": Field.number("dropout_rate", 0.1),
+        "ff_dropout": Field.number("dropout_rate", 0.1),
+    },
+    fixed={
+        "norm": "pre",
+        "rms_norm": True,
+        "attention_scale": 1.0,
+        "scale": "none",
+        "embedding_norm": False,
+        "value_head_dim": None,
+    },
+    further=_t5,
+    written=_written,
+    lacking=_lacking,
+    weights=_weights,
+    only={"is_decoder": (False,)},
+    ignored=("n_positions", "classifier_dropout", "output_past"),
+    overwritten=("scale_decoder_outputs", "tie_word_embeddings"),
+    copies={
+        "encoder.embed_tokens.weight": "shared.weight",
+        "decoder.embed_tokens.weight": "shared.weight",
+        "lm_head.weight": "shared.weight",
+    },
+)

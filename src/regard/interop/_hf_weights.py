@@ -6,23 +6,23 @@ import dataclasses
 import fnmatch
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from regard import models
-from regard.interop._hf_deepseek import WHOLE, one_by_one
+from regard._checks import check_count
+from regard.interop import _hf_deepseek
 from regard.interop._hf_families import FAMILIES
 from regard.interop._hf_family import Family, Source
 from regard.interop._hf_fields import Fields, listed
-from regard.interop._hf_files import Tensors, read_json
+from regard.interop._hf_files import Tensors, Weight, read_json
 from regard.interop._single import attention_of, is_attention_of_hf
 from regard.positions import Rotary
 
-_ATTENTION = "DeepseekV3Attention"
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -66,6 +66,10 @@ def from_hf(
     """
     check_target(device, dtype)
     ignore = [ignore] if isinstance(ignore, str) else ignore
+    if not isinstance(ignore, Sequence) or any(not isinstance(pattern, str) for pattern in ignore):
+        raise TypeError(f"ignore must be a pattern of names or a list of them, such as ['cls.*'], got {ignore!r}")
+    if layer is not None:
+        check_count("layer", layer, 0)
     if isinstance(model, nn.Module):
         if is_attention_of_hf(model):
             if layer is not None or ignore:
@@ -77,44 +81,50 @@ def from_hf(
         held = {name: tensor.detach() for name, tensor in model.state_dict().items()}
         if any(tensor.is_meta for tensor in held.values()):
             raise ValueError('the model is on the device "meta" and has no weights')
-        weights = Weights({name: name for name in held}, held.__getitem__, lambda name: list(held[name].shape))
-        kind, given = type(model).__name__, _unpacked(config.to_dict())
-        alone = kind == _ATTENTION
-        family = _family(given, whole=layer is None and not alone)
-        chosen = weights if layer is None else _of_layer(weights, layer)
-        return _converted(family, given, kind, chosen, ignore, device, dtype).train(model.training)
+        weights = {name: Weight(name, list(x.shape), lambda x=x: x) for name, x in held.items()}  # type: ignore[misc]
+        described = _Described(_unpacked(config.to_dict()), type(model).__name__, layer, ignore)
+        return _converted(described, weights, device, dtype).train(model.training)
     if not isinstance(model, (str, Path)):
         raise TypeError(f"model must be a Hugging Face model or the folder of one, got {type(model).__name__}")
     folder = Path(model)
     if not folder.is_dir():
-        raise ValueError(f"{folder} is not a folder; expected one with config.json and safetensors files")
+        raise ValueError(
+            f"{folder} is not a folder; expected one with config.json and safetensors files. from_hf downloads "
+            "nothing: give it transformers.AutoModel.from_pretrained(…)"
+        )
     given = read_json(folder / "config.json")
-    family = _family(given, whole=layer is None)
+    described = _Described(given, "", layer, ignore)
+    described.family()  # an unknown kind of model is said before its weights are looked for
     kinds = given.get("architectures") or [""]
     if not isinstance(kinds, list) or not isinstance(kinds[0], str):
         raise ValueError(f"config field architectures is {kinds!r}; expected a list of names")
     with Tensors(folder) as stored:
-        weights = Weights({name: name for name in stored}, stored.__getitem__, stored.shape)
-        chosen = weights if layer is None else _of_layer(weights, layer)
-        return _converted(family, given, kinds[0], chosen, ignore, device, dtype).eval()
+        return _converted(described._replace(architecture=kinds[0]), stored.weights(), device, dtype).eval()
 
 
-class Weights:
-    """Names of weights to the names they are stored under, and how to get at one and at its shape."""
+class _Described(NamedTuple):
+    """What is converted: a configuration, the class that it belongs to, and what of it is wanted."""
 
-    def __init__(
-        self, stored: dict[str, str], read: Callable[[str], Tensor], shape: Callable[[str], list[int]]
-    ) -> None:
-        self.stored, self.read, self.stored_shape = stored, read, shape
+    config: dict[str, Any]
+    architecture: str
+    layer: int | None
+    ignore: Sequence[str]
 
-    def __getitem__(self, name: str) -> Tensor:
-        return self.read(self.stored[name])
-
-    def shape(self, name: str) -> list[int]:
-        return self.stored_shape(self.stored[name])
-
-    def renamed(self, stored: dict[str, str]) -> Weights:
-        return Weights(stored, self.read, self.stored_shape)
+    def family(self) -> Family:
+        kind = self.config.get("model_type")
+        if self.config.get("format") == "regard-model":
+            raise ValueError("this is a folder that regard.interop.save wrote: read it with regard.interop.load")
+        if not isinstance(kind, str) or kind not in FAMILIES:
+            raise ValueError(
+                f"models of type {kind!r} cannot be converted; {', '.join(FAMILIES)} can. Any model whose attention "
+                "goes through transformers' functions runs with regard.interop.register_hf()"
+            )
+        if kind == "deepseek_v3":
+            alone = self.layer is not None or self.architecture == "DeepseekV3Attention"
+            return _hf_deepseek.ATTENTION if alone else _hf_deepseek.WHOLE
+        if self.layer is not None:
+            raise ValueError(f"layer is for deepseek_v3, whose attention can be had alone; this is {kind}")
+        return FAMILIES[kind]
 
 
 def _unpacked(given: dict[str, Any]) -> dict[str, Any]:
@@ -125,52 +135,35 @@ def _unpacked(given: dict[str, Any]) -> dict[str, Any]:
     return given
 
 
-def _of_layer(weights: Weights, layer: int) -> Weights:
+def _of_layer(weights: dict[str, Weight], layer: int) -> dict[str, Weight]:
     inside = re.compile(rf"^(?:model\.)?layers\.{layer}\.self_attn\.(.+)$")
-    found = {match[1]: stored for name, stored in weights.stored.items() if (match := inside.match(name))}
+    found = {match[1]: weight for name, weight in weights.items() if (match := inside.match(name))}
     if not found:
         raise ValueError(f"layer {layer} has no attention weights (layers.{layer}.self_attn.…) in this model")
-    return weights.renamed(found)
-
-
-def _family(given: dict[str, Any], *, whole: bool) -> Family:
-    kind = given.get("model_type")
-    if not isinstance(kind, str) or kind not in FAMILIES:
-        raise ValueError(
-            f"models of type {kind!r} cannot be converted; {', '.join(FAMILIES)} can. Any model whose attention goes "
-            "through transformers' functions runs with regard.interop.register_hf()"
-        )
-    if kind == "deepseek_v3" and whole:
-        return WHOLE
-    if kind != "deepseek_v3" and not whole:
-        raise ValueError(f"layer is for deepseek_v3, whose attention can be had alone; this is {kind}")
-    return FAMILIES[kind]
+    return found
 
 
 def _converted(
-    family: Family,
-    given: dict[str, Any],
-    architecture: str,
-    weights: Weights,
-    ignore: Sequence[str],
-    device: torch.device | str | None,
-    dtype: torch.dtype | None,
+    described: _Described, weights: dict[str, Weight], device: torch.device | str | None, dtype: torch.dtype | None
 ) -> nn.Module:
-    if family is WHOLE:
-        weights = Weights(*one_by_one(weights.stored, weights.read, weights.stored_shape))
-    weights = _canonical(family, weights, ignore)
+    family = described.family()
+    weights = weights if described.layer is None else _of_layer(weights, described.layer)
+    weights = _hf_deepseek.one_by_one(weights) if family is _hf_deepseek.WHOLE else weights
+    weights = _canonical(family, weights, described.ignore)
 
     def equal(one: str, other: str) -> bool:
-        return torch.equal(weights[one], weights[other])
+        return torch.equal(weights[one].read(), weights[other].read())
 
-    config = family.configure(Source(Fields(given, ignore), architecture, frozenset(weights.stored), equal))
-    check_amounts(config, [weights.shape(name) for name in weights.stored])
-    names = family.names(config)
-    weights = _without_copies(family, weights, set(names.values()))
+    fields = Fields(described.config, described.ignore)
+    config = family.configured(Source(fields, described.architecture, frozenset(weights), equal))
+    check_amounts(config, [weight.shape for weight in weights.values()])
     model = models.build(config, device="meta")
-    _check(family, model, names, weights)
-    state = {ours: turned(family, ours, weights[theirs]) for ours, theirs in names.items()}
-    check_dtypes({weights.stored[theirs]: state[ours] for ours, theirs in names.items()}, dtype)
+    shapes = {ours: list(weight.shape) for ours, weight in model.state_dict().items()}
+    names = family.names(config, shapes)
+    weights = _without_copies(family, weights, set(names.values()))
+    _check(family, shapes, names, weights)
+    state = {ours: turned(family, ours, weights[theirs].read()) for ours, theirs in names.items()}
+    check_dtypes({weights[theirs].stored: state[ours] for ours, theirs in names.items()}, dtype)
     return loaded(model, {name: weight.to(device=device, dtype=dtype, copy=True) for name, weight in state.items()})
 
 
@@ -178,9 +171,11 @@ def check_target(device: Any, dtype: Any) -> None:
     if dtype is not None and dtype not in FLOATS:
         raise TypeError(f"dtype must be one of {', '.join(map(str, FLOATS))}, got {dtype!r}")
     try:
-        torch.device("cpu" if device is None else device)
-    except RuntimeError as error:
+        torch.empty(0, device=torch.device("cpu" if device is None else device))
+    except (RuntimeError, AssertionError) as error:  # torch asserts that it was built for a device
         raise ValueError(f"device {device!r} is not known: {str(error).splitlines()[0]}") from None
+    except TypeError:
+        raise TypeError(f"device must be a torch.device or its name, such as 'cpu', got {device!r}") from None
 
 
 def check_amounts(config: Any, shapes: list[list[int]]) -> None:
@@ -217,11 +212,11 @@ def loaded(model: nn.Module, state: dict[str, Tensor]) -> nn.Module:
     return model
 
 
-def _canonical(family: Family, weights: Weights, ignore: Sequence[str]) -> Weights:
+def _canonical(family: Family, weights: dict[str, Weight], ignore: Sequence[str]) -> dict[str, Weight]:
     """Names without the prefix of a base model, in one spelling, without what is computed or to be left out."""
-    found: dict[str, str] = {}
-    for name, stored in weights.stored.items():
-        if any(fnmatch.fnmatchcase(stored, pattern) for pattern in ignore):
+    found: dict[str, Weight] = {}
+    for name, weight in weights.items():
+        if any(fnmatch.fnmatchcase(weight.stored, pattern) for pattern in ignore):
             continue
         name = name.removeprefix(family.prefix)
         if re.search(family.computed, name):
@@ -229,35 +224,35 @@ def _canonical(family: Family, weights: Weights, ignore: Sequence[str]) -> Weigh
         for pattern, replacement in family.renames:
             name = re.sub(pattern, replacement, name)
         if name in found:
-            raise ValueError(f"{stored} and {found[name]} are the same weight under two names")
-        found[name] = stored
-    return weights.renamed(found)
+            raise ValueError(f"{weight.stored} and {found[name].stored} are the same weight under two names")
+        found[name] = weight
+    return found
 
 
-def _without_copies(family: Family, weights: Weights, wanted: set[str]) -> Weights:
+def _without_copies(family: Family, weights: dict[str, Weight], wanted: set[str]) -> dict[str, Weight]:
     """A tied weight may be stored twice, and must then be the same."""
-    kept = dict(weights.stored)
+    kept = dict(weights)
     for copy, original in (family.copies or {}).items():
         if copy in kept and copy not in wanted and original in kept:
-            if not torch.equal(weights[copy], weights[original]):
+            if not torch.equal(kept[copy].read(), kept[original].read()):
                 raise ValueError(
-                    f"{kept[copy]} and {kept[original]} differ, and the configuration says that they are one weight"
+                    f"{kept[copy].stored} and {kept[original].stored} differ, and the configuration says that they are "
+                    "one weight"
                 )
             del kept[copy]
-    return weights.renamed(kept)
+    return kept
 
 
-def _check(family: Family, model: nn.Module, names: dict[str, str], weights: Weights) -> None:
+def _check(family: Family, shapes: dict[str, list[int]], names: dict[str, str], weights: dict[str, Weight]) -> None:
     """Refuse weights that are missing, extra or of another shape, by name."""
-    shapes = {ours: list(parameter.shape) for ours, parameter in model.state_dict().items()}
     known = set(names.values())
-    missing = [theirs for theirs in names.values() if theirs not in weights.stored]
-    extra = [stored for name, stored in weights.stored.items() if name not in known]
+    missing = [theirs for theirs in known if theirs not in weights]
+    extra = [weight.stored for name, weight in weights.items() if name not in known]
     wrong = []
     for ours, theirs in names.items():
         expected = _stored_shape(family, ours, shapes[ours])
-        if theirs in weights.stored and weights.shape(theirs) != expected:
-            wrong.append(f"{weights.stored[theirs]} {weights.shape(theirs)} (expected {expected})")
+        if theirs in weights and weights[theirs].shape != expected:
+            wrong.append(f"{weights[theirs].stored} {weights[theirs].shape} (expected {expected})")
     complaints = [
         f"{len(found)} {'weight is' if len(found) == 1 else 'weights are'} {what}: {listed(sorted(found))}"
         for what, found in (("missing", missing), ("of another shape", wrong), ("not known here", extra))

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from regard import models, positions
-from regard._checks import is_int
+from regard._checks import as_path, is_int
 from regard._files import safetensors_files
 from regard._files.write import Staged
 from regard.interop._hf_fields import listed
@@ -31,15 +31,6 @@ _KINDS: dict[str, type[nn.Module]] = {
         LatentAttention,
     )
 }
-_CONFIGS: dict[str, Any] = {
-    "Encoder": models.EncoderConfig,
-    "Decoder": models.DecoderConfig,
-    "Transformer": models.TransformerConfig,
-    "T5": models.T5Config,
-    "Whisper": models.WhisperConfig,
-    "DeepSeek": models.DeepSeekConfig,
-    "LatentAttention": models.LatentConfig,
-}
 _SCALINGS = {kind.__name__: kind for kind in (positions.Linear, positions.DynamicNTK, positions.YaRN, positions.Llama3)}
 
 
@@ -54,12 +45,14 @@ def save(model: nn.Module, folder: str | Path, *, stop: Sequence[int] = ()) -> N
     kind = type(model).__name__
     if _KINDS.get(kind) is not type(model):
         raise TypeError(f"model must be one of {', '.join(_KINDS)}, got {kind}")
-    if any(not is_int(token) for token in stop):
-        raise TypeError(f"stop must be token numbers (ints), got {stop!r}")
+    if not isinstance(stop, Sequence) or any(not is_int(token) for token in stop):
+        raise TypeError(f"stop must be token numbers (a list of ints), got {stop!r}")
     config = latent_config(model) if isinstance(model, LatentAttention) else model.config
     described = {"format": FORMAT, "version": VERSION, "kind": kind, "config": _written(config), "stop": [*stop]}
     text = json.dumps({**described, "save": secrets.token_hex(8)}, indent=2) + "\n"
-    folder = Path(folder)
+    folder = as_path("folder", folder)
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is a file; expected a folder, which is created if needed")
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as staged:
         weights, shown = (staged.enter_context(closing(Staged(folder / name))) for name in (WHOLE, "config.json"))
@@ -81,7 +74,7 @@ def load(
         ValueError: the folder is another's, or damaged; says what is wrong.
     """
     check_target(device, dtype)
-    folder = Path(folder)
+    folder = as_path("folder", folder)
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder; expected one that regard.interop.save wrote")
     if not (folder / WHOLE).is_file():
@@ -139,9 +132,13 @@ def _config(folder: Path, described: dict[str, Any]) -> Any:
     _check_description(folder, described)
     kind = described["kind"]
     try:
-        return _CONFIGS[kind](**_read(described.get("config")))
+        return _config_class(kind)(**_read(described.get("config")))
     except (TypeError, ValueError) as error:
         raise ValueError(f"{folder / 'config.json'} does not describe a model of kind {kind}: {error}") from None
+
+
+def _config_class(kind: str) -> Any:
+    return models.LatentConfig if kind == "LatentAttention" else getattr(models, f"{kind}Config")
 
 
 def latent_config(module: LatentAttention) -> models.LatentConfig:
@@ -153,20 +150,21 @@ def latent_config(module: LatentAttention) -> models.LatentConfig:
     rotary = module.positions
     if type(rotary) is not positions.Rotary:
         raise ValueError(f"positions are {type(rotary).__name__}; only positions.Rotary can be written")
+    same = (
+        "embed_dim",
+        "num_heads",
+        "kv_lora_rank",
+        "nope_dim",
+        "rope_dim",
+        "value_head_dim",
+        "q_lora_rank",
+        "dropout",
+    )
     config = models.LatentConfig(
-        embed_dim=module.embed_dim,
-        num_heads=module.num_heads,
-        kv_lora_rank=module.kv_lora_rank,
-        nope_dim=module.nope_dim,
-        rope_dim=module.rope_dim,
-        value_head_dim=module.value_head_dim,
-        q_lora_rank=module.q_lora_rank,
+        **{name: getattr(module, name) for name in (*same, "q_lora_rank")},
         bias=module.out_proj.bias is not None,
         norm_eps=float(module.kv_norm.eps or 0.0),
-        rotary_base=rotary.base,
-        rotary_scaling=rotary.scaling,
-        rotary_interleaved=rotary.interleaved,
-        dropout=module.dropout,
+        **{f"rotary_{name}": getattr(rotary, name) for name in ("base", "scaling", "interleaved")},
     )
     again = models.build(config, device="meta")
     for name in ("scale", "out_dropout"):

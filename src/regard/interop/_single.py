@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.interop._hf_export_llamas import refuse
+from regard._checks import check_count
+from regard.interop._hf_family import refuse
 from regard.nn import MultiHeadAttention
 
 # Names of the four projections; the last may be missing, where what follows the heads belongs to another module.
@@ -60,6 +61,8 @@ def from_plain(given: nn.Module | Mapping[str, Tensor], num_heads: int | None = 
         raise ValueError(f"from_plain: no {', '.join(missing)} among {', '.join(weights) or 'no weights'}")
     if unknown:
         raise ValueError(f"from_plain: {', '.join(unknown)} has no place here; expected weights and biases of {names}")
+    if wrong := [name for name, weight in weights.items() if not isinstance(weight, Tensor)]:
+        raise TypeError(f"from_plain: {wrong[0]} must be a tensor, got {type(weights[wrong[0]]).__name__}")
     width = weights["q_linear.weight"].shape[0]
     for name, weight in weights.items():
         wanted = (width, width) if name.endswith(".weight") else (width,)
@@ -73,6 +76,7 @@ def from_plain(given: nn.Module | Mapping[str, Tensor], num_heads: int | None = 
     heads = num_heads if num_heads is not None else _num_heads(given)
     if heads is None:
         raise ValueError("from_plain: the weights do not say how many heads there are; give num_heads=")
+    check_count("num_heads", heads)
     plain.heads, plain.dropout = heads, getattr(given, "dropout", None)
     return attention_of(plain.train(getattr(given, "training", True)))
 
@@ -128,15 +132,9 @@ def to_single(transformers: Any, module: MultiHeadAttention) -> nn.Module:
     refuse(
         "BertSelfAttention" if bare else "ViTAttention",
         {
-            f"num_kv_heads={module.num_kv_heads}": module.num_kv_heads != heads,
+            **beyond_plain(module),
             "inputs or heads of several widths": len(widths) > 1,
             "packed=True": module.packed,
-            "qk_norm=True": module.q_norm is not None,
-            "positions": module.positions is not None,
-            f"scale={module.scale}": module.scale is not None,
-            f"softcap={module.softcap}": module.softcap is not None,
-            "sinks=True": module.sinks is not None,
-            f"out_dropout={module.out_dropout}": module.out_dropout != 0.0,
             "qkv_bias=False without an output projection": bare and not module.packed and module.q_proj.bias is None,
             "out_bias=False": not bare and module.out_proj.bias is None,
         },
@@ -157,6 +155,19 @@ def to_single(transformers: Any, module: MultiHeadAttention) -> nn.Module:
             if name is not None:
                 getattr(built, name).load_state_dict(projection.state_dict())
     return built.train(module.training)
+
+
+def beyond_plain(module: MultiHeadAttention) -> dict[str, bool]:
+    """What this module may do that plain ones of other libraries do not, in words."""
+    return {
+        f"num_kv_heads={module.num_kv_heads}": module.num_kv_heads != module.num_heads,
+        "qk_norm=True": module.q_norm is not None,
+        "positions": module.positions is not None,
+        f"scale={module.scale}": module.scale is not None,
+        f"softcap={module.softcap}": module.softcap is not None,
+        "sinks=True": module.sinks is not None,
+        f"out_dropout={module.out_dropout}": module.out_dropout != 0.0,
+    }
 
 
 def _num_heads(module: Any) -> int | None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from regard.interop._single import attention_of, is_written_out
+from regard.interop._hf_family import refuse
+from regard.interop._single import attention_of, beyond_plain, is_written_out
 from regard.nn import MultiHeadAttention
 
 
@@ -30,7 +31,10 @@ def from_torch(module: nn.Module) -> MultiHeadAttention:
     if isinstance(module, nn.Module) and is_written_out(module):
         return attention_of(module)
     if not isinstance(module, nn.MultiheadAttention):
-        raise TypeError(f"from_torch takes a torch.nn.MultiheadAttention, got {type(module).__name__}")
+        raise TypeError(
+            f"from_torch takes a torch.nn.MultiheadAttention, got {type(module).__name__}; of a layer of torch's, give "
+            "its self_attn"
+        )
     if module.bias_k is not None or module.add_zero_attn:
         what = "add_bias_kv" if module.bias_k is not None else "add_zero_attn"
         raise ValueError(f"module was built with {what}=True, which adds a key of its own; it has no counterpart here")
@@ -71,6 +75,8 @@ def to_torch(module: MultiHeadAttention, *, batch_first: bool = True) -> nn.Mult
     """
     if not isinstance(module, MultiHeadAttention):
         raise TypeError(f"to_torch takes a regard.nn.MultiHeadAttention, got {type(module).__name__}")
+    if isinstance(module.out_proj, nn.Identity):
+        raise ValueError("module has no output projection, which torch.nn.MultiheadAttention cannot express")
     parts = [module.qkv_proj] if module.packed else [module.q_proj, module.k_proj, module.v_proj]
     has_bias = module.out_proj.bias is not None
     _refuse_what_torch_lacks(module, has_bias, parts[0].bias is not None)
@@ -98,20 +104,12 @@ def to_torch(module: MultiHeadAttention, *, batch_first: bool = True) -> nn.Mult
 
 def _refuse_what_torch_lacks(module: MultiHeadAttention, out_bias: bool, qkv_bias: bool) -> None:
     lacking = {
-        f"num_kv_heads={module.num_kv_heads}": module.num_kv_heads != module.num_heads,
+        **beyond_plain(module),
         f"head_dim={module.head_dim}": module.head_dim * module.num_heads != module.embed_dim,
         f"value_head_dim={module.value_head_dim}": module.value_head_dim != module.head_dim,
-        "qk_norm=True": module.q_norm is not None,
-        "positions": module.positions is not None,
-        f"scale={module.scale}": module.scale is not None,
-        f"softcap={module.softcap}": module.softcap is not None,
-        "sinks": module.sinks is not None,
-        f"out_dropout={module.out_dropout}": module.out_dropout > 0.0,
         f"qkv_bias={qkv_bias} with out_bias={out_bias}": qkv_bias != out_bias,
     }
-    found = [name for name, present in lacking.items() if present]
-    if found:
-        raise ValueError(f"module has {', '.join(found)}, which torch.nn.MultiheadAttention cannot express")
+    refuse("torch.nn.MultiheadAttention", lacking, "module")
 
 
 def _copy(target: Tensor | None, *sources: Tensor | None) -> None:

@@ -12,7 +12,6 @@ from regard.cache import LatentCache, TokenCache
 from regard.models import _parts
 from regard.models._decoder import Decoder, DecoderConfig, DecoderLayer
 from regard.models._parts import FeedForward
-from regard.nn import LatentAttention
 from regard.positions import Rotary
 
 
@@ -50,15 +49,7 @@ class DeepSeekConfig(DecoderConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        fixed: dict[str, Any] = {
-            "positions": "rotary",
-            "norm": "rms",
-            "num_kv_heads": None,
-            "head_dim": None,
-            "window": None,
-        }
-        fixed |= {"qk_norm": False, "packed": False, "attention_softcap": None, "attention_scale": None, "gated": True}
-        for name, expected in fixed.items():
+        for name, expected in _FIXED.items():
             if getattr(self, name) != expected:
                 raise ValueError(f"{name} must be {expected!r} in a DeepSeekConfig, got {getattr(self, name)!r}")
         if not 0 <= self.dense_layers <= self.num_layers:
@@ -78,6 +69,16 @@ class DeepSeekConfig(DecoderConfig):
     @property
     def _turned(self) -> int:
         return self.rope_dim
+
+
+_FIXED: dict[str, Any] = {
+    "positions": "rotary",
+    "norm": "rms",
+    "gated": True,
+    "qk_norm": False,
+    "packed": False,
+    **dict.fromkeys(("num_kv_heads", "head_dim", "window", "attention_softcap", "attention_scale")),
+}
 
 
 class Mixture(nn.Module):
@@ -128,20 +129,9 @@ class DeepSeekLayer(DecoderLayer):
         nn.Module.__init__(self)
         norm = _parts.NORMS["rms"]
         self.attention_norm = norm(config.embed_dim, eps=config.norm_eps, **made)
-        self.attention = LatentAttention(  # type: ignore[assignment]
-            config.embed_dim,
-            config.num_heads,
-            kv_lora_rank=config.kv_lora_rank,
-            nope_dim=config.nope_dim,
-            rope_dim=config.rope_dim,
-            value_head_dim=config.value_head_dim,
-            q_lora_rank=config.q_lora_rank,
-            bias=config.qkv_bias,
-            eps=1e-6,
-            positions=positions,
-            dropout=config.attention_dropout,
-            out_dropout=config.dropout,
-            **made,
+        how: dict[str, Any] = {"bias": config.qkv_bias, "eps": 1e-6, "dropout": config.attention_dropout}
+        self.attention = _parts.latent_attention(  # type: ignore[assignment]
+            config, positions, out_dropout=config.dropout, **how, **made
         )
         self.feed_forward_norm = norm(config.embed_dim, eps=config.norm_eps, **made)
         self.attention_post_norm = self.feed_forward_post_norm = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,17 +61,10 @@ def _bert(embed_dim: int, num_layers: int, num_heads: int) -> EncoderConfig:
 
 
 def _gpt(embed_dim: int, num_layers: int, num_heads: int, max_tokens: int = 1024) -> DecoderConfig:
-    return DecoderConfig(
-        vocab_size=50_257,
-        embed_dim=embed_dim,
-        num_layers=num_layers,
-        num_heads=num_heads,
-        ff_dim=4 * embed_dim,
-        max_tokens=max_tokens,
-        packed=True,
-        dropout=0.1,
-        attention_dropout=0.1,
-    )
+    sizes: dict[str, Any] = {"embed_dim": embed_dim, "num_layers": num_layers, "num_heads": num_heads}
+    dropout: dict[str, Any] = {"dropout": 0.1, "attention_dropout": 0.1}
+    ff_dim, words = 4 * embed_dim, 50_257
+    return DecoderConfig(vocab_size=words, ff_dim=ff_dim, max_tokens=max_tokens, packed=True, **sizes, **dropout)
 
 
 def _llama(vocab_size: int, ff_dim: int, max_tokens: int, num_kv_heads: int, rotary_base: float) -> DecoderConfig:
@@ -159,43 +153,30 @@ def build(
 ) -> nn.Module:
     """The model of a configuration or of a name; on the device "meta" it has its sizes and takes no memory."""
     given = NAMED.get(config) if isinstance(config, str) else config
-    made: dict[str, Any] = {"device": device, "dtype": dtype}
-    match given:
-        case EncoderConfig():
-            return Encoder(given, **made)
-        case DeepSeekConfig():
-            return DeepSeek(given, **made)
-        case DecoderConfig():
-            return Decoder(given, **made)
-        case WhisperConfig():
-            return Whisper(given, **made)
-        case T5Config():
-            return T5(given, **made)
-        case TransformerConfig():
-            return Transformer(given, **made)
-        case LatentConfig():
-            return _latent(given, **made)
+    for kind in type(given).__mro__:
+        if kind in MODELS:
+            return MODELS[kind](given, device=device, dtype=dtype)
     if isinstance(config, str):
         raise ValueError(f"config must be a configuration or one of {', '.join(NAMED)}, got {config!r}")
     raise TypeError(f"config must be a configuration of regard.models or a name, got {type(config).__name__}")
 
 
 def _latent(config: LatentConfig, **made: Any) -> LatentAttention:
-    attention = LatentAttention(
-        config.embed_dim,
-        config.num_heads,
-        kv_lora_rank=config.kv_lora_rank,
-        nope_dim=config.nope_dim,
-        rope_dim=config.rope_dim,
-        value_head_dim=config.value_head_dim,
-        q_lora_rank=config.q_lora_rank,
-        bias=config.bias,
-        eps=config.norm_eps,
-        positions=_parts.rotary(config, config.rope_dim, made["device"]),
-        dropout=config.dropout,
-        **made,
-    )
+    positions = _parts.rotary(config, config.rope_dim, made["device"])
+    how: dict[str, Any] = {"bias": config.bias, "eps": config.norm_eps, "dropout": config.dropout}
+    attention = _parts.latent_attention(config, positions, **how, **made)
     for layer in attention.children():
         if isinstance(layer, nn.Linear):
             nn.init.normal_(layer.weight, std=config.init_std)
     return attention
+
+
+MODELS: dict[type, Callable[..., nn.Module]] = {
+    EncoderConfig: Encoder,
+    DecoderConfig: Decoder,
+    DeepSeekConfig: DeepSeek,
+    TransformerConfig: Transformer,
+    T5Config: T5,
+    WhisperConfig: Whisper,
+    LatentConfig: _latent,
+}

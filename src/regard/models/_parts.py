@@ -18,6 +18,7 @@ from regard._checks import check_count
 from regard.masks import Mask
 from regard.masks._arguments import plain
 from regard.masks._joins import both
+from regard.nn import LatentAttention
 from regard.positions import LearnedPositions, Rotary
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -104,6 +105,13 @@ def rotary(config: Any, dim: int, device: Any) -> Rotary:
     """As a configuration has it, for heads that turn this many entries."""
     how: dict[str, Any] = {"base": config.rotary_base, "interleaved": config.rotary_interleaved}
     return Rotary(dim, scaling=config.rotary_scaling, device=device, **how)
+
+
+def latent_attention(config: Any, positions: Rotary | None, **more: Any) -> LatentAttention:
+    """As a configuration has it; `more` are the keywords that are not called the same there."""
+    sizes = ("kv_lora_rank", "nope_dim", "rope_dim", "value_head_dim", "q_lora_rank")
+    given: dict[str, Any] = {name: getattr(config, name) for name in sizes}
+    return LatentAttention(config.embed_dim, config.num_heads, positions=positions, **given, **more)
 
 
 def through(layers: Iterable[Any], x: Tensor, given: Iterable[Any], *, checkpointed: bool, keep: bool) -> Hidden:
@@ -221,12 +229,13 @@ def check_fields(config: Any) -> None:
         elif kind == "bool" and not isinstance(value, bool):
             raise TypeError(f"{name} must be True or False, got {value!r}")
         elif kind.startswith("float"):
-            for expected, fits in (rule for ending, rule in _NUMBERS.items() if name.endswith(ending)):
-                if isinstance(value, bool) or not isinstance(value, (int, float)):
-                    words = f" {expected}" if expected.startswith("in") else ""
-                    raise TypeError(f"{name} must be a number{words}, got {value!r} ({type(value).__name__})")
-                if not fits(value):
-                    raise ValueError(f"{name} must be {expected}, got {value}")
+            endings = (ending for ending in _NUMBERS if name.endswith(ending))
+            expected, fits = _NUMBERS.get(next(endings, ""), ("finite", math.isfinite))
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                words = f" {expected}" if expected.startswith("in") else ""
+                raise TypeError(f"{name} must be a number{words}, got {value!r} ({type(value).__name__})")
+            if not fits(value):
+                raise ValueError(f"{name} must be {expected}, got {value}")
 
 
 def check_choice(config: Any, name: str, choices: Iterable[str]) -> None:

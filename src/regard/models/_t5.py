@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from regard.bias import T5Bias
@@ -40,15 +39,6 @@ class T5(Transformer):
     """Source and target token numbers in, logits of the next target token out; all else as in `Transformer`."""
 
     config: T5Config
-
-    def __init__(
-        self,
-        config: T5Config,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(config, device=device, dtype=dtype)
 
     def make_embeddings(self, config: TransformerConfig, **made: Any) -> None:
         assert isinstance(config, T5Config)

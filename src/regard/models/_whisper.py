@@ -50,15 +50,6 @@ class Whisper(Transformer):
 
     config: WhisperConfig
 
-    def __init__(
-        self,
-        config: WhisperConfig,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(config, device=device, dtype=dtype)
-
     def make_embeddings(self, config: TransformerConfig, **made: Any) -> None:
         assert isinstance(config, WhisperConfig)
         dim = config.embed_dim

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from regard._checks import as_path, check_count, is_int
 from regard._display import Widget
 from regard.recording._calls import Head, Recorded, Site
 from regard.recording._labels import THRESHOLDS, describe, has_nan
@@ -105,6 +106,8 @@ class Recording(Widget):
         """
         from regard.recording._by_hand import added
 
+        if query_offset is not None:
+            check_count("query_offset", query_offset, -(1 << 40))
         return added(self, weights, name, kind, want, query_offset)
 
     def tokens_from(self, tokenizer: Any, ids: Any) -> None:
@@ -190,7 +193,7 @@ class Recording(Widget):
 
         It is in English, or in Chinese with ``lang="zh"``.
         """
-        return Summary(self.cpu(), lang)
+        return Summary(self.cpu(), checked_language(lang))
 
     def scores(self, *, queries: slice | None = None) -> Scores:
         """How much each head does of what heads are known to do: one row for each head of self attention.
@@ -218,6 +221,7 @@ class Recording(Widget):
         from regard._display.texts import text
         from regard.recording._summary_words import WORDS
 
+        checked_language(lang)
         by_reason: dict[str, list[str]] = {}
         for path, reason in self.missed:
             by_reason.setdefault(reason, []).append(path)
@@ -253,13 +257,13 @@ class Recording(Widget):
         """
         from regard.recording._plots import draw
 
-        return draw(self.cpu(), kind, layer, head, call, item, lang)
+        return draw(self.cpu(), kind, layer, head, call, item, checked_language(lang))
 
     def save(self, path: str | Path) -> None:
         """Write a ``.regard`` file: safetensors with a JSON header. The file is replaced whole or not at all."""
         from regard.recording._files import save
 
-        save(self, Path(path))
+        save(self, as_path("path", path))
 
     @staticmethod
     def load(path: str | Path) -> Recording:
@@ -291,6 +295,8 @@ class Recording(Widget):
         """
         from regard._page._show import written
 
+        if against is not None and not isinstance(against, Recording):
+            raise TypeError(f"against must be a Recording, such as Recording.load(path), got {type(against).__name__}")
         opening = {"layer": layer, "head": head, "lang": lang}
         return written(self, path, against, opening, picture, patches)
 
@@ -310,6 +316,8 @@ class Recording(Widget):
             if layer not in paths:
                 raise KeyError(f"no layer {layer!r} was seen; the layers are {', '.join(paths) or 'none'}")
             return paths.index(layer)
+        if not is_int(layer):
+            raise TypeError(f"layer must be its number or its module's path, got {layer!r} ({type(layer).__name__})")
         if not -len(self.sites) <= layer < len(self.sites):
             raise IndexError(f"layer {layer} was not seen; there are {len(self.sites)}")
         return layer % len(self.sites)
@@ -325,11 +333,19 @@ class Recording(Widget):
         return tokens[item if len(tokens) > 1 else 0] if len(tokens) in (1, call.batch) else []
 
 
+def checked_language(given: str) -> str:
+    from regard._display.texts import LANGUAGES
+
+    if given not in LANGUAGES:
+        raise ValueError(f"lang is {given!r}; expected one of {', '.join(LANGUAGES)}")
+    return given
+
+
 def load(path: str | Path) -> Recording:
     """Read a ``.regard`` file; one that is not whole and well-formed raises ValueError."""
     from regard.recording._files import load as read
 
-    return read(Path(path))
+    return read(as_path("path", path))
 
 
 def _names(tokens: list[str], positions: range) -> list[str]:

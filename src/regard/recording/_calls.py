@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from regard._checks import check_count
 from regard._display import Widget
 from regard._display.units import ranges
 
@@ -34,24 +36,23 @@ AXES: dict[str, tuple[str, ...]] = {
     "value_top_keys": ("L", "k"),
     "value_top_lengths": ("L", "k"),
 }
-# How each is asked for, where it was not recorded.
-ASK: dict[str, str] = {
-    "entropy": "regard.Want(rows=True)",
-    "max_weight": "regard.Want(rows=True)",
-    "key_mass": "regard.Want(key_mass=True)",
-    "map": "regard.Want(map=(64, 64))",
-    "top_keys": "regard.Want(top_k=8)",
-    "top_weights": "regard.Want(top_k=8)",
-    "distance": "regard.Want(distance=True)",
-    "first_mass": "regard.Want(first=4)",
-    "weights": 'regard.Want(weights="all")) for short inputs, or for a part of them with '
-    "regard.watch(model, want=regard.Want(weights=(slice(0, 64), slice(0, 64)))",
+# How each is asked for, where it was not recorded: by these arguments of a Want.
+_ASK = {
+    **dict.fromkeys(("entropy", "max_weight"), "rows=True"),
+    **dict.fromkeys(("top_keys", "top_weights"), "top_k=8"),
+    **dict.fromkeys((name for name in AXES if name.startswith("value_")), "value_mass=True"),
+    "key_mass": "key_mass=True",
+    "map": "map=(64, 64)",
+    "distance": "distance=True",
+    "first_mass": "first=4",
+    "pairs": "pairs=[(5, 0), (5, 4)]",
+    "relations": "scores=True",
 }
-ASK |= {
-    "pairs": "regard.Want(pairs=[(5, 0), (5, 4)])",
-    "relations": "regard.Want(scores=True)",
-    **{name: "regard.Want(value_mass=True)" for name in AXES if name.startswith("value_")},
-}
+ASK: dict[str, str] = {name: f"regard.Want({how})" for name, how in _ASK.items()}
+ASK["weights"] = (
+    'regard.Want(weights="all")) for short inputs, or for a part of them with '
+    "regard.watch(model, want=regard.Want(weights=(slice(0, 64), slice(0, 64)))"
+)
 KINDS = ("self", "cross")
 PHASES = ("prefill", "decode")
 
@@ -67,6 +68,7 @@ class Site(NamedTuple):
         return path if self.turn == 0 else f"{path} #{self.turn + 1}"
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class Recorded:
     """The statistics of one attention call.
 
@@ -74,39 +76,21 @@ class Recorded:
     ``number`` counts the forward passes. Each statistic is a tensor [batch, head, …] under its name.
     """
 
-    def __init__(
-        self,
-        *,
-        site: Site,
-        layer: int,
-        number: int,
-        kind: str,
-        phase: str,
-        keys: int,
-        heads: tuple[int, ...],
-        positions: Tensor,
-        permitted: Tensor,
-        parts: dict[str, Tensor],
-        written_out: bool = False,
-        first_key: int = 0,
-        projection: str | None = None,
-        of_text: bool = True,
-    ) -> None:
-        self.site = site
-        self.layer = layer
-        self.number = number
-        self.kind = kind
-        self.phase = phase
-        self.keys = keys
-        self.heads = heads  # the heads kept, by their index in the model
-        self.positions = positions  # [batch or 1]: position of the first query among the keys
-        self.permitted = permitted  # [batch or 1, head or 1, L or 1]: how many keys each query may see
-        self.parts = parts
-        self.written_out = written_out  # whether the model's own code took the softmax and multiplied the values
-        self.first_key = first_key  # which token the first key is: a cache may have dropped those before
-        # the output projection, by its path, through which the lengths of values were taken; None: of the values alone
-        self.projection = projection
-        self.of_text = of_text  # False in the part of a model that reads an image or a sound, which tokens do not name
+    site: Site
+    layer: int
+    number: int
+    kind: str
+    phase: str
+    keys: int
+    heads: tuple[int, ...]  # the heads kept, by their index in the model
+    positions: Tensor  # [batch or 1]: position of the first query among the keys
+    permitted: Tensor  # [batch or 1, head or 1, L or 1]: how many keys each query may see
+    parts: dict[str, Tensor]
+    written_out: bool = False  # whether the model's own code took the softmax and multiplied the values
+    first_key: int = 0  # which token the first key is: a cache may have dropped those before
+    # the output projection, by its path, through which the lengths of values were taken; None: of the values alone
+    projection: str | None = None
+    of_text: bool = True  # False in the part of a model that reads an image or a sound, which tokens do not name
 
     @property
     def path(self) -> str:
@@ -202,6 +186,7 @@ class Head(Widget):
 
     def top_tokens(self, count: int = 5) -> list[tuple[str, float]]:
         """The keys that receive most, as (token, share of all the weight given)."""
+        check_count("count", count)
         mass = self.key_mass
         total = float(mass.sum()) or 1.0
         best = torch.topk(mass, min(count, len(mass)))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -24,27 +25,45 @@ DTYPES = (torch.float64, torch.float32, torch.int64, torch.int32)
 MOST_KEYS = 1 << 24
 
 
+def _count(given: Any) -> bool:
+    return type(given) is int and 0 <= given < 1 << 40
+
+
+def _flag(given: Any) -> bool:
+    return isinstance(given, bool)
+
+
+class _Field(NamedTuple):
+    """A field of a call in the file: its name in `Recorded`, which values it may have, and what stands for none."""
+
+    ours: str
+    fits: Callable[[Any], bool]
+    missing: Any = None
+
+
+# Files of older versions lack the last four, and what is as those had it is not written.
+_CALL = {
+    "layer": _Field("layer", _count),
+    "pass": _Field("number", _count),
+    "kind": _Field("kind", KINDS.__contains__),
+    "phase": _Field("phase", PHASES.__contains__),
+    "keys": _Field("keys", _count),
+    "written_out": _Field("written_out", _flag, False),
+    "first_key": _Field("first_key", _count, 0),
+    "projection": _Field("projection", lambda given: given is None or isinstance(given, str)),
+    "of_text": _Field("of_text", _flag, True),
+}
+
+
 def save(recording: Recording, path: Path) -> None:
     tensors: dict[str, Tensor] = {}
     calls = []
     for index, call in enumerate(recording.calls):
         parts = {**call.parts, "positions": call.positions, "permitted": call.permitted}
         tensors |= {f"{index}.{name}": part.detach().cpu() for name, part in parts.items()}
-        calls.append(
-            {
-                "layer": call.layer,
-                "pass": call.number,
-                "kind": call.kind,
-                "phase": call.phase,
-                "keys": call.keys,
-                "heads": list(call.heads),
-                "parts": list(call.parts),
-                "written_out": call.written_out,
-                "first_key": call.first_key,
-                **({} if call.projection is None else {"projection": call.projection}),
-                **({} if call.of_text else {"of_text": False}),
-            }
-        )
+        written = {name: getattr(call, field.ours) for name, field in _CALL.items()}
+        written = {name: value for name, value in written.items() if value != _CALL[name].missing}
+        calls.append({**written, "heads": list(call.heads), "parts": list(call.parts)})
     header = {
         "version": VERSION,
         "title": recording.title,
@@ -102,15 +121,12 @@ def _rebuilt(header: Any, tensors: dict[str, Tensor]) -> Recording:
 
 def _call(entry: dict[str, Any], index: int, tensors: dict[str, Tensor], sites: list[Site]) -> Recorded:
     names, heads = _list(entry, "parts"), _list(entry, "heads")
-    # files of older versions have neither
-    written_out, first_key = entry.get("written_out", False), entry.get("first_key", 0)
-    _need(isinstance(written_out, bool) and _count(first_key), "a call is malformed")
-    projection, of_text = entry.get("projection"), entry.get("of_text", True)
-    _need((projection is None or isinstance(projection, str)) and isinstance(of_text, bool), "a call is malformed")
-    layer, number, keys = entry.get("layer"), entry.get("pass"), entry.get("keys")
-    _need(_count(layer) and _count(number) and _count(keys) and all(map(_count, heads)), "a call is malformed")
-    _need(entry.get("kind") in KINDS and entry.get("phase") in PHASES, "a call is of no known kind")
-    assert isinstance(layer, int) and isinstance(number, int) and isinstance(keys, int)
+    read = {name: entry.get(name, field.missing) for name, field in _CALL.items()}
+    for name, value in read.items():
+        words = "is of no known kind" if name in ("kind", "phase") else "is malformed"
+        _need(_CALL[name].fits(value), f"a call {words}")
+    _need(all(map(_count, heads)), "a call is malformed")
+    layer, keys = read["layer"], read["keys"]
     _need(layer < len(sites), "a call names a layer that is not there")
     _need(0 < keys <= MOST_KEYS, f"a call has {keys} keys, and at most {MOST_KEYS} are read")
     _need(len(set(heads)) == len(heads), "a call names a head twice")
@@ -120,21 +136,9 @@ def _call(entry: dict[str, Any], index: int, tensors: dict[str, Tensor], sites: 
     parts = {name: tensors.pop(f"{index}.{name}") for name in wanted}
     positions, permitted = parts.pop("positions"), parts.pop("permitted")
     _check_parts(parts, positions, permitted, len(heads), keys)
+    given = {field.ours: read[name] for name, field in _CALL.items()}
     return Recorded(
-        site=sites[layer],
-        layer=layer,
-        number=number,
-        kind=str(entry["kind"]),
-        phase=str(entry["phase"]),
-        keys=keys,
-        heads=tuple(heads),
-        positions=positions,
-        permitted=permitted,
-        parts=parts,
-        written_out=written_out,
-        first_key=first_key,
-        projection=projection,
-        of_text=of_text,
+        site=sites[layer], heads=tuple(heads), positions=positions, permitted=permitted, parts=parts, **given
     )
 
 
@@ -169,10 +173,6 @@ def _check_parts(parts: dict[str, Tensor], positions: Tensor, permitted: Tensor,
 def _need(good: bool, otherwise: str) -> None:
     if not good:
         raise ValueError(otherwise)
-
-
-def _count(given: Any) -> bool:
-    return type(given) is int and 0 <= given < 1 << 40
 
 
 def _list(table: dict[str, Any], name: str) -> list[Any]:

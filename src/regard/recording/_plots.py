@@ -59,29 +59,22 @@ def draw(
         from regard._display.figures import lettered
     except ImportError as error:
         raise ImportError("plots need matplotlib: pip install matplotlib") from error
+    say, named = partial(text, WORDS, lang), partial(text, LABELS, lang)
     with lettered(lang):
-        return _drawn(recording, kind, layer, head, call, item, partial(text, WORDS, lang), partial(text, LABELS, lang))
-
-
-def _drawn(
-    recording: Recording,
-    kind: str,
-    layer: int | str | None,
-    head: int | None,
-    call: int,
-    item: int,
-    say: Any,
-    named: Any,
-) -> Figure:
-    if kind == "entropy":
-        return _entropy(recording, layer, item, say)
-    if layer is None:
-        raise ValueError(f"kind={kind!r} needs a layer, such as layer=0")
-    heads = recording.select(layer, recording.at(layer)[call].heads[0], call=call, item=item).call.heads
-    if head is not None:
-        heads = (head,)
-    chosen = [recording.select(layer, one, call=call, item=item) for one in heads]
-    return _keys(chosen, say) if kind == "keys" else _maps(recording, chosen, say, named)
+        if layer is None:
+            if kind != "entropy" or head is not None or call:
+                asked = f"kind={kind!r}" if kind != "entropy" else "head=" if head is not None else "call="
+                raise ValueError(f"{asked} needs a layer, such as layer=0")
+            return _entropy_of_layers(recording, item, say)
+        calls = recording.at(layer)
+        if head is not None:
+            heads: tuple[int, ...] = (head,)
+        else:  # a call that is not there is refused by `select`
+            heads = calls[call].heads if -len(calls) <= call < len(calls) else (0,)
+        chosen = [recording.select(layer, one, call=call, item=item) for one in heads]
+        if kind == "entropy":
+            return _entropy(chosen, say)
+        return _keys(chosen, say) if kind == "keys" else _maps(recording, chosen, say, named)
 
 
 def _figure(width: float, height: float) -> Figure:
@@ -150,33 +143,42 @@ def _label(recording: Recording, head: Head) -> str:
     return next(str(row["label"]) for row in rows if (row["item"], row["head"]) == (head.item, head.head))
 
 
-def _entropy(recording: Recording, layer: int | str | None, item: int, say: Any) -> Figure:
-    """Of one layer: each head along the queries. Of all: mean of each head, by layer."""
+def _entropy(heads: list[Head], say: Any) -> Figure:
+    """Each head of a layer along the queries."""
+    call, figure = heads[0].call, _figure(7.2, 4.0)
+    axes = figure.add_subplot()
+    for head, colour in zip(heads, _colours(len(heads)), strict=True):
+        axes.plot(head.entropy.numpy(), label=say("head", head=head.head), linewidth=1, color=colour)
+    counts = heads[0].permitted
+    most = counts.clamp_min(1).log().masked_fill(counts == 0, torch.nan)
+    axes.plot(most.numpy(), color="0.6", linestyle="--", linewidth=1, label=say("most"))
+    axes.set_xlabel(say("query"))
+    axes.set_title(say("place", layer=call.layer, path=call.path), fontsize=11, parse_math=False)
+    axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    return _from_zero(figure, axes, say)
+
+
+def _entropy_of_layers(recording: Recording, item: int, say: Any) -> Figure:
+    """The mean of each head, by layer."""
+    there = max(call.batch for call in recording.calls)
+    if not 0 <= item < there:
+        raise IndexError(f"item {item} of the batch was not recorded; there are {there}")
+    rows = [row for row in recording.to_dicts() if row["item"] == item and row["entropy"] is not None]
     figure = _figure(7.2, 4.0)
     axes = figure.add_subplot()
-    if layer is not None:
-        call = recording.at(layer)[0]
-        colours = _colours(len(call.heads))
-        for at, number in enumerate(call.heads):
-            label = say("head", head=number)
-            axes.plot(call.entropy[item, at].numpy(), label=label, linewidth=1, color=colours[at])
-        counts = call.counts()[item, 0]
-        most = counts.clamp_min(1).log().masked_fill(counts == 0, torch.nan)
-        axes.plot(most.numpy(), color="0.6", linestyle="--", linewidth=1, label=say("most"))
-        axes.set_xlabel(say("query"))
-        axes.set_title(say("place", layer=call.layer, path=call.path), fontsize=11, parse_math=False)
-        axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    else:
-        rows = [row for row in recording.to_dicts() if row["item"] == item and row["entropy"] is not None]
-        places, found = [row["layer"] for row in rows], [row["entropy"] for row in rows]
-        axes.scatter(places, found, s=14, alpha=0.5, label=say("a head"))
-        layers = sorted({row["layer"] for row in rows})
-        means = [torch.tensor([row["entropy"] for row in rows if row["layer"] == at]).mean().item() for at in layers]
-        axes.plot(layers, means, color="C1", label=say("mean"))
-        axes.set_xticks(layers if len(layers) <= 16 else layers[:: math.ceil(len(layers) / 16)])
-        axes.set_xlabel(say("layer"))
-        axes.set_title(recording.title, fontsize=11, parse_math=False)
-        axes.legend(fontsize=8)
+    places, found = [row["layer"] for row in rows], [row["entropy"] for row in rows]
+    axes.scatter(places, found, s=14, alpha=0.5, label=say("a head"))
+    layers = sorted({row["layer"] for row in rows})
+    means = [torch.tensor([row["entropy"] for row in rows if row["layer"] == at]).mean().item() for at in layers]
+    axes.plot(layers, means, color="C1", label=say("mean"))
+    axes.set_xticks(layers if len(layers) <= 16 else layers[:: math.ceil(len(layers) / 16)])
+    axes.set_xlabel(say("layer"))
+    axes.set_title(recording.title, fontsize=11, parse_math=False)
+    axes.legend(fontsize=8)
+    return _from_zero(figure, axes, say)
+
+
+def _from_zero(figure: Figure, axes: Axes, say: Any) -> Figure:
     axes.set_ylabel(say("entropy"))
     axes.set_ylim(bottom=0)
     return figure

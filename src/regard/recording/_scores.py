@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from regard._checks import check_count, is_int
 from regard._display import Printed
 from regard.recording._labels import first_key
 from regard.statistics import RELATIONS
@@ -29,7 +30,8 @@ class Scores(Printed):
     """
 
     def __init__(self, recording: Recording, queries: slice | None = None) -> None:
-        if queries is not None and not isinstance(queries, slice):
+        ends = [None] if queries is None else [getattr(queries, end, ...) for end in ("start", "stop", "step")]
+        if any(end is not None and not is_int(end) for end in ends):
             raise TypeError(f"scores(queries=...) must be a slice of rows, such as slice(-5, None), got {queries!r}")
         calls = [call for call in recording.calls if call.kind == "self"]
         if not calls:
@@ -70,6 +72,7 @@ class Scores(Printed):
     def best(self, name: str, count: int = 5) -> list[dict[str, Any]]:
         """The heads with the highest score of a name, highest first."""
         self._check(name)
+        check_count("count", count)
         there = [row for row in self.rows if row[name] is not None]
         return sorted(there, key=lambda row: -row[name])[:count]
 

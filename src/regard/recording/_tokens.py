@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 
@@ -10,6 +10,11 @@ def checked_tokens(given: Sequence[str] | Sequence[Sequence[str]], name: str) ->
     """The tokens as one list an item of the batch."""
     if isinstance(given, str):
         raise TypeError(f"{name} must be a list of strings, one per token, got one string: split it as the model does")
+    if not isinstance(given, Iterable) or any(not isinstance(item, Iterable) for item in given):
+        raise TypeError(
+            f"{name} must be a list of strings, or one list of strings for each item of the batch, got "
+            f"{type(given).__name__}{' of other things' if isinstance(given, Iterable) else ''}"
+        )
     items: list[Any] = list(given)
     if all(isinstance(token, str) for token in items):
         return [items] if items else []
@@ -21,6 +26,11 @@ def checked_tokens(given: Sequence[str] | Sequence[Sequence[str]], name: str) ->
 
 def ids_to_text(tokenizer: Any, ids: Any) -> list[list[str]]:
     """Each id as text of its own; a piece that is no text by itself (half a character) keeps the tokenizer's name."""
+    if not hasattr(tokenizer, "decode") and not hasattr(tokenizer, "convert_ids_to_tokens"):
+        raise TypeError(
+            "tokenizer must have decode and convert_ids_to_tokens, as those of transformers do, got "
+            f"{type(tokenizer).__name__}"
+        )
     rows = ids.tolist() if hasattr(ids, "tolist") else list(ids)
     if rows and not isinstance(rows[0], list):
         rows = [rows]

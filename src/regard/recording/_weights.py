@@ -83,12 +83,17 @@ def _add(sums: dict[str, Tensor], name: str, more: Tensor) -> None:
     sums[name] = sums[name] + more if name in sums else more
 
 
+def _positions(p: Tensor, rows: range, offset: int | Tensor) -> tuple[Tensor, Tensor]:
+    """Of the queries, [batch or 1, 1, row, 1] or [row, 1], and of the keys."""
+    i = torch.arange(rows.start, rows.stop, device=p.device)[:, None]
+    i = i + (offset.to(p.device).view(-1, 1, 1, 1) if isinstance(offset, torch.Tensor) else offset)
+    return i, torch.arange(p.shape[3], device=p.device)
+
+
 def _relations(p: Tensor, rows: range, offset: int | Tensor, given: bool | Tensor) -> Tensor:
     tokens = statistics.checked_tokens(given, p.shape[0], p.shape[3])
     tokens = None if tokens is None else tokens.to(p.device)
-    i = torch.arange(rows.start, rows.stop, device=p.device)[:, None]
-    i = i + (offset.to(p.device).view(-1, 1, 1, 1) if isinstance(offset, torch.Tensor) else offset)
-    return statistics.relation_masses(p, p > 0, i, torch.arange(p.shape[3], device=p.device), tokens)
+    return statistics.relation_masses(p, p > 0, *_positions(p, rows, offset), tokens)
 
 
 def _add_columns(
@@ -98,13 +103,11 @@ def _add_columns(
         _add(sums, names[0], p.sum(2))
     if want.map is not None:
         grid = min(want.map[0], len(counted)), min(want.map[1], p.shape[3])
-        by_key = p.new_zeros(*p.shape[:3], grid[1]).index_add_(3, _cells(p.shape[3], grid[1], p), p)
-        cells = _cells(len(counted), grid[0], p)[rows.start - counted.start : rows.stop - counted.start]
+        by_key = p.new_zeros(*p.shape[:3], grid[1]).index_add_(3, statistics.cells(p.shape[3], grid[1], p.device), p)
+        cells = statistics.cells(len(counted), grid[0], p.device)[
+            rows.start - counted.start : rows.stop - counted.start
+        ]
         _add(sums, names[1], p.new_zeros(*p.shape[:2], *grid).index_add_(2, cells, by_key))
-
-
-def _cells(size: int, count: int, like: Tensor) -> Tensor:
-    return statistics.cells(size, count, like.device)
 
 
 def _top(p: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -119,7 +122,5 @@ def _top(p: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _by_distance(p: Tensor, rows: range, offset: int | Tensor) -> Tensor:
-    i = torch.arange(rows.start, rows.stop, device=p.device)[:, None]
-    start = offset.to(p.device).view(-1, 1, 1, 1) if isinstance(offset, torch.Tensor) else offset
-    apart = (i + start - torch.arange(p.shape[3], device=p.device)).abs()
-    return statistics.bucket_sums(apart, p)
+    i, j = _positions(p, rows, offset)
+    return statistics.bucket_sums((i - j).abs(), p)

@@ -7,14 +7,14 @@ from itertools import pairwise
 import torch
 
 from regard.testing._calls import Call, expect, gap
-from regard.testing._layouts import COMPOSITES, composites
+from regard.testing._layouts import COMPOSITES, composite_call
 from regard.testing._suite import Trial, rule
 
 
 @rule(45, "the same call twice is bitwise equal, gradients included (CPU)", COMPOSITES)
 def twice(t: Trial, case: str) -> str:
     t.on_cpu()
-    call = composites(t)[case]
+    call = composite_call(t, case)
     first, second = call.differentiate(t.fn), call.differentiate(t.fn)
     expect(torch.equal(first[0], second[0]), f"output changed by {gap(first[0], second[0])}")
     for name, gradient in first[1].items():
@@ -40,7 +40,7 @@ def item_alone(t: Trial, case: str) -> str:
 @rule(46, "an item alone equals the item in a batch, and 1 thread equals 2", ("plain", "across blocks"))
 def threads(t: Trial, case: str) -> str:
     t.on_cpu()
-    call = composites(t)["across blocks, causal"] if case == "across blocks" else t.call(2, 3, 5, 7, 11)
+    call = composite_call(t, "across blocks, causal") if case == "across blocks" else t.call(2, 3, 5, 7, 11)
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(1)

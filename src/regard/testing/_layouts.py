@@ -65,74 +65,61 @@ def layout_with_bias(t: Trial, case: str) -> str:
 def layout_of_grad_out(t: Trial, case: str) -> str:
     call = t.call(2, 4, 5, 7, 8, tree=("causal",))
     grad_out = VIEWS[case](call.grad_out)
-    _, found = call.differentiate(t.fn, grad_out)
-    truth, budgets = call.oracle_gradients(grad_out), call.gradient_budgets(grad_out)
-    details = [within(f"gradient of {name}", found[name], truth[name], budgets[name]) for name in truth]
-    return "; ".join(details)
-
-
-def composites(t: Trial) -> dict[str, Call]:
-    """Calls that ask for several things at once, where backends differ most."""
-    side: dict[str, Any] = {"dtype": t.side}
-    return {
-        "causal, GQA, d_v": t.call(2, 6, 5, 7, 11, Hkv=2, Dv=3, tree=("causal",)),
-        "softcap and mask": t.call(2, 3, 5, 7, 11, tree=("causal",), options={"softcap": 0.5}),
-        "softcap and bias": t.call(2, 3, 5, 7, 11, bias=t.normal(5, 7, seed=4, **side), options={"softcap": 0.5}),
-        "sinks and window": t.call(2, 3, 5, 7, 11, tree=("window", 2, 0), sinks=t.normal(3, seed=5, **side)),
-        "everything": t.call(
-            2,
-            6,
-            9,
-            11,
-            7,
-            Hkv=3,
-            Dv=5,
-            tree=("or", ("and", ("causal",), ("padding", (4, 11), "right")), ("columns", 1)),
-            bias=t.normal(6, 1, 11, seed=4, **side),
-            sinks=t.normal(6, seed=5, **side),
-            options={"softcap": 2.0, "scale": -0.4},
-            query_offset=torch.tensor([1, 0], device=t.device),
-        ),
-        "alibi": t.call(
-            2,
-            6,
-            5,
-            7,
-            11,
-            Hkv=3,
-            tree=("causal",),
-            bias=t.normal(6, seed=4, **side) * 0.5,
-            rule=("alibi",),
-            query_offset=torch.tensor([1, 4], device=t.device),
-        ),
-        "T5 bias": t.call(
-            2, 3, 9, 13, 7, bias=t.normal(8, 3, seed=4, **side), rule=("t5", 8, 11, True), query_offset=2
-        ),
-        "T5 bias across blocks": t.call(
-            1, 2, 147, 275, 9, tree=("causal",), bias=t.normal(32, 2, seed=4, **side), rule=("t5", 32, 128, False)
-        ),
-        "across blocks": t.call(1, 2, 147, 275, 9, tree=("and", ("window", 90, 17), ("strided", 3))),
-        "across blocks, causal": t.call(1, 4, 261, 261, 8, Hkv=2, tree=("causal",)),
-    }
+    return t.gradients_agree(call, call.differentiate(t.fn, grad_out)[1], grad_out)
 
 
 COMPOSITES = (
-    "causal, GQA, d_v",
-    "softcap and mask",
-    "softcap and bias",
-    "sinks and window",
-    "everything",
-    "alibi",
-    "T5 bias",
-    "T5 bias across blocks",
-    "across blocks",
-    "across blocks, causal",
+    *("causal, GQA, d_v", "softcap and mask", "softcap and bias", "sinks and window", "everything", "alibi"),
+    *("T5 bias", "T5 bias across blocks", "across blocks", "across blocks, causal"),
 )
+
+
+def composite_call(t: Trial, case: str) -> Call:
+    """Calls that ask for several things at once, where backends differ most."""
+    causal = ("causal",)
+
+    def side(*shape: int, seed: int = 4) -> Tensor:
+        return t.normal(*shape, seed=seed, dtype=t.side)
+
+    def offsets(*each: int) -> Tensor:
+        return torch.tensor(each, device=t.device)
+
+    given: dict[str, tuple[tuple[int, int, int, int, int], dict[str, Any]]] = {
+        "causal, GQA, d_v": ((2, 6, 5, 7, 11), {"Hkv": 2, "Dv": 3, "tree": causal}),
+        "softcap and mask": ((2, 3, 5, 7, 11), {"tree": causal, "options": {"softcap": 0.5}}),
+        "softcap and bias": ((2, 3, 5, 7, 11), {"bias": side(5, 7), "options": {"softcap": 0.5}}),
+        "sinks and window": ((2, 3, 5, 7, 11), {"tree": ("window", 2, 0), "sinks": side(3, seed=5)}),
+        "everything": (
+            (2, 6, 9, 11, 7),
+            {
+                "tree": ("or", ("and", causal, ("padding", (4, 11), "right")), ("columns", 1)),
+                "Hkv": 3,
+                "Dv": 5,
+                "bias": side(6, 1, 11),
+                "sinks": side(6, seed=5),
+                "options": {"softcap": 2.0, "scale": -0.4},
+                "query_offset": offsets(1, 0),
+            },
+        ),
+        "alibi": (
+            (2, 6, 5, 7, 11),
+            {"Hkv": 3, "tree": causal, "bias": side(6) * 0.5, "rule": ("alibi",), "query_offset": offsets(1, 4)},
+        ),
+        "T5 bias": ((2, 3, 9, 13, 7), {"bias": side(8, 3), "rule": ("t5", 8, 11, True), "query_offset": 2}),
+        "T5 bias across blocks": (
+            (1, 2, 147, 275, 9),
+            {"tree": causal, "bias": side(32, 2), "rule": ("t5", 32, 128, False)},
+        ),
+        "across blocks": ((1, 2, 147, 275, 9), {"tree": ("and", ("window", 90, 17), ("strided", 3))}),
+        "across blocks, causal": ((1, 4, 261, 261, 8), {"Hkv": 2, "tree": causal}),
+    }
+    sizes, more = given[case]
+    return t.call(*sizes, **more)
 
 
 @rule(35, "semantics never depend on the backend; what cannot be done is refused by name", COMPOSITES)
 def composite(t: Trial, case: str) -> str:
-    return t.agrees(composites(t)[case])
+    return t.agrees(composite_call(t, case))
 
 
 @rule(35, "semantics never depend on the backend; what cannot be done is refused by name", dtypes=DOUBLE)
@@ -148,7 +135,7 @@ def unknown_backend(t: Trial, case: str) -> str:
 @rule(36, "the chosen backend and the reason are queryable", ("plain", "causal", "everything"), WIDE)
 def plan(t: Trial, case: str) -> str:
     explain = t.need("explain")
-    call = composites(t)["everything"] if case == "everything" else t.call(2, 3, 5, 7, 11)
+    call = composite_call(t, "everything") if case == "everything" else t.call(2, 3, 5, 7, 11)
     call.tree = ("causal",) if case == "causal" else call.tree
     found = explain(call.query, call.key, call.value, **call.keywords())
     expect(isinstance(found.backend, str) and bool(found.backend), f"plan.backend is {found.backend!r}")
@@ -165,7 +152,7 @@ def the_plan_does_not_remember(t: Trial, case: str) -> str:
 
     def found() -> Any:  # each time other tensors and another mask, with the same in them
         sizes = (2, 3, 1, 63, 11) if case == "decode" else (2, 3, 33, 33, 11)
-        call = composites(t)["everything"] if case == "everything" else t.call(*sizes)
+        call = composite_call(t, "everything") if case == "everything" else t.call(*sizes)
         call.tree = ("causal",) if case in ("causal", "decode") else call.tree
         plan = explain(call.query, call.key, call.value, **call.keywords())
         return plan.backend, plan.reason, str(plan)
@@ -219,7 +206,7 @@ def _autocast(t: Trial) -> AbstractContextManager[Any]:
 
 @rule(38, "autocast, no_grad and inference_mode change no value beyond dtype", ("no_grad", "inference_mode"))
 def mode(t: Trial, case: str) -> str:
-    for call in (t.call(2, 3, 5, 7, 11), composites(t)["everything"], t.call(1, 2, 9, 9, 8, tree=("causal",))):
+    for call in (t.call(2, 3, 5, 7, 11), composite_call(t, "everything"), t.call(1, 2, 9, 9, 8, tree=("causal",))):
         plain, _ = call.differentiate(t.fn)
         with getattr(torch, case)():
             inside = call.run(t.fn)

@@ -74,16 +74,15 @@ def hidden_content(t: Trial, case: str) -> str:
 def hidden_gradient(t: Trial, case: str) -> str:
     clean, dirty, j, sees = poisoned(t, case)
     grad_out = clean.grad_out
-    truth, budgets = clean.oracle_gradients(grad_out), clean.gradient_budgets(grad_out)
     _, found = dirty.differentiate(t.fn, grad_out)
     if not sees.any():
         for name in ("key", "value"):
             row = array(found[name])[:, :, j]
             expect(bool((row == 0).all()), f"gradient of the hidden {name} holds {row.ravel()[:3]}")
-        details = [within(f"gradient of {name}", found[name], truth[name], budgets[name]) for name in truth]
-        return "; ".join(details)
+        return t.gradients_agree(clean, found, grad_out)
     blind = torch.from_numpy(~sees).to(t.device)
-    return within("gradient of query", found["query"][blind], truth["query"][~sees], budgets["query"])
+    exact, bound = clean.oracle_gradients(grad_out)["query"], clean.gradient_budgets(grad_out)["query"]
+    return within("gradient of query", found["query"][blind], exact[~sees], bound)
 
 
 @rule(8, "NaN that a row uses reaches that row and no other", ("query", "key", "value"))

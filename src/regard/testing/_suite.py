@@ -79,11 +79,14 @@ class Trial:
             return within("output", call.run(self.fn), call.oracle.out, call.value_budget())
         grad_out = call.grad_out
         out, found = call.differentiate(self.fn, grad_out)
-        details = [within("output", out, call.oracle.out, call.value_budget())]
+        detail = within("output", out, call.oracle.out, call.value_budget())
+        return f"{detail}; {self.gradients_agree(call, found, grad_out)}"
+
+    def gradients_agree(self, call: Call, found: dict[str, Tensor], grad_out: Tensor | None = None) -> str:
+        """The gradients that were found are within the derived budgets of the oracle's."""
+        grad_out = call.grad_out if grad_out is None else grad_out
         truth, budgets = call.oracle_gradients(grad_out), call.gradient_budgets(grad_out)
-        for name, exact in truth.items():
-            details.append(within(f"gradient of {name}", found[name], exact, budgets[name]))
-        return "; ".join(details)
+        return "; ".join(within(f"gradient of {name}", found[name], truth[name], budgets[name]) for name in found)
 
     def same(self, what: str, found: Tensor, other: Tensor, budget: float) -> str:
         return within(what, found, array(other), budget)

@@ -36,52 +36,50 @@ def load(name: str) -> Attention:
     return PEERS[name]()
 
 
-def _pairs(mask: Any, query: Tensor, key: Tensor, offset: Any) -> Any:
-    """The mask as a boolean array; what is not a Mask is handed to the peer as it is."""
-    if not isinstance(mask, Mask):
-        return mask
-    B, H, L, S = *query.shape[:3], key.shape[2]
-    mask.check(B, H, L, S)
-    return mask.dense(L, S, query_offset=offset, device=query.device)
+class _Asked:
+    """A call's keywords as peers take them. `lacking` are those that the peer has no argument for."""
 
+    def __init__(self, query: Tensor, key: Tensor, given: dict[str, Any], *lacking: str) -> None:
+        for name in lacking:
+            if given.get(name) is not None and not (name == "dropout" and given[name] == 0.0):
+                raise NotImplementedError(f"the peer has no {name}")
+        self.query, self.key, self.given = query, key, given
+        self.bias, self.dropout, self.scale = given.get("bias"), given.get("dropout", 0.0), given.get("scale")
+        if isinstance(self.bias, Bias):
+            raise NotImplementedError("the peer has no bias by rule")
 
-def _added(pairs: Any, bias: Any, query: Tensor) -> Any:
-    """Mask and bias as one array: boolean when there is no bias, else added to the logits."""
-    if bias is None:
-        return pairs
-    added = bias.to(query.dtype)
-    return added if pairs is None else torch.where(pairs, added, torch.tensor(-math.inf, dtype=query.dtype))
+    @functools.cached_property
+    def pairs(self) -> Any:
+        """The mask as a boolean array; what is not a Mask is handed to the peer as it is."""
+        mask, query = self.given.get("mask"), self.query
+        if not isinstance(mask, Mask):
+            return mask
+        B, H, L, S = *query.shape[:3], self.key.shape[2]
+        mask.check(B, H, L, S)
+        return mask.dense(L, S, query_offset=self.given.get("query_offset"), device=query.device)
 
-
-def _bias(given: dict[str, Any]) -> Any:
-    """The bias, which the peers take as a tensor."""
-    bias = given.get("bias")
-    if isinstance(bias, Bias):
-        raise NotImplementedError("the peer has no bias by rule")
-    return bias
-
-
-def _without(**given: Any) -> None:
-    for name, value in given.items():
-        if value is not None and value is not False:
-            raise NotImplementedError(f"the peer has no {name}")
+    @property
+    def added(self) -> Any:
+        """Mask and bias as one array: boolean when there is no bias, else added to the logits."""
+        if self.bias is None:
+            return self.pairs
+        added, never = self.bias.to(self.query.dtype), torch.tensor(-math.inf, dtype=self.query.dtype)
+        return added if self.pairs is None else torch.where(self.pairs, added, never)
 
 
 def _sdpa(flag: bool, query: Tensor, key: Tensor, value: Tensor, **given: Any) -> Tensor:
     """torch's function; with `flag`, plain causal masks go to its `is_causal`."""
-    _without(softcap=given.get("softcap"), sinks=given.get("sinks"))
-    mask, bias = given.get("mask"), _bias(given)
-    causal = flag and bias is None and isinstance(mask, Mask) and repr(mask) == "causal()"
-    pairs = None if causal else _pairs(mask, query, key, given.get("query_offset"))
+    asked, mask = _Asked(query, key, given, "softcap", "sinks"), given.get("mask")
+    causal = flag and asked.bias is None and isinstance(mask, Mask) and repr(mask) == "causal()"
     grouped = query.ndim == 4 and key.ndim == 4 and query.shape[1] != key.shape[1]
     return F.scaled_dot_product_attention(
         query,
         key,
         value,
-        attn_mask=_added(pairs, bias, query),
-        dropout_p=given.get("dropout", 0.0),
+        attn_mask=None if causal else asked.added,
+        dropout_p=asked.dropout,
         is_causal=causal,
-        scale=given.get("scale"),
+        scale=asked.scale,
         enable_gqa=grouped,
     )
 
@@ -95,12 +93,11 @@ def _sdpa_math(*tensors: Tensor, **given: Any) -> Tensor:
 
 def _module(query: Tensor, key: Tensor, value: Tensor, **given: Any) -> Tensor:
     """`F.multi_head_attention_forward`, what `torch.nn.MultiheadAttention` runs, with identities as projections."""
-    _without(softcap=given.get("softcap"), sinks=given.get("sinks"), scale=given.get("scale"))
+    asked = _Asked(query, key, given, "softcap", "sinks", "scale")
     if query.ndim != 4 or key.shape[1] != query.shape[1] or value.shape[-1] != query.shape[-1]:
         raise NotImplementedError("nn.MultiheadAttention has no grouped heads, and one width for keys and values")
     B, H, L, D = query.shape
-    pairs = _pairs(given.get("mask"), query, key, given.get("query_offset"))
-    added = _added(pairs, _bias(given), query)
+    added = asked.added
     if added is not None:
         added = added.expand(B, H, L, key.shape[2]).reshape(B * H, L, key.shape[2])
         added = ~added if added.dtype == torch.bool else added  # True means forbidden there
@@ -117,7 +114,7 @@ def _module(query: Tensor, key: Tensor, value: Tensor, **given: Any) -> Tensor:
         bias_k=None,
         bias_v=None,
         add_zero_attn=False,
-        dropout_p=given.get("dropout", 0.0),
+        dropout_p=asked.dropout,
         out_proj_weight=unit,
         out_proj_bias=None,
         training=True,
@@ -135,9 +132,8 @@ def _flex(query: Tensor, key: Tensor, value: Tensor, **given: Any) -> Tensor:
     """FlexAttention, not compiled: the mask as its block mask, softcap and bias as its score_mod."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-    _without(sinks=given.get("sinks"), dropout=given.get("dropout", 0.0) or None)
-    bias, softcap, table = _bias(given), given.get("softcap"), None
-    pairs = _pairs(given.get("mask"), query, key, given.get("query_offset"))
+    asked = _Asked(query, key, given, "sinks", "dropout")
+    pairs, bias, softcap, table = asked.pairs, asked.bias, given.get("softcap"), None
     if pairs is not None:
         B, H, L, S = *query.shape[:3], key.shape[2]
         whole = pairs.expand(B, H, L, S)
@@ -155,7 +151,7 @@ def _flex(query: Tensor, key: Tensor, value: Tensor, **given: Any) -> Tensor:
         value,
         score_mod=None if softcap is None and spread is None else score,
         block_mask=table,
-        scale=given.get("scale"),
+        scale=asked.scale,
         enable_gqa=query.ndim == 4 and query.shape[1] != key.shape[1],
     )
     assert isinstance(out, Tensor)
@@ -172,12 +168,11 @@ def _quietly(fn: Callable[..., Any], *tensors: Tensor, **given: Any) -> Any:
 
 
 def _x_transformers(Attend: Any, flash: bool, query: Tensor, key: Tensor, value: Tensor, **given: Any) -> Tensor:
-    _without(softcap=given.get("softcap"), sinks=given.get("sinks"))
-    attend = Attend(dropout=given.get("dropout", 0.0), scale=given.get("scale"), flash=flash, heads=query.shape[1])
-    pairs = _pairs(given.get("mask"), query, key, given.get("query_offset"))
+    asked = _Asked(query, key, given, "softcap", "sinks")
+    attend = Attend(dropout=asked.dropout, scale=asked.scale, flash=flash, heads=query.shape[1])
+    pairs, bias = asked.pairs, asked.bias
     if isinstance(pairs, Tensor) and pairs.ndim == 2:
         pairs = pairs.expand(query.shape[0], query.shape[1], *pairs.shape)  # of rank 2 it would be key padding
-    bias = _bias(given)
     if bias is not None:
         bias = bias.to(query.dtype).expand(*query.shape[:3], key.shape[2])
     out, _ = attend(query, key, value, mask=pairs, attn_bias=bias)
@@ -197,14 +192,13 @@ class _Layer:
 
 def _transformers(fn: Any, eager: bool, query: Tensor, key: Tensor, value: Tensor, **given: Any) -> Tensor:
     """Hugging Face's attention functions, in the calling convention of its models."""
-    _without(softcap=given.get("softcap"), sinks=given.get("sinks"))
-    pairs = _pairs(given.get("mask"), query, key, given.get("query_offset"))
-    added = _added(pairs, _bias(given), query)
+    asked = _Asked(query, key, given, "softcap", "sinks")
+    added = asked.added
     if isinstance(added, Tensor) and added.dtype == torch.bool and eager:
         added = torch.zeros_like(added, dtype=query.dtype).masked_fill(~added, torch.finfo(query.dtype).min)
-    scaling = query.shape[-1] ** -0.5 if given.get("scale") is None else given["scale"]
+    scaling = query.shape[-1] ** -0.5 if asked.scale is None else asked.scale
     module = _Layer(query.shape[1] // key.shape[1])
-    found: Tensor = fn(module, query, key, value, added, scaling=scaling, dropout=given.get("dropout", 0.0))[0]
+    found: Tensor = fn(module, query, key, value, added, scaling=scaling, dropout=asked.dropout)[0]
     return found.transpose(1, 2)
 
 
