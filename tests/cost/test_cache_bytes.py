@@ -25,10 +25,10 @@ def storages(*caches: Any) -> int:
         elif isinstance(value, (tuple, list)):
             for one in value:
                 look(one)
+        elif type(value).__module__.startswith("regard.cache"):
+            look(list(vars(value).values()))
 
-    for cache in caches:
-        for name in ("_key", "_value", "_shown"):
-            look(getattr(cache, name))
+    look(caches)
     return sum(found.values())
 
 
