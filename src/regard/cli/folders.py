@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from regard._checks import is_int
+from regard._display.texts import reason
 from regard.cli.names import find as _find
 from regard.cli.names import quiet as _quiet
 
@@ -87,8 +88,7 @@ def _from_gguf(folder: Path, gguf: str, dtype: Any, device: str | None) -> Found
             model = transformers.AutoModelForCausalLM.from_pretrained(folder, **local)
             tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **local)
         except Exception as error:  # whatever goes wrong in there, it is about this file
-            reason = str(error).strip().splitlines() or [type(error).__name__]
-            raise ValueError(f"{folder / gguf} cannot be read: {reason[0][:300]}") from None
+            raise ValueError(f"{folder / gguf} cannot be read: {reason(error)}") from None
     stop = _numbers(model.generation_config.eos_token_id)
     found = interop.from_hf(model.eval(), dtype=dtype, device=device)
     return Found(found, stop, folder, lambda: _of_transformers(tokenizer))
@@ -98,14 +98,7 @@ def _words(folder: Path) -> Words:
     file = folder / "tokenizer.json"
     if not file.is_file():
         return _by_transformers(folder)
-    try:
-        from tokenizers import Tokenizer
-    except ImportError:
-        raise ImportError("reading a tokenizer needs tokenizers: pip install tokenizers") from None
-    try:
-        tokenizer = Tokenizer.from_file(str(file))
-    except Exception as error:  # that library raises this class and no other
-        raise ValueError(f"{file} cannot be read: {str(error)[:300]}") from None
+    tokenizer = tokenizer_in(file)
 
     def save(into: Path) -> None:
         for name in TOKENIZER_FILES:
@@ -113,6 +106,18 @@ def _words(folder: Path) -> Words:
                 (into / name).write_bytes((folder / name).read_bytes())
 
     return Words(lambda text: tokenizer.encode(text).ids, lambda ids: tokenizer.decode(ids), save)
+
+
+def tokenizer_in(file: Path) -> Any:
+    """The tokenizer of a tokenizer.json."""
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        raise ImportError("reading a tokenizer needs tokenizers: pip install tokenizers") from None
+    try:
+        return Tokenizer.from_file(str(file))
+    except Exception as error:  # that library raises this class and no other
+        raise ValueError(f"{file} cannot be read: {reason(error)}") from None
 
 
 def _by_transformers(folder: Path) -> Words:
@@ -127,8 +132,7 @@ def _by_transformers(folder: Path) -> Words:
         try:
             return _of_transformers(transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True))
         except Exception as error:
-            reason = str(error).strip().splitlines() or [type(error).__name__]
-            raise ValueError(f"{missing}, and no other tokenizer: {reason[0][:200]}") from None
+            raise ValueError(f"{missing}, and no other tokenizer: {reason(error, 200)}") from None
 
 
 def _of_transformers(tokenizer: Any) -> Words:

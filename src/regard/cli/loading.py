@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from regard._display.texts import reason
 from regard.cli import reading
 from regard.cli.names import find, quiet, refuse_ours, why_not_loaded
 from regard.cli.reading import Read
@@ -45,9 +46,7 @@ def load(name: str, *, answers: bool = False) -> Loaded:
                 transformers.AutoTokenizer.from_pretrained(folder, **local) if _has_tokenizer(folder, gguf) else None
             )
         except Exception as error:
-            raise ValueError(
-                f"the tokenizer in {folder} cannot be loaded: {str(error).splitlines()[0][:300]}"
-            ) from None
+            raise ValueError(f"the tokenizer in {folder} cannot be loaded: {reason(error)}") from None
     return Loaded(model.eval(), folder, gguf, tokenizer)
 
 
@@ -157,8 +156,7 @@ def outputs(model: Any, given: dict[str, Any]) -> Any:
         options = {"pixel_values": "--image", "input_features": "--audio", "input_values": "--audio"}
         wanted = [option for name, option in options.items() if name in takes and name not in given]
         hint = f"; it also takes {wanted[0]} FILE" if wanted else ""
-        said = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
-        raise ValueError(f"{type(model).__name__} cannot read this ({said}){hint}") from error
+        raise ValueError(f"{type(model).__name__} cannot read this ({reason(error)}){hint}") from error
 
 
 def arguments(loaded: Loaded, read: Read) -> dict[str, Any]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from functools import cache
-from importlib.resources import files
 from string import Formatter
 from typing import TYPE_CHECKING
+
+from regard._display.texts import parsed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 def labels() -> dict[str, str]:
     """English as a figure has it, with a {name} for each number: its Chinese. Labels that the experiment's own texts
     have are not among them."""
-    written = files("regard.lab").joinpath("labels.json").read_text(encoding="utf-8")
-    return {english: chinese for group in json.loads(written).values() for english, chinese in group.items()}
+    groups = parsed("regard.lab", "labels.json").values()
+    return {english: chinese for group in groups for english, chinese in group.items()}
 
 
 def translate(figure: Figure, words: Mapping[str, str]) -> None:

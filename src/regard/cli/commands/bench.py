@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from regard.cli import calls, complete, terminal
+from regard.cli import calls, complete, options, terminal
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,9 +33,9 @@ def bench(
     device: calls.Device = "cpu",
     backend: Annotated[
         str | None,
-        typer.Option(
-            help="Backends to time, comma-separated (default: auto and all of the device's but the reference).",
-            autocompletion=complete.some_of(complete.BACKENDS),
+        options.some_of(
+            complete.BACKENDS,
+            "Backends to time, comma-separated (default: auto and all of the device's but the reference).",
         ),
     ] = None,
     rounds: Annotated[int, typer.Option(min=3, help="Number of times each backend is timed.")] = 9,
@@ -52,14 +52,10 @@ def bench(
       regard bench 1,8,1024,64 --mask 'causal() & window(left=64)' --grad
       regard bench 1,8,4096,64 --backend sdpa,blockwise --rounds 15 --json
     """
-    try:
+    with terminal.one_line(ValueError, TypeError, impossible="this call cannot be timed here"):
         call = calls.read(query, key, value, mask, dtype, device)
         works, left_out = _works(call, softcap, grad, backend)
         samples = _time(works, rounds, call.device)
-    except (ValueError, TypeError) as error:
-        terminal.stop(str(error))
-    except (RuntimeError, MemoryError) as error:
-        terminal.stop(f"this call cannot be timed here: {(str(error).splitlines() or ['out of memory'])[0]}")
     rows = [_row(name, samples[name], samples[next(iter(samples))]) for name in samples]
     if as_json:
         terminal.data({"rows": rows, "left_out": left_out})
@@ -73,12 +69,9 @@ def _works(call: Call, softcap: float | None, grad: bool, wanted: str | None) ->
 
     import regard
 
-    there = ["auto", *regard.backends.available(call.device)]
-    usual = [name for name in there if name != "reference"]
-    names = usual if wanted is None else [name.strip() for name in wanted.split(",")]
-    for name in names:
-        if name not in there:
-            raise ValueError(f"--backend holds {name!r}; expected some of {', '.join(there)} on {call.device}")
+    names = calls.backends(wanted, call.device)
+    if wanted is None:
+        names.remove("reference")
     torch.manual_seed(0)
     inputs = [torch.randn(s, dtype=call.dtype, device=call.device, requires_grad=grad) for s in call.shapes]
     given: dict[str, Any] = {"mask": call.mask, "softcap": softcap}

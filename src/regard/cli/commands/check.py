@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from regard.cli import complete, terminal
+from regard.cli import calls, complete, options, terminal
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,30 +22,27 @@ if TYPE_CHECKING:
 def check(
     backend: Annotated[
         str | None,
-        typer.Option(
-            help="Backends to check, comma-separated: auto (what a plain call uses) and the names that "
-            "`regard info` lists (default: auto and every backend of the device; with --against, auto alone).",
-            autocompletion=complete.some_of(complete.BACKENDS),
+        options.some_of(
+            complete.BACKENDS,
+            "Backends to check, comma-separated: auto (what a plain call uses) and the names that `regard info` lists "
+            "(default: auto and every backend of the device; with --against, auto alone).",
         ),
     ] = None,
     rules: Annotated[str | None, typer.Option(help="Rules to check, such as 3,5,7-9 (default: all).")] = None,
     dtype: Annotated[
         str | None,
-        typer.Option(
-            help="Data types, comma-separated: float64, float32, float16, bfloat16 (default: all).",
-            autocompletion=complete.some_of(complete.DTYPES),
+        options.some_of(
+            complete.DTYPES, "Data types, comma-separated: float64, float32, float16, bfloat16 (default: all)."
         ),
     ] = None,
-    device: Annotated[
-        str, typer.Option(help="Device of the tensors.", autocompletion=complete.one_of(complete.DEVICES))
-    ] = "cpu",
+    device: calls.Device = "cpu",
     against: Annotated[
         str | None,
-        typer.Option(
-            help="Other implementations to check too, comma-separated: torch, torch-math, torch-is_causal, "
+        options.some_of(
+            complete.PEERS,
+            "Other implementations to check too, comma-separated: torch, torch-math, torch-is_causal, "
             "nn.MultiheadAttention, flex, and where installed x-transformers, x-transformers-flash, "
             "transformers-sdpa, transformers-eager (default: none).",
-            autocompletion=complete.some_of(complete.PEERS),
         ),
     ] = None,
     details: Annotated[
@@ -66,14 +63,12 @@ def check(
     from regard import testing
     from regard.cli import parse
 
-    try:
+    with terminal.one_line(ValueError, ImportError):
         where = parse.device(device)
         kinds = None if dtype is None else parse.dtypes(dtype)
         numbers = None if rules is None else parse.rules(rules, testing.numbers())
         ours = _own(backend, where, against)
         theirs = _peers(against)
-    except (ValueError, ImportError) as error:
-        terminal.stop(str(error))
 
     found: list[Report] = []
     with _progress([*ours, *theirs]) as of:
@@ -95,11 +90,8 @@ def _own(backend: str | None, device: str, against: str | None) -> dict[str, fun
     """regard's backends by name. With peers, only what a plain call of regard's runs, unless one is named."""
     import regard
 
-    there = ["auto", *regard.backends.available(device)]
-    names = (["auto"] if against else there) if backend is None else [name.strip() for name in backend.split(",")]
-    for name in names:
-        if name not in there:
-            raise ValueError(f"--backend holds {name!r}; expected some of {', '.join(there)} on {device}")
+    named = calls.backends(backend, device)
+    names = named if backend is not None or not against else ["auto"]
     return {f"regard {name}": functools.partial(regard.attention, backend=name) for name in names}
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from regard.cli import calls, complete, terminal
+from regard.cli import calls, complete, options, terminal
 
 if TYPE_CHECKING:
     import torch
@@ -30,10 +30,7 @@ def explain(
     grad: Annotated[bool, typer.Option("--grad", help="Plan for training: the inputs require gradients.")] = False,
     dtype: calls.Dtype = "float32",
     device: calls.Device = "cpu",
-    backend: Annotated[
-        str,
-        typer.Option(help="Backend, or auto to choose one.", autocompletion=complete.one_of(complete.BACKENDS)),
-    ] = "auto",
+    backend: Annotated[str, options.one_of(complete.BACKENDS, "Backend, or auto to choose one.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:
     """Show how a call would run: which backend, why not the others, and what it costs. Computes nothing.
@@ -46,7 +43,7 @@ def explain(
     import regard
     from regard.cli import parse, show
 
-    try:
+    with terminal.one_line(ValueError, TypeError, impossible="this call cannot be planned here"):
         call = calls.read(query, key, value, mask, dtype, device)
         kind, where = call.dtype, call.device
         plan = regard.explain(
@@ -64,10 +61,6 @@ def explain(
             terminal.data(show.plan(plan))
         else:
             typer.echo(str(plan))
-    except (ValueError, TypeError) as error:
-        terminal.stop(str(error))
-    except (RuntimeError, MemoryError) as error:
-        terminal.stop(f"this call cannot be planned here: {(str(error).splitlines() or ['out of memory'])[0]}")
 
 
 def _unmade(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Tensor:

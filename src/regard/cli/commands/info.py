@@ -41,10 +41,8 @@ def info(
     """
     if threads is not None and not measure:
         terminal.stop("--threads is for --measure; give both")
-    try:
+    with terminal.one_line(ValueError, options=("threads",)):
         found = _measure(threads) if measure else {}
-    except ValueError as error:
-        terminal.stop(f"--{error}")
     lines = machine()
     if as_json:
         terminal.data(dict(lines) | ({"measured": found} if measure else {}))

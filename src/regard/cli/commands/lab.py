@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from regard.cli import complete, terminal
+from regard.cli import complete, options, terminal
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -46,18 +46,11 @@ def lab(
     ] = None,
     kind: Annotated[
         str | None,
-        typer.Option(
-            "--format",
-            help="Format of the figures that --out writes: png or svg (default: png).",
-            autocompletion=complete.one_of(("png", "svg")),
+        options.one_of(
+            ("png", "svg"), "Format of the figures that --out writes: png or svg (default: png).", "--format"
         ),
     ] = None,
-    lang: Annotated[
-        str,
-        typer.Option(
-            help="Language of tables, texts and figures: en or zh.", autocompletion=complete.one_of(("en", "zh"))
-        ),
-    ] = "en",
+    lang: Annotated[str, options.language("Language of tables, texts and figures: en or zh.")] = "en",
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
 ) -> None:
     """Run worked examples and experiments on attention: their numbers, what to look at, and what notes get wrong.
@@ -71,19 +64,15 @@ def lab(
     """
     from regard._display import texts
 
-    try:
+    with terminal.one_line(ValueError, ImportError):
         lang = texts.language(lang)
         chosen = _chosen(names or [])
         ending = _check_out(out, kind, chosen, lang)
-    except (ValueError, ImportError) as error:
-        terminal.stop(str(error))
     if not chosen:
         _list(lang, as_json)
         return
-    try:
+    with terminal.one_line(ImportError):
         found = _run(chosen, out, ending, lang)
-    except ImportError as error:
-        terminal.stop(str(error))
     if as_json:
         rows = [one.to_dict(lang) for one in found]
         terminal.data(rows[0] if len(rows) == 1 else rows)

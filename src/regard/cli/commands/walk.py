@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from regard.cli import complete, terminal
+from regard.cli import complete, options, terminal
 
 if TYPE_CHECKING:
     from regard._walk import Begin, Settings, Story
@@ -38,18 +38,12 @@ def walk(
     seed: Annotated[int | None, typer.Option(help="Seed of the random vectors and matrices (default: 0).")] = None,
     cross: Annotated[str | None, typer.Option(help="Cross attention: attend to this text.")] = None,
     model: Annotated[
-        str | None,
-        typer.Option(
-            help="Use trained weights: minilm, or a folder with a text encoder.",
-            autocompletion=complete.one_of(("minilm",)),
-        ),
+        str | None, options.one_of(("minilm",), "Use trained weights: minilm, or a folder with a text encoder.")
     ] = None,
     layer: Annotated[int | None, typer.Option(help="Layer of --model, counted from 0 (default: 0).")] = None,
     html: Annotated[Path | None, typer.Option(help="Write an HTML page to this file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all numbers as JSON.")] = False,
-    lang: Annotated[
-        str, typer.Option(help="Language: en (English) or zh (Chinese).", autocompletion=complete.one_of(("en", "zh")))
-    ] = "en",
+    lang: Annotated[str, options.language("Language: en (English) or zh (Chinese).")] = "en",
 ) -> None:
     """Walk through multi-head attention step by step, with real numbers: from tokens to the output.
 
@@ -62,7 +56,8 @@ def walk(
     """
     from regard._display.texts import language
     from regard._display.texts import text as say
-    from regard._walk import Settings
+    from regard._files.write import write_atomically
+    from regard._walk import Settings, View
     from regard._walk import html as as_page
     from regard._walk._words import STEPS
 
@@ -74,15 +69,15 @@ def walk(
         if layer is not None and model is None:
             raise ValueError("--layer names a layer of --model; give --model minilm too")
         if model is not None and numbers:
-            option = next(iter(numbers)).replace("_", "-")
-            raise ValueError(f"--{option} does not apply to --model, which has its own; leave it out")
+            option = terminal.flag(next(iter(numbers)))
+            raise ValueError(f"{option} does not apply to --model, which has its own; leave it out")
         story, begin = _story_of(text, settings, model, layer or 0, lang)
         if html is not None:
-            _write(html, as_page(begin, story, lang))
+            write_atomically(html, [as_page(begin, story, lang).encode()])
     if as_json:
         terminal.data(story.data(), indent=None)
     elif html is None:
-        _show(story, lang)
+        terminal.console().print(View(story, lang))
     if html is not None:
         typer.echo(say(STEPS, lang, "wrote", file=html), err=as_json)
 
@@ -121,15 +116,3 @@ def _story_of(text: str | None, settings: Settings, model: str | None, layer: in
     stories = {each: walk_layer(found, source, settings, each) for each in ("en", "zh")}
     begin = Begin(settings=settings, text=read, words=found.tokens, layer=found, stories=stories)
     return stories[lang], begin
-
-
-def _write(path: Path, page: str) -> None:
-    from regard._files.write import write_atomically
-
-    write_atomically(path, [page.encode("utf-8")])
-
-
-def _show(story: Story, lang: str) -> None:
-    from regard._walk import View
-
-    terminal.console().print(View(story, lang))
