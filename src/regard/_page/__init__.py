@@ -36,7 +36,6 @@ def page(
     against: Recording | None = None,
     opening: dict[str, Any] | None = None,
     home: str = "file",
-    budget: int | None = None,
     picture: Any = None,
     patches: tuple[int, int] | None = None,
 ) -> str:
@@ -46,7 +45,6 @@ def page(
         against: a second recording, to compare with.
         opening: where the page opens: ``layer``, ``head``, ``view``, ``lang``, ``theme``.
         home: "file", or "cell" inside a notebook.
-        budget: bytes of data at most, before base64.
         picture, patches: what a vision model was given, and how many rows and columns of patches it was cut into.
     """
     from regard._page._pack import pack  # reads tensors: the walkthrough uses this package without torch
@@ -60,8 +58,7 @@ def page(
     wanted = {name: value for name, value in (opening or {}).items() if value is not None}
     if wanted:
         extra["open"] = wanted
-    packed = pack(recordings, budget, extra)
-    lang = {"zh": "zh-CN"}.get(str(wanted.get("lang")), "en")
+    packed = pack(recordings, None, extra)
     body = [
         f'<div id="regard" data-home="{home}"><noscript><div class="plain">',
         f"<h1>{as_text(recording.title)}</h1>",
@@ -69,7 +66,7 @@ def page(
         "</div></noscript></div>",
         f'<script type="text/plain" id="regard-data">{base64.b64encode(packed).decode()}</script>',
     ]
-    return document(recording.title, STYLE, body, lang, script())
+    return document(recording.title, STYLE, body, wanted.get("lang", "en"), script())
 
 
 @cache

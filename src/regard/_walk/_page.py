@@ -59,7 +59,7 @@ def html(begin: Begin, story: Story, lang: str) -> str:
         "</div></noscript></div>",
         f'<script type="text/plain" id="regard-walk">{base64.b64encode(packed).decode()}</script>',
     ]
-    return document(story.title, STYLE, body, {"en": "en", "zh": "zh-CN"}[lang], script())
+    return document(story.title, STYLE, body, lang, script())
 
 
 def _data(begin: Begin, lang: str) -> dict[str, Any]:

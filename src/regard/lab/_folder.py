@@ -57,7 +57,7 @@ def write_index(found: Iterable[Result], folder: Path, kind: str = "png", lang: 
     """One page with all figures, tables and texts: the figures are inside, so that it can be sent on alone."""
     title = text(WORDS, lang, "title")
     parts = [f"<h1>{as_text(title)}</h1>", *(_section(one, folder, kind, lang) for one in found)]
-    page = document(title, STYLE, parts, {"en": "en", "zh": "zh-CN"}[lang])
+    page = document(title, STYLE, parts, lang)
     file = folder / "index.html"
     write_atomically(file, [page.encode()])
     return file
