@@ -62,10 +62,9 @@ def measure_call(
         seconds: how long each may take; three runs are made in any case.
     """
     _given.check_device(where)
-    kv_heads = call.heads if call.kv_heads is None else call.kv_heads
-    shapes = [(call.batch, heads, call.length, call.head_dim) for heads in (call.heads, kv_heads, kv_heads)]
     made: dict[str, Any] = {"dtype": getattr(torch, call.dtype), "device": where}
-    inputs = [torch.randn(shape, **made) for shape in shapes]
+    heads = (call.heads, call.shared_heads, call.shared_heads)
+    inputs = [torch.randn(call.batch, count, call.length, call.head_dim, **made) for count in heads]
     mask = masks.causal() if call.causal else None
     if call.window is not None:
         mask = masks.causal() & masks.window(left=call.window)
