@@ -12,6 +12,9 @@ from regard.cli import complete, options
 if TYPE_CHECKING:
     import torch
 
+# Arguments of a call that are options here: errors of the library say them as such.
+OPTIONS = ("key", "value", "mask", "bias", "softcap", "scale", "dropout", "sinks", "query_offset", "dtype", "backend")
+
 Query = Annotated[str, typer.Argument(help="Shape of query: batch,head,token,dim, such as 2,8,128,64.")]
 Key = Annotated[str | None, typer.Option(help="Shape of key (default: the shape of query).")]
 Value = Annotated[str | None, typer.Option(help="Shape of value (default: the shape of key).")]

@@ -52,7 +52,7 @@ def bench(
       regard bench 1,8,1024,64 --mask 'causal() & window(left=64)' --grad
       regard bench 1,8,4096,64 --backend sdpa,blockwise --rounds 15 --json
     """
-    with terminal.one_line(ValueError, TypeError, impossible="this call cannot be timed here"):
+    with terminal.one_line(ValueError, TypeError, options=calls.OPTIONS, impossible="this call cannot be timed here"):
         call = calls.read(query, key, value, mask, dtype, device)
         works, left_out = _works(call, softcap, grad, backend)
         samples = _time(works, rounds, call.device)

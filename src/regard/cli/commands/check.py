@@ -71,7 +71,7 @@ def check(
         theirs = _peers(against)
 
     found: list[Report] = []
-    with _progress([*ours, *theirs]) as of:
+    with _progress([*ours, *theirs], "" if rules else "; all rules take minutes") as of:
         for name, fn in {**ours, **theirs}.items():
             report = testing.check(fn, rules=numbers, device=where, dtype=kinds, name=name, progress=of(name))
             found.append(report)
@@ -99,14 +99,17 @@ def _peers(against: str | None) -> dict[str, functools.partial[Tensor]]:
     from regard.testing import peers
 
     names = [] if against is None else [name.strip() for name in against.split(",")]
+    for name in names:
+        if name not in peers.PEERS:
+            raise ValueError(f"--against holds {name!r}; expected some of {', '.join(peers.PEERS)}")
     return {name: functools.partial(peers.load(name)) for name in names}
 
 
 @contextlib.contextmanager
-def _progress(names: list[str]) -> Iterator[Callable[[str], Callable[[int, int], None]]]:
+def _progress(names: list[str], note: str) -> Iterator[Callable[[str], Callable[[int, int], None]]]:
     """A bar for each implementation where someone watches stderr; one line there otherwise, before the work begins."""
     if not sys.stderr.isatty():
-        typer.echo(f"regard: checking {', '.join(names)}, one after the other; all of it takes minutes", err=True)
+        typer.echo(f"regard: checking {', '.join(names)}{note}", err=True)
     with terminal.progress() as bars:
         tasks = {name: bars.add_task(name, total=None) for name in names}
         yield lambda name: lambda done, total: bars.update(tasks[name], completed=done, total=total)

@@ -43,7 +43,7 @@ def explain(
     import regard
     from regard.cli import parse, show
 
-    with terminal.one_line(ValueError, TypeError, impossible="this call cannot be planned here"):
+    with terminal.one_line(ValueError, TypeError, options=calls.OPTIONS, impossible="this call cannot be planned here"):
         call = calls.read(query, key, value, mask, dtype, device)
         kind, where = call.dtype, call.device
         plan = regard.explain(
