@@ -23,9 +23,7 @@ def convert(
     ],
     out: Annotated[Path, typer.Argument(help="Output folder; it is created if needed.")],
     dtype: options.Dtype = None,
-    layer: Annotated[
-        int | None, typer.Option(help="For DeepSeek-V3: convert only this layer's attention.")
-    ] = None,
+    layer: Annotated[int | None, typer.Option(help="For DeepSeek-V3: convert only this layer's attention.")] = None,
     ignore: Annotated[
         list[str] | None, typer.Option(help="Pattern of weight names to leave out; repeat for several.")
     ] = None,
