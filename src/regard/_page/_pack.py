@@ -33,6 +33,10 @@ SMALL_ROWS, LARGE_ROWS = 40_000, 300_000  # heads × queries up to which a page 
 SAMPLE = 8  # of this many layers, one
 SERVED = 64_000_000  # of a page that a server gives on one machine
 
+AS_THEY_ARE = (
+    "path", "kind", "sight", "heads", "query_text", "key_text", "first", "generated", "queries", "keys",
+)  # fmt: skip
+
 
 @dataclass
 class Detail:
@@ -156,16 +160,7 @@ def _packed(
 def _layer(layer: Layer, store: Store, detail: Detail) -> dict[str, Any]:
     return {
         "layer": layer.index,
-        "path": layer.path,
-        "kind": layer.kind,
-        "sight": layer.sight,
-        "heads": list(layer.heads),
-        "query_text": layer.query_text,
-        "key_text": layer.key_text,
-        "first": layer.first,
-        "generated": layer.generated,
-        "queries": layer.queries,
-        "keys": layer.keys,
+        **{name: getattr(layer, name) for name in AS_THEY_ARE},
         "rows": [{name: _rounded(value) for name, value in row.items()} for row in layer.rows],
         "top": _top(layer, store, detail),
         "map": _map(layer, store, detail),

@@ -70,8 +70,7 @@ def _print_spread(several: list[Spread], links: list[float], lang: str) -> None:
     for each in several:
         sizes = size(each.received), size(each.from_machines), seconds(each.receiving), seconds(each.seconds)
         rows.append((str(each.gpus), seconds(each.computing), *sizes, size(each.room)))
-    for line in columns(rows):
-        typer.echo(line)
+    typer.echo("\n".join(columns(rows)))
     typer.echo(text(CALL, lang, "links", near=links[0], far=links[1]))
 
 
@@ -148,8 +147,7 @@ def _print(call: AttentionCall, device: Device, found: dict[str, Any], times: di
         flops, memory = call.flops(backward=backward), call.bytes(backward=backward)
         measured = (seconds(times[way]), f"{times[way] / one.seconds:.2f}") if times else ()
         rows.append((say(way), count(flops), size(memory), seconds(one.seconds), say(one.bound), *measured))
-    for line in columns(rows):
-        typer.echo(line)
+    typer.echo("\n".join(columns(rows)))
     threads = (
         "" if device.threads is None else say("thread" if device.threads == 1 else "threads", count=device.threads)
     )

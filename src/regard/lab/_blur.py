@@ -20,9 +20,6 @@ SYMBOLS = 256
 
 @dataclass(frozen=True)
 class Blur(Result):
-    name = "E8"
-    topic = "blur"
-
     shared: tuple[int, ...]
     likeness: Row  # cosine of the output with each value it was averaged from, mean
     heads: tuple[int, ...]

@@ -15,9 +15,6 @@ LENGTH = 5
 
 @dataclass(frozen=True)
 class Causal(Result):
-    name = "E5"
-    topic = "causal"
-
     weights: Matrix  # under masks.causal()
     mistaken: Matrix  # triu(k=1), which marks what is forbidden, read as what to keep
     last_out: Row  # the mistaken call's last output, whose row has nothing to attend to

@@ -32,9 +32,6 @@ class Answers:
 
 @dataclass(frozen=True)
 class FixedWeights(Result):
-    name = "E7"
-    topic = "fixed_weights"
-
     chance: float
     answers: dict[str, Answers]
 

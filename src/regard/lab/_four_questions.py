@@ -17,9 +17,6 @@ LENGTHS = (256, 512, 1024, 2048)
 
 @dataclass(frozen=True)
 class FourQuestions(Result):
-    name = "E13"
-    topic = "four_questions"
-
     tokens: int
     steps: dict[str, int]  # that must follow each other over all tokens, by kind of layer
     lengths: tuple[int, ...]

@@ -24,9 +24,6 @@ TOKENS = ("x1", "x2", "x3", "x4")
 
 @dataclass(frozen=True)
 class FromScratch(Result):
-    name = "E9"
-    topic = "from_scratch"
-
     seed: int
     weights: Matrix
     out: Matrix

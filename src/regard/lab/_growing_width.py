@@ -19,9 +19,6 @@ SHOWN = {  # a number of Sharpness: what its panel is called, and its unit
 
 @dataclass(frozen=True)
 class GrowingWidth(Result):
-    name = "X1"
-    topic = "growing_width"
-
     widths: tuple[int, ...]
     keys: int
     raw: tuple[Sharpness, ...]  # one for each width

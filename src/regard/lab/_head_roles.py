@@ -89,9 +89,6 @@ class Role:
 
 @dataclass(frozen=True)
 class HeadRoles(Result):
-    name = "E12"
-    topic = "head_roles"
-
     model: str
     sentences: int
     roles: dict[str, Role]

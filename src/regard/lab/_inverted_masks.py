@@ -30,9 +30,6 @@ class Trained:
 
 @dataclass(frozen=True)
 class InvertedMasks(Result):
-    name = "X3"
-    topic = "inverted_masks"
-
     floor: float  # the least loss that anyone can have who does not see the future
     chance: float
     causal: Trained

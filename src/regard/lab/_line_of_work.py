@@ -17,9 +17,6 @@ HEADS, HEAD_DIM, LATENT, ROTARY = 128, 128, 512, 64
 
 @dataclass(frozen=True)
 class LineOfWork(Result):
-    name = "E14"
-    topic = "line_of_work"
-
     tokens: int
     pairs: int  # 2017: every query with every key
     first_sees: dict[str, int]  # 2018: how many tokens the first one sees

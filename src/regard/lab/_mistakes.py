@@ -15,9 +15,6 @@ from regard.nn import MultiHeadAttention
 
 @dataclass(frozen=True)
 class Mistakes(Result):
-    name = "X5"
-    topic = "mistakes"
-
     softmax: Row  # of [2.3, 9.1, 0.5]
     deviation: float  # of unscaled scores at d_k = 512
     outside: float  # share of them beyond ±22

@@ -15,9 +15,6 @@ STEPS = ("query", "query_heads", "scores", "weights", "heads", "concat", "output
 
 @dataclass(frozen=True)
 class NumpyHeads(Result):
-    name = "E11"
-    topic = "numpy_heads"
-
     heads: int
     one: dict[str, tuple[int, ...]]  # the shape of every step, with one head
     many: dict[str, tuple[int, ...]]  # and with all of them

@@ -15,9 +15,6 @@ HEADS = (1, 2, 4, 8, 16)
 
 @dataclass(frozen=True)
 class Parameters(Result):
-    name = "E10"
-    topic = "parameters"
-
     widths: tuple[int, ...]
     counted: tuple[int, ...]  # a layer without biases, for each width
     heads: tuple[int, ...]

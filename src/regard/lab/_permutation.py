@@ -21,9 +21,6 @@ WIDTH, HEADS = 32, 4
 
 @dataclass(frozen=True)
 class Permutation(Result):
-    name = "X4"
-    topic = "permutation"
-
     tokens: int
     shuffled: dict[str, float]  # largest difference between "shuffle, then attend" and "attend, then shuffle"
     sentences: dict[str, float]  # between the mean outputs of "dog bites man" and "man bites dog"

@@ -55,7 +55,12 @@ class Result:
     """
 
     name: ClassVar[str]  # "E3"
-    topic: ClassVar[str]  # "variance": the function, and its part of words.json
+    topic: ClassVar[str]  # "variance": the function, its file, and its part of words.json
+
+    def __init_subclass__(cls) -> None:
+        package, _, topic = cls.__module__.rpartition("._")
+        if package == "regard.lab":
+            cls.topic, cls.name = topic, lab.find(topic)
 
     def to_dict(self, lang: str = "en") -> dict[str, Any]:
         """All numbers as what JSON holds, and the title in a language."""

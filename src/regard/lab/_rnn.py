@@ -22,9 +22,6 @@ LAYERS = 4  # convolutions, one on another
 
 @dataclass(frozen=True)
 class Rnn(Result):
-    name = "S15"
-    topic = "rnn"
-
     tokens: int
     width: int
     distances: tuple[int, ...]

@@ -15,9 +15,6 @@ ROW = 3  # the query whose weights the figure shows
 
 @dataclass(frozen=True)
 class Saturation(Result):
-    name = "E4"
-    topic = "saturation"
-
     head_dim: int
     keys: int
     queries: int

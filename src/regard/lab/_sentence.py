@@ -23,9 +23,6 @@ TEXT = "The cat sat on the mat."
 
 @dataclass(frozen=True)
 class Sentence(Result):
-    name = "E6"
-    topic = "sentence"
-
     tokens: tuple[str, ...]
     weights: tuple[Matrix, ...]  # by head
     entropy: tuple[Row, ...]  # by head, nats

@@ -14,9 +14,6 @@ from regard.nn import MultiHeadAttention
 
 @dataclass(frozen=True)
 class SumOverHeads(Result):
-    name = "M21"
-    topic = "sum_over_heads"
-
     heads: int
     head_dim: int
     width: int

@@ -15,9 +15,6 @@ TOKENS = ("x1", "x2")
 
 @dataclass(frozen=True)
 class TwoHeads(Result):
-    name = "E2"
-    topic = "two_heads"
-
     q1: Matrix
     q2: Matrix
     weights1: Matrix

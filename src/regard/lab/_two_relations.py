@@ -22,9 +22,6 @@ STEPS = 300
 
 @dataclass(frozen=True)
 class TwoRelations(Result):
-    name = "X2"
-    topic = "two_relations"
-
     heads: tuple[int, ...]
     right: Row  # share of right answers, for each number of heads
     loss: Row  # at the end of training, nats

@@ -16,9 +16,6 @@ TOKENS = ("x1", "x2")
 
 @dataclass(frozen=True)
 class TwoTokens(Result):
-    name = "E1"
-    topic = "two_tokens"
-
     scores: Matrix
     weights: Matrix
     out: Matrix

@@ -16,9 +16,6 @@ REACH = 32.5  # four standard deviations of a dot product of width 64, in bins o
 
 @dataclass(frozen=True)
 class Variance(Result):
-    name = "E3"
-    topic = "variance"
-
     head_dim: int
     pairs: int
     raw: float

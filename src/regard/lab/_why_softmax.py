@@ -17,9 +17,6 @@ LOWER = 9.0  # taken from all scores: nothing about who fits best changes
 
 @dataclass(frozen=True)
 class WhySoftmax(Result):
-    name = "M20"
-    topic = "why_softmax"
-
     scores: Row
     weights: dict[str, Row]  # as weights: the scores themselves, the largest alone, softmax
     lowered: dict[str, Row]  # the same when all scores are lower by the same amount
