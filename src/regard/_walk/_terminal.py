@@ -147,8 +147,10 @@ class Page:
 
     def _cell(self, value: float, colour: float, kind: str, digits: int, cell: int) -> tuple[str, Style]:
         word, nothing = shown(value, kind, digits)
-        style = Style(dim=True) if nothing else _filled(_mixed(colour, kind)) if self.coloured else Style()
-        return f" {right(word, cell)}", style
+        return f" {right(word, cell)}", Style(dim=True) if nothing else self._style(colour, kind)
+
+    def _style(self, colour: float, kind: str) -> Style:
+        return _filled(_mixed(colour, kind)) if self.coloured else Style()
 
     def _heatmap(self, panel: Panel) -> list[Text]:
         side = _label_width(panel.rows) if len(panel.rows) <= MOST_ROWS else 0
@@ -172,10 +174,7 @@ class Page:
             line = Text()
             for colour in row:
                 shade = SHADES[min(int(abs(colour) * len(SHADES)), len(SHADES) - 1)]
-                line.append(
-                    (" " if self.coloured else shade) * per_cell,
-                    _filled(_mixed(colour, panel.kind)) if self.coloured else Style(),
-                )
+                line.append((" " if self.coloured else shade) * per_cell, self._style(colour, panel.kind))
             lines.append(line)
         return lines
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from regard.cli import complete, options
+from regard.cli.options import about
 
 if TYPE_CHECKING:
     import torch
@@ -16,13 +17,13 @@ if TYPE_CHECKING:
 OPTIONS = ("key", "value", "mask", "bias", "softcap", "scale", "dropout", "sinks", "query_offset", "dtype", "backend")
 
 Query = Annotated[str, typer.Argument(help="Shape of query: batch,head,token,dim, such as 2,8,128,64.")]
-Key = Annotated[str | None, typer.Option(help="Shape of key (default: the shape of query).")]
-Value = Annotated[str | None, typer.Option(help="Shape of value (default: the shape of key).")]
+Key = Annotated[str | None, about("Shape of key (default: the shape of query).")]
+Value = Annotated[str | None, about("Shape of value (default: the shape of key).")]
 Mask = Annotated[
     str | None,
     options.one_of(complete.MASKS, "Mask, such as 'causal() & window(left=256)'; combine with &, | and ~."),
 ]
-Softcap = Annotated[float | None, typer.Option(help="Softcap of the logits.")]
+Softcap = Annotated[float | None, about("Softcap of the logits.")]
 Dtype = Annotated[str, options.one_of(complete.DTYPES, "Data type: float64, float32, float16 or bfloat16.")]
 Device = Annotated[str, options.one_of(complete.DEVICES, "Device of the tensors.")]
 

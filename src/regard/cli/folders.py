@@ -18,6 +18,15 @@ TOKENIZER_FILES = (
 )  # fmt: skip
 
 
+def transformers_for(why: str) -> Any:
+    """Hugging Face's library, or an ImportError that says what it is needed for."""
+    try:
+        import transformers
+    except ImportError:
+        raise ImportError(why) from None
+    return transformers
+
+
 class Words(NamedTuple):
     """A tokenizer: from text to numbers and back."""
 
@@ -78,10 +87,7 @@ def _from_gguf(folder: Path, gguf: str, dtype: Any, device: str | None) -> Found
     from regard import interop
 
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    try:
-        import transformers
-    except ImportError:
-        raise ImportError("a GGUF file is read by transformers: pip install transformers gguf accelerate") from None
+    transformers = transformers_for("a GGUF file is read by transformers: pip install transformers gguf accelerate")
     local: dict[str, Any] = {"gguf_file": gguf, "local_files_only": True}
     with _quiet(transformers):
         try:
@@ -124,10 +130,7 @@ def _by_transformers(folder: Path) -> Words:
     missing = f"{folder} has no tokenizer.json"
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise ValueError(f"{missing}, and no other tokenizer's files")  # transformers would make up an empty one
-    try:
-        import transformers
-    except ImportError:
-        raise ImportError(f"{missing}; to read another tokenizer: pip install transformers") from None
+    transformers = transformers_for(f"{missing}; to read another tokenizer: pip install transformers")
     with _quiet(transformers):
         try:
             return _of_transformers(transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True))

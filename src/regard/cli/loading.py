@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from regard._display.texts import reason
 from regard.cli import reading
+from regard.cli.folders import TOKENIZER_FILES, transformers_for
 from regard.cli.names import find, quiet, refuse_ours, why_not_loaded
 from regard.cli.reading import Read
 
@@ -24,10 +25,7 @@ class Loaded(NamedTuple):
 def load(name: str, *, answers: bool = False) -> Loaded:
     """The model in evaluation mode and its tokenizer; only safetensors and GGUF are read, a pickle could run code.
     With ``answers``, a model that writes is loaded with what says the next token."""
-    try:
-        import transformers
-    except ImportError:
-        raise ImportError("looking at a model needs transformers: pip install transformers") from None
+    transformers = transformers_for("looking at a model needs transformers: pip install transformers")
     folder, gguf = find(name)
     if gguf is None:
         refuse_ours(folder)
@@ -68,8 +66,6 @@ def _class_for(transformers: Any, config: Any, answers: bool, gguf: str | None) 
 
 
 def _has_tokenizer(folder: Path, gguf: str | None) -> bool:
-    from regard.cli.folders import TOKENIZER_FILES
-
     # transformers would make up an empty one where there is none
     return gguf is not None or any((folder / name).is_file() for name in (*TOKENIZER_FILES, "spiece.model"))
 

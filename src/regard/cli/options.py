@@ -11,18 +11,23 @@ import typer
 from regard.cli import complete
 
 
-def one_of(names: Sequence[str], about: str, *flags: str) -> Any:
+def about(said: str, *flags: str) -> Any:
+    """An option, and what its help says; a switch names its one flag."""
+    return typer.Option(*flags, help=said)
+
+
+def one_of(names: Sequence[str], said: str, *flags: str) -> Any:
     """An option whose value is one of these names; a shell completes it."""
-    return typer.Option(*flags, help=about, autocompletion=complete.one_of(names))
+    return typer.Option(*flags, help=said, autocompletion=complete.one_of(names))
 
 
-def some_of(names: Sequence[str], about: str) -> Any:
+def some_of(names: Sequence[str], said: str) -> Any:
     """An option that takes several of these names, comma-separated."""
-    return typer.Option(help=about, autocompletion=complete.some_of(names))
+    return typer.Option(help=said, autocompletion=complete.some_of(names))
 
 
-def language(about: str) -> Any:
-    return one_of(("en", "zh"), about)
+def language(said: str) -> Any:
+    return one_of(("en", "zh"), said)
 
 
 Device = Annotated[str, one_of(complete.DEVICES, "Device that runs the model.")]

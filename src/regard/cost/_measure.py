@@ -98,7 +98,7 @@ def using_threads(threads: int | None) -> Iterator[int]:
 
 def times(work: Work, where: str, seconds: float) -> list[float]:
     """Seconds of each run, after one that pays for plans and memory; three runs at least."""
-    wait = torch.cuda.synchronize if where == "cuda" else _nothing
+    wait = waiting(where)
     work()
     wait()
     found: list[float] = []
@@ -109,6 +109,12 @@ def times(work: Work, where: str, seconds: float) -> list[float]:
         wait()
         found.append(time.perf_counter() - start)
     return found
+
+
+def waiting(device: str) -> Callable[[], None]:
+    """Until the device has done what it was given; a CPU does it at once."""
+    kind = torch.device(device).type
+    return torch.cuda.synchronize if kind == "cuda" else torch.mps.synchronize if kind == "mps" else _nothing
 
 
 def _nothing() -> None:

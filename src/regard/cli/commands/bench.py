@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
 import time
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from regard.cli import calls, complete, options, terminal
+from regard.cli.options import about
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,7 +30,7 @@ def bench(
     value: calls.Value = None,
     mask: calls.Mask = None,
     softcap: calls.Softcap = None,
-    grad: Annotated[bool, typer.Option("--grad", help="Time the backward pass too.")] = False,
+    grad: Annotated[bool, about("Time the backward pass too.", "--grad")] = False,
     dtype: calls.Dtype = "float32",
     device: calls.Device = "cpu",
     backend: Annotated[
@@ -39,7 +41,7 @@ def bench(
         ),
     ] = None,
     rounds: Annotated[int, typer.Option(min=3, help="Number of times each backend is timed.")] = 9,
-    as_json: Annotated[bool, typer.Option("--json", help="Print every sample as JSON.")] = False,
+    as_json: Annotated[bool, about("Print every sample as JSON.", "--json")] = False,
 ) -> None:
     """Time a call on each backend and compare each with PyTorch's scaled_dot_product_attention.
 
@@ -92,16 +94,11 @@ def _works(call: Call, softcap: float | None, grad: bool, wanted: str | None) ->
             left_out[name] = f"it needs {plan.cost.peak_bytes / 2**30:.0f} GiB: name it with --backend to run it"
             continue
         label = f"auto: {plan.backend}" if name == "auto" else name
-        works[f"regard {label}"] = _run(_of_regard(inputs, given, name), inputs, grad)
+        call_of_regard = functools.partial(regard.attention, *inputs, **given, backend=name)
+        works[f"regard {label}"] = _run(call_of_regard, inputs, grad)
     if not works:
         raise ValueError("; ".join(f"{name}: {reason}" for name, reason in left_out.items()))
     return works, left_out
-
-
-def _of_regard(inputs: list[Tensor], given: dict[str, Any], backend: str) -> Callable[[], Tensor]:
-    import regard
-
-    return lambda: regard.attention(*inputs, **given, backend=backend)
 
 
 def _of_torch(inputs: list[Tensor], mask: Any) -> Callable[[], Tensor]:
@@ -123,19 +120,19 @@ def _of_torch(inputs: list[Tensor], mask: Any) -> Callable[[], Tensor]:
 def _run(forward: Callable[[], Tensor], inputs: list[Tensor], grad: bool) -> Work:
     import torch
 
-    if not grad:
+    def work() -> object:
+        with torch.set_grad_enabled(grad):
+            out = forward()
+            return torch.autograd.grad(out.sum(), inputs) if grad else out
 
-        def work() -> object:
-            with torch.no_grad():
-                return forward()
-
-        return work
-    return lambda: torch.autograd.grad(forward().sum(), inputs)
+    return work
 
 
 def _time(works: dict[str, Work], rounds: int, device: str) -> dict[str, list[float]]:
     """Seconds of one run, round by round."""
-    wait = _waiting(device)
+    from regard.cost._measure import waiting
+
+    wait = waiting(device)
     names = list(works)
     samples: dict[str, list[float]] = {name: [] for name in names}
     with terminal.progress() as bars:
@@ -150,14 +147,6 @@ def _time(works: dict[str, Work], rounds: int, device: str) -> dict[str, list[fl
                 samples[name].append(_seconds(works[name], repeats[name], wait))
                 bars.advance(task)
     return samples
-
-
-def _waiting(device: str) -> Callable[[], None]:
-    """Until the device has done what it was given; a CPU does it at once."""
-    import torch
-
-    kind = torch.device(device).type
-    return torch.cuda.synchronize if kind == "cuda" else torch.mps.synchronize if kind == "mps" else lambda: None
 
 
 def _seconds(work: Work, repeats: int, wait: Callable[[], None]) -> float:

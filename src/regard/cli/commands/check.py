@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from regard.cli import calls, complete, options, terminal
+from regard.cli.options import about
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,7 +29,7 @@ def check(
             "(default: auto and every backend of the device; with --against, auto alone).",
         ),
     ] = None,
-    rules: Annotated[str | None, typer.Option(help="Rules to check, such as 3,5,7-9 (default: all).")] = None,
+    rules: Annotated[str | None, about("Rules to check, such as 3,5,7-9 (default: all).")] = None,
     dtype: Annotated[
         str | None,
         options.some_of(
@@ -45,10 +46,8 @@ def check(
             "transformers-sdpa, transformers-eager (default: none).",
         ),
     ] = None,
-    details: Annotated[
-        bool, typer.Option("--details", help="List every failure of the other implementations too.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print every row as JSON.")] = False,
+    details: Annotated[bool, about("List every failure of the other implementations too.", "--details")] = False,
+    as_json: Annotated[bool, about("Print every row as JSON.", "--json")] = False,
 ) -> None:
     """Run the conformance suite on regard's backends, and on other implementations.
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from regard.cli import complete, options, terminal
+from regard.cli.options import about
 
 if TYPE_CHECKING:
     from regard import models as zoo
@@ -54,82 +55,64 @@ def cost(
             autocompletion=complete.one_of(NAMES),
         ),
     ] = None,
-    length: Annotated[
-        int | None, typer.Option(help="Number of tokens per sequence (default: the model's limit).")
-    ] = None,
-    batch: Annotated[int, typer.Option(help="Number of sequences in the batch.")] = 1,
+    length: Annotated[int | None, about("Number of tokens per sequence (default: the model's limit).")] = None,
+    batch: Annotated[int, about("Number of sequences in the batch.")] = 1,
     dtype: Annotated[
         str | None,
         options.one_of(
             DTYPES, "Data type of weights, activations and cache (default: bf16; fp32 for a call on this machine)."
         ),
     ] = None,
-    source_length: Annotated[
-        int | None, typer.Option(help="Number of tokens the encoder of an encoder-decoder reads.")
-    ] = None,
-    layers: Annotated[int | None, typer.Option(help="Number of layers.")] = None,
-    d_model: Annotated[int | None, typer.Option(help="Width of a token's vector.")] = None,
-    heads: Annotated[int | None, typer.Option(help="Number of query heads.")] = None,
+    source_length: Annotated[int | None, about("Number of tokens the encoder of an encoder-decoder reads.")] = None,
+    layers: Annotated[int | None, about("Number of layers.")] = None,
+    d_model: Annotated[int | None, about("Width of a token's vector.")] = None,
+    heads: Annotated[int | None, about("Number of query heads.")] = None,
     kv_heads: Annotated[
-        int | None, typer.Option(help="Number of key/value heads: 1 for MQA, a divisor of --heads for GQA.")
+        int | None, about("Number of key/value heads: 1 for MQA, a divisor of --heads for GQA.")
     ] = None,
-    head_dim: Annotated[
-        int | None, typer.Option(help="Width of a head (default: --d-model divided by --heads).")
-    ] = None,
-    ff_dim: Annotated[
-        int | None, typer.Option(help="Width of the feed-forward network (default: 4 × --d-model).")
-    ] = None,
-    gated: Annotated[
-        bool, typer.Option("--gated", help="Gated feed-forward network with three matrices (SwiGLU).")
-    ] = False,
-    vocab: Annotated[int | None, typer.Option(help="Vocabulary size (default: 32000).")] = None,
-    window: Annotated[int | None, typer.Option(help="Window: a token attends to this many tokens before it.")] = None,
-    latent: Annotated[
-        int | None, typer.Option(help="Latent attention (MLA) with a latent vector of this width.")
-    ] = None,
-    rope_dim: Annotated[int | None, typer.Option(help="With --latent: width of the rotary key (default: 64).")] = None,
-    q_latent: Annotated[int | None, typer.Option(help="With --latent: width of the queries' latent vector.")] = None,
+    head_dim: Annotated[int | None, about("Width of a head (default: --d-model divided by --heads).")] = None,
+    ff_dim: Annotated[int | None, about("Width of the feed-forward network (default: 4 × --d-model).")] = None,
+    gated: Annotated[bool, about("Gated feed-forward network with three matrices (SwiGLU).", "--gated")] = False,
+    vocab: Annotated[int | None, about("Vocabulary size (default: 32000).")] = None,
+    window: Annotated[int | None, about("Window: a token attends to this many tokens before it.")] = None,
+    latent: Annotated[int | None, about("Latent attention (MLA) with a latent vector of this width.")] = None,
+    rope_dim: Annotated[int | None, about("With --latent: width of the rotary key (default: 64).")] = None,
+    q_latent: Annotated[int | None, about("With --latent: width of the queries' latent vector.")] = None,
     experts: Annotated[
-        int | None, typer.Option(help="Mixture of experts: number of feed-forward networks of --ff-dim per layer.")
+        int | None, about("Mixture of experts: number of feed-forward networks of --ff-dim per layer.")
     ] = None,
-    active: Annotated[
-        int | None, typer.Option(help="With --experts: number of experts per token (default: 2).")
-    ] = None,
-    int8: Annotated[bool, typer.Option("--int8", help="Store the cache in int8, one byte per number.")] = False,
-    rolling: Annotated[
-        bool, typer.Option("--rolling", help="Keep only the last --window tokens in the cache.")
-    ] = False,
-    sinks: Annotated[int, typer.Option(help="With --rolling: number of first tokens to keep too.")] = 0,
+    active: Annotated[int | None, about("With --experts: number of experts per token (default: 2).")] = None,
+    int8: Annotated[bool, about("Store the cache in int8, one byte per number.", "--int8")] = False,
+    rolling: Annotated[bool, about("Keep only the last --window tokens in the cache.", "--rolling")] = False,
+    sinks: Annotated[int, about("With --rolling: number of first tokens to keep too.")] = 0,
     device: Annotated[
         str | None,
-        typer.Option(help="Device whose kernels decide what the backward pass keeps: cuda or cpu (default: cuda)."),
+        about("Device whose kernels decide what the backward pass keeps: cuda or cpu (default: cuda)."),
     ] = None,
     on: Annotated[
         str | None,
         options.one_of(DEVICES, "Device for the roofline: its peak speed gives a lower bound on the time."),
     ] = None,
-    causal: Annotated[bool, typer.Option("--causal", help="For attention: causal mask.")] = False,
-    measure: Annotated[
-        bool, typer.Option("--measure", help="For attention: also time the call on this machine.")
-    ] = False,
-    threads: Annotated[int | None, typer.Option(help="For attention on this machine: number of CPU threads.")] = None,
+    causal: Annotated[bool, about("For attention: causal mask.", "--causal")] = False,
+    measure: Annotated[bool, about("For attention: also time the call on this machine.", "--measure")] = False,
+    threads: Annotated[int | None, about("For attention on this machine: number of CPU threads.")] = None,
     gpus: Annotated[
         str | None,
-        typer.Option(help="For attention: split the tokens over this many GPUs of --on; several counts as 8,64,1024."),
+        about("For attention: split the tokens over this many GPUs of --on; several counts as 8,64,1024."),
     ] = None,
     link: Annotated[
         float | None,
-        typer.Option(help="With --gpus: GB/s that a GPU receives within a machine of 8 GPUs (default: 450)."),
+        about("With --gpus: GB/s that a GPU receives within a machine of 8 GPUs (default: 450)."),
     ] = None,
     between: Annotated[
-        float | None, typer.Option(help="With --gpus: GB/s that a GPU receives from other machines (default: 50).")
+        float | None, about("With --gpus: GB/s that a GPU receives from other machines (default: 50).")
     ] = None,
     plot: Annotated[
         Path | None,
         typer.Option(help="Plot the cost against the length into this file (png, svg, pdf).", dir_okay=False),
     ] = None,
     lang: Annotated[str, options.language("Language of the table: en or zh.")] = "en",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
+    as_json: Annotated[bool, about("Print the numbers as JSON.", "--json")] = False,
 ) -> None:
     """Compute what a model costs: parameters, FLOPs, activation memory, KV cache; or the least time of one call.
 

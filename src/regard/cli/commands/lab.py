@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from regard.cli import complete, options, terminal
+from regard.cli.options import about
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -51,7 +52,7 @@ def lab(
         ),
     ] = None,
     lang: Annotated[str, options.language("Language of tables, texts and figures: en or zh.")] = "en",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
+    as_json: Annotated[bool, about("Print the numbers as JSON.", "--json")] = False,
 ) -> None:
     """Run worked examples and experiments on attention: their numbers, what to look at, and what notes get wrong.
 

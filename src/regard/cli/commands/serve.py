@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from regard.cli import options, terminal
+from regard.cli.options import about
 
 if TYPE_CHECKING:
     from regard._serve._folder import Folder
@@ -29,7 +30,7 @@ def serve(
         "."
     ),
     port: Annotated[int, typer.Option(help="Port on this machine (default: a free one).", show_default=False)] = 0,
-    open_page: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+    open_page: Annotated[bool, about("Open the page in the browser.", "--open")] = False,
     lang: Annotated[str, options.language("Language of the page: en or zh.")] = "en",
 ) -> None:
     """Show the recordings of a folder on a local page, and look at models on text typed there.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from regard.cli import complete, options, terminal
+from regard.cli.options import about
 
 if TYPE_CHECKING:
     from regard._walk import Begin, Settings, Story
@@ -24,25 +25,19 @@ def walk(
             autocompletion=complete.one_of(NAMES),
         ),
     ] = None,
-    heads: Annotated[int | None, typer.Option(help="Number of heads (default: 2).")] = None,
-    d_model: Annotated[
-        int | None, typer.Option(help="Width of the vectors, a multiple of --heads (default: 8).")
-    ] = None,
-    causal: Annotated[
-        bool, typer.Option("--causal", help="Causal mask: a token attends to itself and to earlier tokens.")
-    ] = False,
-    window: Annotated[
-        int | None, typer.Option(help="Window mask: a token attends to this many tokens on either side.")
-    ] = None,
-    no_scale: Annotated[bool, typer.Option("--no-scale", help="Do not divide the scores by √d_k.")] = False,
-    seed: Annotated[int | None, typer.Option(help="Seed of the random vectors and matrices (default: 0).")] = None,
-    cross: Annotated[str | None, typer.Option(help="Cross attention: attend to this text.")] = None,
+    heads: Annotated[int | None, about("Number of heads (default: 2).")] = None,
+    d_model: Annotated[int | None, about("Width of the vectors, a multiple of --heads (default: 8).")] = None,
+    causal: Annotated[bool, about("Causal mask: a token attends to itself and to earlier tokens.", "--causal")] = False,
+    window: Annotated[int | None, about("Window mask: a token attends to this many tokens on either side.")] = None,
+    no_scale: Annotated[bool, about("Do not divide the scores by √d_k.", "--no-scale")] = False,
+    seed: Annotated[int | None, about("Seed of the random vectors and matrices (default: 0).")] = None,
+    cross: Annotated[str | None, about("Cross attention: attend to this text.")] = None,
     model: Annotated[
         str | None, options.one_of(("minilm",), "Use trained weights: minilm, or a folder with a text encoder.")
     ] = None,
-    layer: Annotated[int | None, typer.Option(help="Layer of --model, counted from 0 (default: 0).")] = None,
-    html: Annotated[Path | None, typer.Option(help="Write an HTML page to this file.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print all numbers as JSON.")] = False,
+    layer: Annotated[int | None, about("Layer of --model, counted from 0 (default: 0).")] = None,
+    html: Annotated[Path | None, about("Write an HTML page to this file.")] = None,
+    as_json: Annotated[bool, about("Print all numbers as JSON.", "--json")] = False,
     lang: Annotated[str, options.language("Language: en (English) or zh (Chinese).")] = "en",
 ) -> None:
     """Walk through multi-head attention step by step, with real numbers: from tokens to the output.
