@@ -7,6 +7,7 @@ and the frame around it, and a table that readers without scripts see.
 from __future__ import annotations
 
 import base64
+from collections.abc import Iterable
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
@@ -59,14 +60,20 @@ def page(
     if wanted:
         extra["open"] = wanted
     packed = pack(recordings, None, extra)
+    place = f'id="regard" data-home="{home}"'
+    return stand_alone(recording.title, [_summary(recording)], "regard-data", packed, wanted.get("lang", "en"), place)
+
+
+def stand_alone(title: str, plain: Iterable[str], name: str, data: bytes, lang: str, place: str = 'id="regard"') -> str:
+    """The file of a page: data that the front end looks for under a name, and what readers without scripts see."""
     body = [
-        f'<div id="regard" data-home="{home}"><noscript><div class="plain">',
-        f"<h1>{as_text(recording.title)}</h1>",
-        _summary(recording),
+        f'<div {place}><noscript><div class="plain">',
+        f"<h1>{as_text(title)}</h1>",
+        *plain,
         "</div></noscript></div>",
-        f'<script type="text/plain" id="regard-data">{base64.b64encode(packed).decode()}</script>',
+        f'<script type="text/plain" id="{name}">{base64.b64encode(data).decode()}</script>',
     ]
-    return document(recording.title, STYLE, body, wanted.get("lang", "en"), script())
+    return document(title, STYLE, body, lang, script())
 
 
 @cache
