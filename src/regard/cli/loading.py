@@ -70,48 +70,51 @@ def _has_tokenizer(folder: Path, gguf: str | None) -> bool:
     return gguf is not None or any((folder / name).is_file() for name in (*TOKENIZER_FILES, "spiece.model"))
 
 
+# What models call their input: the option that gives it. By option: what prepares it, and who reads the file.
+_OPTIONS = {"pixel_values": "--image", "input_features": "--audio", "input_values": "--audio"}
+_READERS = {"--image": ("AutoImageProcessor", reading.image), "--audio": ("AutoFeatureExtractor", reading.sound)}
+
+
 def read(loaded: Loaded, words: str, built_in: bool, image: Path | None, audio: Path | None, length: int) -> Read:
     """The arguments of the call: what the model says it reads, of what was given."""
-    import transformers
-
-    model, folder = loaded.model, loaded.folder
-    local = {"local_files_only": True}
-    main = getattr(model, "main_input_name", "input_ids")
-    wanted = {"pixel_values": "--image", "input_features": "--audio", "input_values": "--audio"}.get(main)
+    model = loaded.model
+    wanted = _OPTIONS.get(getattr(model, "main_input_name", "input_ids"))
     given = {"--image": image, "--audio": audio}
     if wanted is not None and given[wanted] is None:
         raise ValueError(
             f"{type(model).__name__} reads {'images' if wanted == '--image' else 'sound'}: give {wanted} FILE"
         )
-    takes = _parameters(model)
     found: dict[str, Any] = {}
-    with quiet(transformers):
-        for option, name, kind in (
-            ("--image", "pixel_values", "AutoImageProcessor"),
-            ("--audio", "input_features", "AutoFeatureExtractor"),
-        ):
-            file = given[option]
-            if file is None:
-                continue
-            if not takes & {name, "input_values" if option == "--audio" else name}:
-                raise ValueError(
-                    f"{type(model).__name__} reads no {'image' if option == '--image' else 'sound'}: leave {option} out"
-                )
-            try:
-                prepare = getattr(transformers, kind).from_pretrained(folder, **local)
-            except Exception:
-                raise ValueError(f"{folder} has no preprocessor_config.json to prepare the {option[2:]} by") from None
-            found |= reading.image(prepare, file) if option == "--image" else reading.sound(prepare, file)
-    if found and "input_ids" not in takes:
+    for option, file in given.items():
+        if file is not None:
+            found |= _prepared(loaded, option, file)
+    if found and "input_ids" not in _parameters(model):
         if not built_in:
             raise ValueError(f"{type(model).__name__} reads no text: leave it out")
         return Read(found)
     if wanted is not None and built_in:
         return Read(found)
     if loaded.tokenizer is None:
-        raise ValueError(f"{folder} has no tokenizer (tokenizer.json or another), so a text cannot be read")
+        raise ValueError(f"{loaded.folder} has no tokenizer (tokenizer.json or another), so a text cannot be read")
     read = reading.tokens(loaded.tokenizer, words, _limit(loaded, length))
     return read._replace(given={**found, **read.given})
+
+
+def _prepared(loaded: Loaded, option: str, file: Path) -> dict[str, Any]:
+    """A picture or a sound as the model's own preparation makes it."""
+    import transformers
+
+    what = option.removeprefix("--")
+    if not any(_OPTIONS.get(name) == option for name in _parameters(loaded.model)):
+        nothing = "image" if option == "--image" else "sound"
+        raise ValueError(f"{type(loaded.model).__name__} reads no {nothing}: leave {option} out")
+    kind, as_numbers = _READERS[option]
+    with quiet(transformers):
+        try:
+            prepare = getattr(transformers, kind).from_pretrained(loaded.folder, local_files_only=True)
+        except Exception:
+            raise ValueError(f"{loaded.folder} has no preprocessor_config.json to prepare the {what} by") from None
+        return as_numbers(prepare, file)
 
 
 def _parameters(model: Any) -> set[str]:
@@ -149,8 +152,7 @@ def outputs(model: Any, given: dict[str, Any]) -> Any:
         if _raised_by_regard(error):
             raise  # an edit, say, that this model or this text has no place for
         takes = _parameters(model)
-        options = {"pixel_values": "--image", "input_features": "--audio", "input_values": "--audio"}
-        wanted = [option for name, option in options.items() if name in takes and name not in given]
+        wanted = [option for name, option in _OPTIONS.items() if name in takes and name not in given]
         hint = f"; it also takes {wanted[0]} FILE" if wanted else ""
         raise ValueError(f"{type(model).__name__} cannot read this ({reason(error)}){hint}") from error
 

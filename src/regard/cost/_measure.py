@@ -82,7 +82,7 @@ def measure_call(
 
 @contextmanager
 def using_threads(threads: int | None) -> Iterator[int]:
-    """So many threads of torch inside the block."""
+    """This many threads of torch inside the block."""
     before = torch.get_num_threads()
     if threads is not None:
         _given.check_count("threads", threads)
