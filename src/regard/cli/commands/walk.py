@@ -82,11 +82,14 @@ def _story_of(text: str | None, settings: Settings, model: str | None, layer: in
     from regard._display.texts import text as say
     from regard._walk import Begin, walk_example, walk_layer, walk_text
     from regard._walk._words import STEPS
+    from regard.lab import TOPICS
     from regard.lab._story import EXPERIMENTS, walk_experiment
 
     given = "E6" if text is None else text.strip()
     name = given.upper() if re.fullmatch(r"[Ee]\d{1,4}", given) else None
     read = "The cat sat on the mat." if name == "E6" else given
+    if name in TOPICS and name not in NAMES:
+        raise ValueError(f"there is no example {name} to walk; regard lab {name} runs it")
     if model is None:
         with terminal.saying(say(STEPS, lang, "computing")):
             if name is None:
