@@ -9,22 +9,9 @@ from typing import Any, NamedTuple
 
 from regard._checks import is_int
 from regard._display.texts import reason
+from regard.cli.loading import TOKENIZER_FILES, transformers_for
 from regard.cli.names import find as _find
 from regard.cli.names import quiet as _quiet
-
-TOKENIZER_FILES = (
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
-    "merges.txt", "vocab.txt", "tokenizer.model",
-)  # fmt: skip
-
-
-def transformers_for(why: str) -> Any:
-    """Hugging Face's library, or an ImportError that says what it is needed for."""
-    try:
-        import transformers
-    except ImportError:
-        raise ImportError(why) from None
-    return transformers
 
 
 class Words(NamedTuple):

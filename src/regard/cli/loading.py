@@ -7,12 +7,26 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from regard._display.texts import reason
 from regard.cli import reading
-from regard.cli.folders import TOKENIZER_FILES, transformers_for
 from regard.cli.names import find, quiet, refuse_ours, why_not_loaded
 from regard.cli.reading import Read
 
 if TYPE_CHECKING:
     from regard.recording import Recording
+
+
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
+    "merges.txt", "vocab.txt", "tokenizer.model",
+)  # fmt: skip
+
+
+def transformers_for(why: str) -> Any:
+    """Hugging Face's library, or an ImportError that says what it is needed for."""
+    try:
+        import transformers
+    except ImportError:
+        raise ImportError(why) from None
+    return transformers
 
 
 class Loaded(NamedTuple):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from regard._display.texts import language, text
 from regard.cli import complete, options, terminal
 from regard.cli.options import about
 
@@ -127,8 +128,6 @@ def cost(
       regard cost attention --length 1000000 --heads 32 --kv-heads 8 --head-dim 128 --causal --on h200 --gpus 8,64,1024
     """
     typed = dict(locals())  # every option by its name
-    from regard._display.texts import language
-
     with terminal.one_line(ValueError, TypeError, options=OPTIONS):
         language(lang)
         given = {option: value for option in FIELDS if (value := typed[option]) is not None and value is not False}
@@ -158,7 +157,6 @@ def cost(
 
 
 def _print(bill: Cost, times: dict[str, Any], on: str | None, plot: Path | None, lang: str) -> None:
-    from regard._display.texts import text
     from regard._display.units import seconds
     from regard.cost._words import BILL
 

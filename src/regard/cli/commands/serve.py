@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from regard._display.texts import language
+from regard._display.texts import text as say
 from regard.cli import options, terminal
 from regard.cli.options import about
 
@@ -42,9 +44,6 @@ def serve(
       regard serve recordings --open
       regard serve recordings --port 8600 --lang zh
     """
-    from regard._display.texts import language
-    from regard._display.texts import text as say
-
     with terminal.one_line(ValueError, ImportError):
         language(lang)
         if not folder.is_dir():

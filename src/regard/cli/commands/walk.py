@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from regard._display.texts import language
+from regard._display.texts import text as say
 from regard.cli import complete, options, terminal
 from regard.cli.options import about
 
@@ -49,8 +51,6 @@ def walk(
       regard walk "The cat sat on the mat." --model minilm --layer 3
       regard walk E1 --lang zh
     """
-    from regard._display.texts import language
-    from regard._display.texts import text as say
     from regard._files.write import write_atomically
     from regard._walk import Settings, View
     from regard._walk import html as as_page
@@ -79,7 +79,6 @@ def walk(
 
 def _story_of(text: str | None, settings: Settings, model: str | None, layer: int, lang: str) -> tuple[Story, Begin]:
     """The story, and what a page of it begins with."""
-    from regard._display.texts import text as say
     from regard._walk import Begin, walk_example, walk_layer, walk_text
     from regard._walk._words import STEPS
     from regard.lab import TOPICS
