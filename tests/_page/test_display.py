@@ -100,15 +100,11 @@ def test_an_empty_recording_is_its_line() -> None:
 def test_marimo_is_given_the_widget_and_without_anywidget_the_frame(
     shown: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from regard._page import _notebook
-    from regard._page._widget import Page
+    import anywidget
 
     widget = shown._display_()
-    assert isinstance(widget, Page) and len(widget.data) > 1000
-    find_spec = _notebook.importlib.util.find_spec
-    monkeypatch.setattr(
-        _notebook.importlib.util, "find_spec", lambda name: None if name == "anywidget" else find_spec(name)
-    )
+    assert isinstance(widget, anywidget.AnyWidget) and len(widget.data) > 1000
+    monkeypatch.setitem(sys.modules, "anywidget", None)
     assert "<iframe" in shown._display_()._repr_html_()
 
 

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,8 +15,6 @@ from tests.lab.quick import story_of
 from regard import lab, masks, positions, reference
 from regard._display.texts import LANGUAGES, problems
 from regard._walk import BY_NAME, Settings, Step, Story, walk_example, walk_text
-from regard._walk._draws import Draws
-from regard._walk._inputs import from_text, numbered, permitted, sinusoids, vectors, words
 from regard._walk._words import EXAMPLES, STEPS
 from regard.lab._story import EXPERIMENTS, WORDS, walk_experiment
 
@@ -29,6 +28,11 @@ NAMES = [
 def step(story: Story, name: str) -> Step:
     (found,) = [step for step in story.steps if step.name == name]
     return found
+
+
+def arrays(story: Story) -> dict[str, Any]:
+    """Everything that the steps computed, by name."""
+    return {name: values for found in story.steps for name, values in found.arrays.items()}
 
 
 def test_both_languages_have_every_text() -> None:
@@ -49,33 +53,35 @@ def test_both_languages_have_every_text() -> None:
     ids=["plain", "causal", "window, unscaled", "both", "cross"],
 )
 def test_the_steps_are_what_multi_head_attention_computes(settings: Settings) -> None:
-    layer = from_text(CAT, settings)
     story = walk_text(CAT, settings)
     assert [found.name for found in story.steps] == NAMES
+    shown = arrays(story)
+    x, mask = shown["x"], shown.get("mask")
+    memory = shown.get("x_keys", x)
+    weights = {name: shown[f"W_{name}"] for name in ("q", "k", "v", "out")}
     out = reference.multi_head_attention(
-        layer.x[None], layer.memory[None], layer.memory[None], layer.weights, num_heads=settings.heads,
-        mask=layer.mask, scale=None if settings.scale else 1.0,
+        x[None], memory[None], memory[None], weights, num_heads=settings.heads,
+        mask=mask, scale=None if settings.scale else 1.0,
     )  # fmt: skip
     assert np.array_equal(step(story, "output").arrays["output"], out[0])
     assert np.array_equal(step(story, "output").panels[0].values, out[0])
 
     # and once more by hand, head by head
-    sources = {"q": layer.x, "k": layer.memory, "v": layer.memory}
-    q, k, v = (source @ layer.weights[name] for name, source in sources.items())
+    q, k, v = (source @ weights[name] for name, source in {"q": x, "k": memory, "v": memory}.items())
     d = settings.d_model // settings.heads
     heads = []
     for head in range(settings.heads):
         own = slice(head * d, (head + 1) * d)
         raw = q[:, own] @ k[:, own].T
         logits = raw / np.sqrt(d) if settings.scale else raw
-        if layer.mask is not None:
-            logits = np.where(layer.mask, logits, -np.inf)
+        if mask is not None:
+            logits = np.where(mask, logits, -np.inf)
         shares = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
         assert np.allclose(step(story, "raw_scores").arrays["raw_scores"][head], raw, atol=1e-13)
         assert np.allclose(step(story, "weights").panels[head].values, shares, atol=1e-14)
         heads.append(shares @ v[:, own])
     assert np.allclose(step(story, "concat").arrays["concat"], np.concatenate(heads, axis=1), atol=1e-13)
-    assert np.allclose(out[0], np.concatenate(heads, axis=1) @ layer.weights["out"], atol=1e-13)
+    assert np.allclose(out[0], np.concatenate(heads, axis=1) @ weights["out"], atol=1e-13)
 
 
 def test_masks_and_positions_are_those_of_the_library() -> None:
@@ -86,12 +92,15 @@ def test_masks_and_positions_are_those_of_the_library() -> None:
         (False, 0): masks.window(left=0, right=0),
     }
     for (causal, window), mask in expected.items():
-        assert np.array_equal(permitted(7, causal, window), mask.dense(7, 7).numpy())
-    assert permitted(7, False, None) is None
+        shown = arrays(walk_text(CAT, Settings(causal=causal, window=window)))
+        assert np.array_equal(shown["mask"], mask.dense(7, 7).numpy())
+    assert "mask" not in arrays(walk_text(CAT, Settings()))
     import torch
 
     for width in (5, 8):
-        assert np.allclose(sinusoids(11, width), positions.sinusoidal(11, width, dtype=torch.float64), atol=1e-15)
+        shown = arrays(walk_text("word " * 11, Settings(heads=1, d_model=width)))
+        expected_positions = positions.sinusoidal(11, width, dtype=torch.float64)
+        assert np.allclose(shown["positions"], expected_positions, atol=1e-15)
 
 
 @pytest.mark.parametrize(
@@ -105,24 +114,32 @@ def test_masks_and_positions_are_those_of_the_library() -> None:
     ],
 )
 def test_text_is_cut_into_words_signs_and_single_chinese_characters(text: str, tokens: list[str]) -> None:
-    assert list(words(text)) == tokens
+    assert walk_text(text, Settings()).settings["tokens"] == tokens
 
 
 def test_a_word_has_its_number_and_its_vector_wherever_it_stands() -> None:
-    assert numbered(words(CAT)).tolist() == [0, 1, 2, 3, 0, 4, 5]
-    there = vectors(words(CAT), 7, seed=3)
+    def shown(text: str, seed: int, cross: str | None = None) -> dict[str, Any]:
+        return arrays(walk_text(text, Settings(heads=1, d_model=7, seed=seed, cross=cross)))
+
+    assert shown(CAT, 3)["ids"].tolist() == [0, 1, 2, 3, 0, 4, 5]
+    there = shown(CAT, 3)["embeddings"]
     assert np.array_equal(there[0], there[4])
-    assert np.array_equal(there[1], vectors(("mat", "cat"), 7, seed=3)[1])
-    assert not np.array_equal(there[1], vectors(("cat",), 7, seed=4)[0])
-    assert numbered(("cat", "Katze"), more=("the", "cat")).tolist() == [1, 2]
+    assert np.array_equal(there[1], shown("mat cat", 3)["embeddings"][1])
+    assert not np.array_equal(there[1], shown("cat", 4)["embeddings"][0])
+    assert shown("the cat", 3, cross="cat Katze")["ids_keys"].tolist() == [1, 2]
+
+
+def drawn_in_e9(seed: int) -> list[Any]:
+    shown = arrays(walk_example("E9", Settings(seed=seed)))
+    return [shown[f"W_{name}"] for name in "qkv"]
 
 
 def test_the_draws_are_normal_and_go_on_where_they_stopped() -> None:
-    whole, parts = Draws(7), Draws(7)
-    drawn_at_once = whole.normal(30_003)
-    assert np.array_equal(
-        np.concatenate([parts.normal(11), parts.normal(3, 3331).ravel(), parts.normal(19_999)]), drawn_at_once
-    )
+    # the matrices of a text are drawn from the seed after its own, scaled; those of E9 from its own
+    shown, of_e9 = arrays(walk_text("word", Settings(heads=1, d_model=87, seed=6))), drawn_in_e9(7)
+    drawn_at_once = np.concatenate([shown[f"W_{name}"].ravel() * 87**0.5 for name in ("q", "k", "v", "out")])
+    assert drawn_at_once.size > 30_000
+    assert np.allclose(np.concatenate([matrix.ravel() for matrix in of_e9]), drawn_at_once[:27], rtol=1e-15)
     ranks = np.sort(drawn_at_once)
     assert abs(drawn_at_once.mean()) < 5 / np.sqrt(ranks.size) and abs(drawn_at_once.var() - 1) < 5 * np.sqrt(
         2 / ranks.size
@@ -192,9 +209,8 @@ def test_the_sentence_is_walked_whole_with_every_option() -> None:  # FACTS E6
 
 def test_from_scratch_is_reproducible_by_seed() -> None:  # FACTS E9
     story = walk_example("E9", Settings(seed=5))
-    draws = Draws(5)
     x = np.array([[0.1, 0.2, 0.3], [0.4, 0.5, 0.6], [0.7, 0.8, 0.9], [0.5, 0.2, 0.4]])
-    out = reference.attention(*(x @ draws.normal(3, 3) for _ in range(3)))
+    out = reference.attention(*(x @ matrix for matrix in drawn_in_e9(5)))
     assert np.allclose(step(story, "output").arrays["output"], out, atol=1e-15)
 
 

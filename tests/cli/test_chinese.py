@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 import regard
 import regard.cost
 from regard._display.texts import problems, width
-from regard.cli import app, chinese, roofline
-from regard.cost._words import WORDS
+from regard.cli import app, chinese
+from regard.cost._words import BILL, CALL
 from regard.recording import _plots
 
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
@@ -36,17 +36,19 @@ def run(*words: str) -> str:
 def test_the_help_of_a_command_that_speaks_chinese_is_chinese(name: str) -> None:
     for words in ((name, "--lang", "zh", "--help"), (name, "--help", "--lang=zh"), ("--lang", "zh", name, "--help")):
         said = run(*words)
-        assert said.startswith(f"用法：regard {name}") and chinese.ABOUT[name].split("\n")[0] in said.replace("\n", "")
+        assert said.startswith(f"用法：regard {name}") and chinese.texts()["about"][name].split("\n")[
+            0
+        ] in said.replace("\n", "")
         assert max(map(width, said.splitlines())) <= 80 or name == "cost"  # some of its examples are longer
     for param in COMMANDS[name].params:  # every option, also those to come
-        assert param.name in chinese.OPTIONS[name] or param.name in chinese.COMMON, param.name
+        assert param.name in chinese.texts()["options"][name] or param.name in chinese.texts()["common"], param.name
     assert "Show this message and exit." in run(name, "--help")
 
 
 def test_the_list_of_commands_is_chinese_too() -> None:
     said = run("--lang", "zh", "--help")
-    assert set(chinese.ABOUT) == {"regard", *COMMANDS} and all(f"\n  {name} " in said for name in COMMANDS)
-    assert {one.rich_help_panel for one in COMMANDS.values()} == set(chinese.PANELS)
+    assert set(chinese.texts()["about"]) == {"regard", *COMMANDS} and all(f"\n  {name} " in said for name in COMMANDS)
+    assert {one.rich_help_panel for one in COMMANDS.values()} == set(chinese.texts()["panels"])
     assert "Computes nothing" in run("--lang", "zh", "explain", "--help")  # has no Chinese, and says all in English
 
 
@@ -73,7 +75,7 @@ def test_a_bill_in_chinese_has_no_english_words(words: tuple[str, ...]) -> None:
 
 
 def test_the_words_are_in_both_languages() -> None:
-    assert problems(WORDS) == [] and problems(roofline.WORDS) == [] and problems(_plots.WORDS) == []
+    assert problems(BILL) == [] and problems(CALL) == [] and problems(_plots.WORDS) == []
 
 
 def test_a_figure_in_chinese_needs_a_font_and_has_chinese_labels(fonts: Any) -> None:

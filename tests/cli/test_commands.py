@@ -66,6 +66,7 @@ def test_help_has_examples_that_could_run(name: str) -> None:
     shown = run(f"{name} --help", env={"COLUMNS": "200", "TERMINAL_WIDTH": "200"}).stdout
     assert "Examples:" in shown
     assert "<bool>" not in shown  # a flag takes no value
+    assert not re.search(r"\(default: [^)]*\)\.?\s+\[default:", shown)  # said once
     examples = [line.strip() for line in shown.splitlines() if line.strip().startswith(f"regard {name}")]
     assert examples
     for example in examples:

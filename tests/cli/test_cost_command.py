@@ -20,7 +20,6 @@ from regard import cost, models
 from regard.cli import app
 from regard.cli.commands import cost as command
 from regard.cli.commands import info
-from regard.cli.commands.cost import _in_options
 from regard.cost import _devices
 
 CALL = ["attention", "--length", "3", "--heads", "2", "--head-dim", "4"]
@@ -166,6 +165,9 @@ def test_this_machine_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
         (["gpt2", "--batch", "-3"], "--batch must be at least 1"),
         (["gpt2", "--heads", "7"], "--heads 7 must divide --d-model 768; give --head-dim otherwise"),
         (["gpt2", "--kv-heads", "24"], "--kv-heads 24 must divide --heads 12"),
+        (["gpt2", "--heads", "2", "--kv-heads", "3"], "regard: --kv-heads 3 must divide --heads 2\n"),
+        (["gpt2", "--link", "3"], "--link is for one call"),
+        ([*CALL, "--on", "h200", "--between", "3"], "--between needs --gpus"),
         (["gpt2", "--layers", "0"], "--layers must be at least 1"),
         (["bert-base", "--kv-heads", "3"], "--kv-heads does not apply to bert-base"),
         (["gpt2", "--rolling"], "--rolling is a cache of a decoder's --window; give one"),
@@ -213,10 +215,6 @@ def test_a_call_that_would_take_minutes_is_not_timed() -> None:
 def test_completion_offers_what_there_is() -> None:
     assert set(command.NAMES) == {"attention", *models.names()}
     assert set(command.DEVICES) == set(cost.devices())
-
-
-def test_fields_are_named_as_options() -> None:
-    assert _in_options("num_kv_heads=3 must divide num_heads=2") == "--kv-heads 3 must divide --heads 2"
 
 
 def test_a_narrow_terminal_and_ascii_lose_no_line() -> None:

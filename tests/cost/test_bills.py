@@ -175,9 +175,9 @@ def test_experts_multiply_the_parameters_and_a_token_meets_some_of_them() -> Non
 
 def test_the_bill_in_chinese_has_the_same_numbers_and_lines_up() -> None:
     from regard._display import texts
-    from regard.cost._words import WORDS
+    from regard.cost._words import BILL
 
-    assert texts.problems(WORDS) == []
+    assert texts.problems(BILL) == []
     found = cost.of("gpt2")
     chinese = found.table("zh").splitlines()
     assert "注意力投影" in found.table("zh") and "前馈" in found.table("zh")

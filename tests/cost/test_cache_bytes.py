@@ -25,9 +25,10 @@ def storages(*caches: Any) -> int:
         elif isinstance(value, (tuple, list)):
             for one in value:
                 look(one)
+        elif type(value).__module__.startswith("regard.cache"):
+            look(list(vars(value).values()))
 
-    for cache in caches:
-        look(list(vars(cache).values()))
+    look(caches)
     return sum(found.values())
 
 

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from regard import cost
+from regard import cost, masks
 from regard.cost import _devices, _measure
-from regard.cost._describe import causal_pairs
 
 CPU = cost.Device("a CPU", {"float32": 1e9}, 1e8, 1e7, overlaps=False, source="made up", date="2026-11-15", threads=3)
 GPU = cost.Device("a GPU", {"bfloat16": 1e9}, 1e8, 1e7, overlaps=True, source="made up", date="2026-11-15")
@@ -44,7 +43,8 @@ def test_an_unknown_rate_of_exponentials_is_left_out() -> None:
 
 
 def test_a_window_costs_what_it_keeps() -> None:
-    assert cost.AttentionCall(**CALL, causal=True, window=7).pairs == 30 * causal_pairs(111, 7)
+    seen = (masks.causal() & masks.window(left=7)).dense(111, 111)
+    assert cost.AttentionCall(**CALL, causal=True, window=7).pairs == 30 * int(seen.sum())
 
 
 @pytest.mark.parametrize("name", cost.devices())

@@ -7,10 +7,14 @@ import math
 import numpy as np
 import pytest
 import torch
+from tests.lab.quick import story_of
 
 from regard import lab, masks, nn, reference
-from regard._walk._draws import Draws
-from regard._walk._inputs import Settings, from_text
+
+
+def walked(name: str) -> dict[str, np.ndarray]:
+    """What `regard walk` computes for an example, by name."""
+    return {key: values for step in story_of(name, "en").steps for key, values in step.arrays.items()}
 
 
 def close(found, stated, digits):
@@ -34,11 +38,9 @@ def test_e2_gives_the_queries_of_both_heads():
 
 
 def test_e2_goes_on_to_the_output_as_the_reference_does():
-    from regard._walk import _examples as given
-
-    joined = np.concatenate([given.E2_W1, given.E2_W2], axis=1)
-    weights = {"q": joined, "k": joined, "v": joined, "out": given.E2_OUT}
-    steps = reference.trace(np.array(given.E2_X), np.array(given.E2_X), np.array(given.E2_X), weights, num_heads=2)
+    given = walked("E2")
+    weights = {name: given[f"W_{name}"] for name in ("q", "k", "v", "out")}
+    steps = reference.trace(given["x"], given["x"], given["x"], weights, num_heads=2)
     found = lab.two_heads()
     np.testing.assert_allclose([found.weights1, found.weights2], steps["weights"], atol=1e-14)
     np.testing.assert_allclose(found.output, steps["output"], atol=1e-14)
@@ -92,9 +94,10 @@ def test_e5_sees_the_past_and_the_mistaken_mask_sees_the_future():
 def test_e6_has_the_numbers_of_the_walk():
     found = lab.sentence()
     assert found.tokens == ("The", "cat", "sat", "on", "the", "mat", ".")
-    given = from_text("The cat sat on the mat.", Settings())
+    given = walked("E6")
+    drawn = {name: given[f"W_{name}"] for name in ("q", "k", "v", "out")}
     for mask, weights in ((None, found.weights), (np.tri(7, dtype=bool), found.causal_weights)):
-        steps = reference.trace(given.x, given.x, given.x, given.weights, num_heads=2, mask=mask)
+        steps = reference.trace(given["x"], given["x"], given["x"], drawn, num_heads=2, mask=mask)
         np.testing.assert_allclose(weights, steps["weights"], atol=1e-14)
     np.testing.assert_allclose(found.entropy, -(np.array(found.weights) * np.log(found.weights)).sum(-1), atol=1e-12)
 
@@ -107,8 +110,8 @@ def test_e9_is_the_same_every_time_and_as_fast_code_gives_it():
     assert found.redrawn > 0.1
     assert lab.from_scratch(seed=1).out != found.out
     x = np.array([[0.1, 0.2, 0.3], [0.4, 0.5, 0.6], [0.7, 0.8, 0.9], [0.5, 0.2, 0.4]])
-    draws = Draws(0)
-    q, k, v = (x @ draws.normal(3, 3) for _ in range(3))
+    given = walked("E9")
+    q, k, v = (x @ given[f"W_{name}"] for name in "qkv")
     scores = q @ k.T / np.sqrt(3)
     weights = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
     np.testing.assert_allclose(found.out, weights @ v, atol=1e-14)

@@ -11,11 +11,13 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from tests.lab.quick import quick
+from typer.testing import CliRunner
 
 from regard import lab
 from regard._display import texts
-from regard.lab._folder import draw
-from regard.lab._labels import LABELS, pattern
+from regard.cli import app
+from regard.lab._labels import labels as chinese_labels
+from regard.lab._labels import pattern
 
 DOCS = Path(__file__).parent.parent.parent / "docs" / "lab"
 CHINESE = re.compile(r"[\u4e00-\u9fff]")
@@ -111,16 +113,22 @@ def test_a_figure_in_chinese_has_no_english_words(name, fonts):
 
 def test_every_label_is_in_a_figure_and_has_its_numbers_in_both_languages():
     drawn = {label for name in lab.names() for label in labels(quick(name).figure())}
-    assert [english for english in LABELS if not any(map(pattern(english).fullmatch, drawn))] == []
-    assert texts.problems({english: (english, chinese) for english, chinese in LABELS.items()}) == []
+    assert [english for english in chinese_labels() if not any(map(pattern(english).fullmatch, drawn))] == []
+    assert texts.problems({english: (english, chinese) for english, chinese in chinese_labels().items()}) == []
+
+
+def drawn(name: str, folder: Path, kind: str, lang: str = "en") -> Path:
+    """The figure that the command writes."""
+    words = ["lab", name, "--out", str(folder), "--format", kind, "--lang", lang]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    return folder / f"{name}.{kind}"
 
 
 @pytest.mark.filterwarnings("ignore:Glyph")
 def test_a_drawing_and_its_ticks_are_in_the_language_asked_for(fonts, tmp_path):
     fonts(chinese=True)
     with rc_context({"svg.fonttype": "none"}):
-        draw(quick("E14"), tmp_path / "E14.svg", "zh")
-    page = (tmp_path / "E14.svg").read_text(encoding="utf-8")
+        page = drawn("E14", tmp_path, "svg", "zh").read_text(encoding="utf-8")
     assert "2020，窗口" in page and "每一步省下多少" in page and "window" not in page
     with pytest.raises(ValueError, match=r"'fr'; expected en \(English\) or zh"):
         quick("E14").figure("fr")
@@ -131,10 +139,8 @@ def test_a_drawing_and_its_ticks_are_in_the_language_asked_for(fonts, tmp_path):
 
 @pytest.mark.parametrize("kind", ["png", "svg"])
 def test_a_drawing_is_the_same_every_time(kind, tmp_path):
-    files = [tmp_path / f"{name}.{kind}" for name in "ab"]
-    for file in files:
-        draw(quick("X4"), file)
-    assert files[0].read_bytes() == files[1].read_bytes()
+    first, second = (drawn("X4", tmp_path / name, kind) for name in "ab")
+    assert first.read_bytes() == second.read_bytes()
 
 
 @pytest.mark.parametrize("name", lab.names())

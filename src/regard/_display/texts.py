@@ -22,11 +22,6 @@ from rich.cells import cell_len, set_cell_size
 if TYPE_CHECKING:
     from rich.text import Text
 
-__all__ = [
-    "LANGUAGES", "Catalogue", "breaks", "folded", "language", "left", "problems", "read", "right", "text",
-    "visible", "width",
-]  # fmt: skip
-
 LANGUAGES = ("en", "zh")
 Catalogue = Mapping[str, tuple[str, str]]  # key: (English, Chinese)
 
@@ -45,13 +40,14 @@ def text(catalogue: Catalogue, lang: str, key: str, /, **values: object) -> str:
 
 
 @cache
-def _file(package: str, name: str) -> Any:
+def parsed(package: str, name: str) -> Any:
+    """What a JSON file of a package holds."""
     return json.loads(files(package).joinpath(name).read_text(encoding="utf-8"))
 
 
 def read(package: str, name: str, part: str | None = None) -> Catalogue:
     """The catalogue in a JSON file of a package, or that under one name in it."""
-    found = _file(package, name)
+    found = parsed(package, name)
     return {key: (english, chinese) for key, (english, chinese) in (found if part is None else found[part]).items()}
 
 
@@ -87,6 +83,11 @@ def beginning(given: str, most: int = 60) -> str:
     """The beginning of a text, in one line: what a recording of it is called."""
     line = visible(" ".join(given.split(maxsplit=most)[:most])[: most + 1])  # of more words, nothing is shown
     return line if len(line) <= most else f"{line[: most - 1].rstrip()}…"
+
+
+def reason(error: BaseException, most: int = 300, otherwise: str = "") -> str:
+    """What went wrong, in one line: the first of the error's own, or what stands for an error that says nothing."""
+    return (str(error).strip().splitlines() or [otherwise or type(error).__name__])[0][:most]
 
 
 def width(shown: str) -> int:

@@ -7,6 +7,7 @@ and the frame around it, and a table that readers without scripts see.
 from __future__ import annotations
 
 import base64
+from collections.abc import Iterable
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
@@ -36,7 +37,6 @@ def page(
     against: Recording | None = None,
     opening: dict[str, Any] | None = None,
     home: str = "file",
-    budget: int | None = None,
     picture: Any = None,
     patches: tuple[int, int] | None = None,
 ) -> str:
@@ -46,7 +46,6 @@ def page(
         against: a second recording, to compare with.
         opening: where the page opens: ``layer``, ``head``, ``view``, ``lang``, ``theme``.
         home: "file", or "cell" inside a notebook.
-        budget: bytes of data at most, before base64.
         picture, patches: what a vision model was given, and how many rows and columns of patches it was cut into.
     """
     from regard._page._pack import pack  # reads tensors: the walkthrough uses this package without torch
@@ -60,16 +59,21 @@ def page(
     wanted = {name: value for name, value in (opening or {}).items() if value is not None}
     if wanted:
         extra["open"] = wanted
-    packed = pack(recordings, budget, extra)
-    lang = {"zh": "zh-CN"}.get(str(wanted.get("lang")), "en")
+    packed = pack(recordings, None, extra)
+    place = f'id="regard" data-home="{home}"'
+    return stand_alone(recording.title, [_summary(recording)], "regard-data", packed, wanted.get("lang", "en"), place)
+
+
+def stand_alone(title: str, plain: Iterable[str], name: str, data: bytes, lang: str, place: str = 'id="regard"') -> str:
+    """The file of a page: data that the front end looks for under a name, and what readers without scripts see."""
     body = [
-        f'<div id="regard" data-home="{home}"><noscript><div class="plain">',
-        f"<h1>{as_text(recording.title)}</h1>",
-        _summary(recording),
+        f'<div {place}><noscript><div class="plain">',
+        f"<h1>{as_text(title)}</h1>",
+        *plain,
         "</div></noscript></div>",
-        f'<script type="text/plain" id="regard-data">{base64.b64encode(packed).decode()}</script>',
+        f'<script type="text/plain" id="{name}">{base64.b64encode(data).decode()}</script>',
     ]
-    return document(recording.title, STYLE, body, lang, script())
+    return document(title, STYLE, body, lang, script())
 
 
 @cache

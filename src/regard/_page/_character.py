@@ -7,7 +7,7 @@ weight by distance. A share that rests on the largest weights alone is a lower b
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -16,6 +16,8 @@ from regard._display.head_labels import NEAR_BUCKETS, label
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from regard._page._scenes import Layer
+
 LEAST_REPEATS = 3  # queries whose token came before, for induction and duplicate to mean something
 STATISTICS = (
     "entropy", "spread", "max_weight", "first", "previous", "next", "same", "near", "distance", "duplicate",
@@ -23,56 +25,57 @@ STATISTICS = (
 )  # fmt: skip
 
 
-def character(
-    *,
-    kind: str,
-    tokens: list[str],
-    positions: NDArray[Any],
-    permitted: NDArray[Any],
-    seeing: NDArray[Any],
-    top_keys: NDArray[Any] | None,
-    top_weights: NDArray[Any] | None,
-    entropy: NDArray[Any] | None,
-    max_weight: NDArray[Any] | None,
-    key_mass: NDArray[Any] | None,
-    distance: NDArray[Any] | None,
-) -> list[dict[str, Any]]:
-    """For each head, the statistics that could be measured (None elsewhere) and its label, empty where no rule fits.
+class Seen(NamedTuple):
+    """What the queries of a layer saw, beyond what its page draws. Arrays are [head, …]."""
 
-    ``permitted`` [head, query] is how many keys each query may see (0 where that is not known), ``seeing`` [head] how
-    many queries see any.
-    """
-    heads = permitted.shape[0]
+    positions: NDArray[Any]  # [query]: where each stands among the keys
+    permitted: NDArray[Any]  # [head, query]: how many keys each may see; 0 where that is not known
+    seeing: NDArray[Any]  # [head]: how many queries see any
+    max_weight: NDArray[Any] | None
+    distance: NDArray[Any] | None  # [head, bucket]
+
+
+def character(layer: Layer, tokens: list[str], seen: Seen) -> list[dict[str, Any]]:
+    """For each head, the statistics that could be measured (None elsewhere) and its label, empty where no rule fits."""
+    heads = len(layer.heads)
     found: dict[str, NDArray[Any]] = {}
-    if entropy is not None:
-        there = ~np.isnan(entropy)
-        found["entropy"] = _mean(entropy)
-        most = np.where(there, np.log(np.maximum(permitted, 1)), 0).sum(-1)
-        found["spread"] = np.where(most > 0, np.where(there, entropy, 0).sum(-1) / np.maximum(most, 1e-30), np.nan)
-    if max_weight is not None:
-        found["max_weight"] = _mean(max_weight)
-    if key_mass is not None:
-        received = (key_mass > 0).argmax(-1)  # padding on the left receives nothing
-        first = np.take_along_axis(key_mass, received[:, None], -1)[:, 0]
-        found["first"] = first / np.maximum(key_mass.sum(-1), 1e-30)
-    if kind == "self":
-        if distance is not None:
-            share = distance / np.maximum(distance.sum(-1, keepdims=True), 1e-30)
-            buckets = np.arange(share.shape[-1])
-            middle = np.where(buckets == 0, 0.0, (2.0 ** (buckets - 1) + 2.0**buckets - 1) / 2)
-            found["distance"] = (share * middle).sum(-1)
-            found["near"] = share[:, :NEAR_BUCKETS].sum(-1)
-            found["same"] = share[:, 0]
-        if top_keys is not None and top_weights is not None:
-            for name, shift in (("previous", -1), ("next", 1)):
-                hit = top_keys == (positions + shift)[None, :, None]
-                found[name] = (top_weights * hit).sum((-1, -2)) / seeing
-            found |= _repeats(tokens, positions, top_keys, top_weights)
+    if layer.entropy is not None:
+        there = ~np.isnan(layer.entropy)
+        found["entropy"] = _mean(layer.entropy)
+        most = np.where(there, np.log(np.maximum(seen.permitted, 1)), 0).sum(-1)
+        total = np.where(there, layer.entropy, 0).sum(-1)
+        found["spread"] = np.where(most > 0, total / np.maximum(most, 1e-30), np.nan)
+    if seen.max_weight is not None:
+        found["max_weight"] = _mean(seen.max_weight)
+    if layer.key_mass is not None:
+        received = (layer.key_mass > 0).argmax(-1)  # padding on the left receives nothing
+        first = np.take_along_axis(layer.key_mass, received[:, None], -1)[:, 0]
+        found["first"] = first / np.maximum(layer.key_mass.sum(-1), 1e-30)
+    if layer.kind == "self":
+        found |= _by_place(layer, tokens, seen)
     rows = []
     for head in range(heads):
         row: dict[str, Any] = {name: _number(found[name][head]) if name in found else None for name in STATISTICS}
         rows.append({**row, "label": label(row, len(tokens))})
     return rows
+
+
+def _by_place(layer: Layer, tokens: list[str], seen: Seen) -> dict[str, NDArray[Any]]:
+    """Of a layer whose queries are among its keys: how far it looks, and at which of its neighbours."""
+    found: dict[str, NDArray[Any]] = {}
+    if seen.distance is not None:
+        share = seen.distance / np.maximum(seen.distance.sum(-1, keepdims=True), 1e-30)
+        buckets = np.arange(share.shape[-1])
+        middle = np.where(buckets == 0, 0.0, (2.0 ** (buckets - 1) + 2.0**buckets - 1) / 2)
+        found["distance"] = (share * middle).sum(-1)
+        found["near"] = share[:, :NEAR_BUCKETS].sum(-1)
+        found["same"] = share[:, 0]
+    if layer.top_keys is not None and layer.top_weights is not None:
+        for name, shift in (("previous", -1), ("next", 1)):
+            hit = layer.top_keys == (seen.positions + shift)[None, :, None]
+            found[name] = (layer.top_weights * hit).sum((-1, -2)) / seen.seeing
+        found |= _repeats(tokens, seen.positions, layer.top_keys, layer.top_weights)
+    return found
 
 
 def _mean(values: NDArray[Any]) -> NDArray[Any]:

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from html import escape
 
 from regard._display.texts import visible
 
 
-def document(title: str, style: str, body: Iterable[str], lang: str = "en", script: str = "") -> str:
-    """The whole file. Its policy lets this one style sheet, this one script (where there is one) and pictures inside
-    the file through, and nothing else."""
+def document(
+    title: str, style: str, body: Iterable[str], lang: str = "en", script: str = "", sources: Sequence[str] = ()
+) -> str:
+    """The whole file. Its policy lets this one style sheet, this one script (where there is one), pictures inside the
+    file and these `sources` through, and nothing else."""
     allowed = [f"style-src '{_digest(style)}'", "img-src data:", "base-uri 'none'", "form-action 'none'"]
     if script:
         allowed.insert(0, f"script-src '{_digest(script)}'")
-    policy = "; ".join(["default-src 'none'", *allowed])
+    policy = "; ".join(["default-src 'none'", *sources, *allowed])
     parts = [
-        f'<!doctype html><html lang="{lang}"><head><meta charset="utf-8">',
+        f'<!doctype html><html lang="{"zh-CN" if lang == "zh" else "en"}"><head><meta charset="utf-8">',
         f'<meta http-equiv="Content-Security-Policy" content="{escape(policy)}">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         '<meta name="referrer" content="no-referrer">',
@@ -32,19 +34,8 @@ def document(title: str, style: str, body: Iterable[str], lang: str = "en", scri
 
 def served(title: str, lang: str) -> str:
     """The frame of the local page: its script and its data come from the server that gave it."""
-    style = "body { margin: 0 }"
-    policy = (
-        f"default-src 'none'; script-src 'self'; style-src '{_digest(style)}'; connect-src 'self'; img-src data:; "
-        "base-uri 'none'; form-action 'none'"
-    )
-    return (
-        f'<!doctype html><html lang="{"zh-CN" if lang == "zh" else "en"}"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{escape(policy)}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{as_text(title)}</title><style>{style}</style></head>"
-        f'<body><div id="regard-server" data-lang="{escape(lang)}"></div>'
-        '<script type="module" src="/page.js"></script></body></html>\n'
-    )
+    frame = f'<div id="regard-server" data-lang="{escape(lang)}"></div><script type="module" src="/page.js"></script>'
+    return document(title, "body { margin: 0 }", [frame], lang, sources=("script-src 'self'", "connect-src 'self'"))
 
 
 def as_text(given: str) -> str:

@@ -29,31 +29,21 @@ _STATISTICS = ("entropy", "max_weight", "key_mass", "map", "top_keys", "top_weig
 
 def bundle(shown: Any) -> dict[str, Any]:
     """What a notebook may show for the value, by MIME type."""
-    name = type(shown).__name__
-    if name == "Recording":
-        return recording_bundle(shown)
-    if name == "Head":
-        return head_bundle(shown)
-    if name == "Observation":
-        return recording_bundle(_as_recording(shown), plain=repr(shown), opening={"view": "overview"})
-    if name == "Plan":
+    kind = type(shown).__name__
+    if kind == "Plan":
         return {"text/plain": str(shown), "text/html": _plan(shown)}
-    drawn = _mask(shown)
-    return {"text/plain": repr(shown), **({"text/html": drawn} if drawn else {})}
-
-
-def recording_bundle(
-    recording: Recording, *, plain: str = "", opening: dict[str, Any] | None = None, against: Recording | None = None
-) -> dict[str, Any]:
-    recording = recording.cpu()
-    found: dict[str, Any] = {"text/plain": plain or repr(recording)}
+    if kind not in ("Recording", "Head", "Observation"):
+        drawn = _mask(shown)
+        return {"text/plain": repr(shown), **({"text/html": drawn} if drawn else {})}
+    recording, opening = _as_recording(shown)
     if not recording.calls:
-        return found
+        return {"text/plain": repr(shown)}
     picture = base64.b64encode(sheet(recording)).decode()
-    html = page(recording, against=against, opening=opening, home="cell")
-    found |= {"image/png": picture, "text/html": framed(html, picture)}
-    recordings = [recording, *([against] if against is not None else [])]
-    return found | _widget(pack(recordings, None, {"open": opening} if opening else None))
+    html = framed(page(recording, opening=opening, home="cell"), picture)
+    if kind == "Head" and "map" in shown.call.parts and shown.map.numel():
+        picture = base64.b64encode(heatmap(shown.map.cpu().numpy(), 320)).decode()
+    found = {"text/plain": repr(shown), "image/png": picture, "text/html": html}
+    return found | _widget(recording, opening)
 
 
 class Framed:
@@ -68,44 +58,35 @@ class Framed:
 
 def displayed(shown: Any) -> Any:
     """The widget; where anywidget is not installed, or nothing was recorded, the page in a frame, or words."""
-    opening: dict[str, Any] = {}
-    recording = shown
-    if type(shown).__name__ == "Head":
-        recording, opening = _alone(shown)
-    elif type(shown).__name__ == "Observation":
-        recording, opening = _as_recording(shown), {"view": "overview"}
-    recording = recording.cpu()
+    recording, opening = _as_recording(shown)
     if recording.calls and importlib.util.find_spec("anywidget") is not None:
-        from regard._page._widget import Page
-
-        return Page(data=pack([recording], None, {"open": opening} if opening else None))
+        return _page_widget(recording, opening)
     found = bundle(shown)
     return Framed(found["text/html"]) if "text/html" in found else found["text/plain"]
 
 
-def _alone(head: Head) -> tuple[Recording, dict[str, Any]]:
-    """A recording of the head's call, and where its page opens."""
+def _as_recording(shown: Any) -> tuple[Recording, dict[str, Any]]:
+    """What is shown as a recording, on the CPU, and where its page opens."""
+    if type(shown).__name__ == "Head":
+        return _of_head(shown), {"layer": shown.call.layer, "head": shown.head, "view": "head"}
+    if type(shown).__name__ == "Observation":
+        return _of_observation(shown), {"view": "overview"}
+    return shown.cpu(), {}
+
+
+def _of_head(head: Head) -> Recording:
+    """A recording of the head's call alone."""
     from regard.recording import Recording
 
     alone = Recording(f"layer {head.call.layer}, head {head.head}")
     call = head.call.cpu()
     alone.sites = [call.site] * (call.layer + 1)
     alone.calls = [call]
-    tokens = head.key_tokens
     if call.kind == "cross":
-        alone.source_tokens, alone.tokens = tokens, head.query_tokens
+        alone.source_tokens, alone.tokens = head.key_tokens, head.query_tokens
     else:
-        alone.tokens = tokens
-    return alone, {"layer": call.layer, "head": head.head, "view": "head"}
-
-
-def head_bundle(head: Head) -> dict[str, Any]:
-    alone, opening = _alone(head)
-    call = alone.calls[0]
-    found = recording_bundle(alone, plain=repr(head), opening=opening)
-    if "map" in call.parts and head.map.numel():
-        found["image/png"] = base64.b64encode(heatmap(head.map.cpu().numpy(), 320)).decode()
-    return found
+        alone.tokens = head.key_tokens
+    return alone
 
 
 def framed(html: str, picture: str = "") -> str:
@@ -121,7 +102,13 @@ def framed(html: str, picture: str = "") -> str:
     )
 
 
-def _widget(packed: bytes) -> dict[str, Any]:
+def _page_widget(recording: Recording, opening: dict[str, Any]) -> Any:
+    from regard._page._widget import Page
+
+    return Page(data=pack([recording], None, {"open": opening} if opening else None))
+
+
+def _widget(recording: Recording, opening: dict[str, Any]) -> dict[str, Any]:
     """The widget's own MIME types; nothing outside a kernel, where anywidget is not installed, or in Colab: it shows
     an error in place of widgets that it does not know, where the frame works. Nor where a notebook is run without a
     person (nbconvert --execute, papermill), which nothing can be asked of: what is written then is read elsewhere,
@@ -130,15 +117,14 @@ def _widget(packed: bytes) -> dict[str, Any]:
     if kernel is None or not getattr(kernel, "_allow_stdin", True) or "google.colab" in sys.modules:
         return {}
     try:
-        from regard._page._widget import Page
+        made = _page_widget(recording, opening)._repr_mimebundle_()
     except ImportError:
         return {}
-    made = Page(data=packed)._repr_mimebundle_()
     data: dict[str, Any] = made[0] if isinstance(made, tuple) else (made or {})
     return {name: value for name, value in data.items() if name != "text/plain"}
 
 
-def _as_recording(observation: Any) -> Recording:
+def _of_observation(observation: Any) -> Recording:
     """One observed call as a recording of one layer, so that it is shown as those are."""
     from regard.recording import Recorded, Recording, Site
 

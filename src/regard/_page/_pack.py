@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from regard._display.head_labels import LOCAL_KEYS, NEAR_BUCKETS, RULES
-from regard._page._scenes import Layer, Scene, Texts, scenes
+from regard._page._scenes import Layer, Scene, Texts, edges, scenes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -32,6 +32,10 @@ SMALL, LARGE = 1_350_000, 4_050_000  # bytes after deflating that a page may tak
 SMALL_ROWS, LARGE_ROWS = 40_000, 300_000  # heads × queries up to which a page gets the one, and from which the other
 SAMPLE = 8  # of this many layers, one
 SERVED = 64_000_000  # of a page that a server gives on one machine
+
+AS_THEY_ARE = (
+    "path", "kind", "sight", "heads", "query_text", "key_text", "first", "generated", "queries", "keys",
+)  # fmt: skip
 
 
 @dataclass
@@ -156,21 +160,12 @@ def _packed(
 def _layer(layer: Layer, store: Store, detail: Detail) -> dict[str, Any]:
     return {
         "layer": layer.index,
-        "path": layer.path,
-        "kind": layer.kind,
-        "sight": layer.sight,
-        "heads": list(layer.heads),
-        "query_text": layer.query_text,
-        "key_text": layer.key_text,
-        "first": layer.first,
-        "generated": layer.generated,
-        "queries": layer.queries,
-        "keys": layer.keys,
+        **{name: getattr(layer, name) for name in AS_THEY_ARE},
         "rows": [{name: _rounded(value) for name, value in row.items()} for row in layer.rows],
         "top": _top(layer, store, detail),
         "map": _map(layer, store, detail),
-        "entropy": _strip(layer.entropy, store, np.nanmean),
-        "mass": _strip(layer.key_mass, store, np.sum),
+        "entropy": _strip(layer.entropy, store),
+        "mass": _strip(layer.key_mass, store, summed=True),
     }
 
 
@@ -246,32 +241,24 @@ def _pooled(grid: NDArray[np.float32], layer: Layer, most: int) -> NDArray[np.fl
     rows, columns = min(grid.shape[1], most), min(grid.shape[2], most)
     if (rows, columns) == grid.shape[1:]:
         return grid
-    q, k = _sizes(layer.queries, grid.shape[1]), _sizes(layer.keys, grid.shape[2])
+    q, k = np.diff(edges(layer.queries, grid.shape[1])), np.diff(edges(layer.keys, grid.shape[2]))
     sums = grid * q[:, None] * k[None, :]
-    row, column = _starts(grid.shape[1], rows), _starts(grid.shape[2], columns)
+    row, column = edges(grid.shape[1], rows)[:-1], edges(grid.shape[2], columns)[:-1]
     sums = np.add.reduceat(np.add.reduceat(sums, row, 1), column, 2)
     pairs = np.add.reduceat(q, row)[:, None] * np.add.reduceat(k, column)[None, :]
     found: NDArray[np.float32] = (sums / pairs).astype(np.float32)
     return found
 
 
-def _starts(size: int, count: int) -> NDArray[np.int64]:
-    return np.arange(count, dtype=np.int64) * size // count
-
-
-def _sizes(size: int, count: int) -> NDArray[np.int64]:
-    return np.diff(np.arange(count + 1, dtype=np.int64) * size // count)
-
-
-def _strip(values: NDArray[np.float32] | None, store: Store, how: Any) -> dict[str, Any] | None:
-    """One number per query or key, pooled where there are more than fit; 65535 stands for missing."""
+def _strip(values: NDArray[np.float32] | None, store: Store, *, summed: bool = False) -> dict[str, Any] | None:
+    """One number per query or key, pooled (means, or sums) where there are more than fit; 65535 stands for missing."""
     if values is None or not values.size:
         return None
     size = values.shape[-1]
     count = min(size, STRIP)
     if count < size:
-        starts = _starts(size, count)
-        if how is np.sum:
+        starts = edges(size, count)[:-1]
+        if summed:
             values = np.add.reduceat(values, starts, -1)
         else:
             there = ~np.isnan(values)

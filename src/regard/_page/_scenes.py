@@ -6,13 +6,13 @@ tokens. A scene is one item of a batch in one such run.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from regard._page._character import character
+from regard._page._character import Seen, character
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -43,7 +43,7 @@ class Layer:
     is_exact: bool  # one cell of the map is one pair
     entropy: NDArray[np.float32] | None
     key_mass: NDArray[np.float32] | None
-    rows: list[dict[str, Any]]  # for each head: its numbers and its character
+    rows: list[dict[str, Any]] = field(default_factory=list)  # for each head: its numbers and its character
 
 
 @dataclass
@@ -110,27 +110,12 @@ def _layer(recording: Recording, calls: list[Recorded], item: int, texts: Texts)
         query_tokens = key_tokens if 0 <= first <= keys - queries else recording.query_tokens(calls[0], item)[:queries]
         first = first if query_tokens is key_tokens else 0
     top_keys, top_weights = _joined(calls, "top_keys", item), _joined(calls, "top_weights", item)
-    entropy = _joined(calls, "entropy", item)
     at = np.arange(queries) + _position(calls[0], item)
     grid, is_exact = _map(calls, item, queries, keys)
-    mass = _key_mass(calls, item, keys)
     sight = calls[0].kind
     if sight == "self" and top_keys is not None and queries > 1 and bool((top_keys <= at[None, :, None]).all()):
         sight = "causal"
-    rows = character(
-        kind=calls[0].kind,
-        tokens=key_tokens,
-        positions=at,
-        permitted=_permitted(calls, item),
-        seeing=_seeing(calls, item),
-        top_keys=top_keys,
-        top_weights=top_weights,
-        entropy=entropy,
-        max_weight=_joined(calls, "max_weight", item),
-        key_mass=mass,
-        distance=_distance(calls, item),
-    )
-    return Layer(
+    layer = Layer(
         index=calls[0].layer,
         path=calls[0].path,
         kind=calls[0].kind,
@@ -146,9 +131,24 @@ def _layer(recording: Recording, calls: list[Recorded], item: int, texts: Texts)
         top_weights=top_weights,
         map=grid,
         is_exact=is_exact,
-        entropy=entropy,
-        key_mass=mass,
-        rows=rows,
+        entropy=_joined(calls, "entropy", item),
+        key_mass=_key_mass(calls, item, keys),
+    )
+    layer.rows = character(layer, key_tokens, _seen(calls, item, at))
+    return layer
+
+
+def _seen(calls: list[Recorded], item: int, positions: NDArray[Any]) -> Seen:
+    seeing = torch.stack([(call.lse[item] != -torch.inf).sum(-1) for call in calls]).sum(0)
+    distance = None
+    if all("distance" in call.parts for call in calls):
+        distance = torch.stack([call.distance[item] for call in calls]).sum(0).numpy()
+    return Seen(
+        positions=positions,
+        permitted=torch.cat([call.counts()[item] for call in calls], 1).numpy(),
+        seeing=seeing.clamp_min(1).numpy(),
+        max_weight=_joined(calls, "max_weight", item),
+        distance=distance,
     )
 
 
@@ -186,17 +186,6 @@ def _joined(calls: list[Recorded], name: str, item: int) -> NDArray[Any] | None:
     return found
 
 
-def _permitted(calls: list[Recorded], item: int) -> NDArray[Any]:
-    found: NDArray[Any] = torch.cat([call.counts()[item] for call in calls], 1).numpy()
-    return found
-
-
-def _seeing(calls: list[Recorded], item: int) -> NDArray[Any]:
-    seen = torch.stack([(call.lse[item] != -torch.inf).sum(-1) for call in calls]).sum(0)
-    found: NDArray[Any] = seen.clamp_min(1).numpy()
-    return found
-
-
 def _key_mass(calls: list[Recorded], item: int, keys: int) -> NDArray[np.float32] | None:
     if any("key_mass" not in call.parts for call in calls):
         return None
@@ -204,13 +193,6 @@ def _key_mass(calls: list[Recorded], item: int, keys: int) -> NDArray[np.float32
     for call in calls:
         total[:, : call.keys] += call.key_mass[item].numpy()
     return total
-
-
-def _distance(calls: list[Recorded], item: int) -> NDArray[Any] | None:
-    if any("distance" not in call.parts for call in calls):
-        return None
-    found: NDArray[Any] = torch.stack([call.distance[item] for call in calls]).sum(0).numpy()
-    return found
 
 
 def _map(calls: list[Recorded], item: int, queries: int, keys: int) -> tuple[NDArray[np.float32] | None, bool]:
@@ -238,17 +220,18 @@ def _repooled(calls: list[Recorded], maps: list[NDArray[np.float32]], queries: i
     total = np.zeros((maps[0].shape[0], rows, columns), np.float64)
     start = 0
     for call, part in zip(calls, maps, strict=True):
-        q, k = _edges(call.queries, part.shape[1]), _edges(call.keys, part.shape[2])
+        q, k = edges(call.queries, part.shape[1]), edges(call.keys, part.shape[2])
         sums = part * np.diff(q)[:, None] * np.diff(k)[None, :]
         row = ((start + (q[:-1] + q[1:]) / 2) * rows / queries).astype(int).clip(0, rows - 1)
         column = (((k[:-1] + k[1:]) / 2) * columns / keys).astype(int).clip(0, columns - 1)
         for head in range(len(total)):
             np.add.at(total[head], (row[:, None], column[None, :]), sums[head])
         start += call.queries
-    sizes = np.diff(_edges(queries, rows))[:, None] * np.diff(_edges(keys, columns))[None, :]
+    sizes = np.diff(edges(queries, rows))[:, None] * np.diff(edges(keys, columns))[None, :]
     found: NDArray[np.float32] = (total / sizes).astype(np.float32)
     return found
 
 
-def _edges(size: int, count: int) -> NDArray[np.int64]:
+def edges(size: int, count: int) -> NDArray[np.int64]:
+    """Where `count` cells of about equal size begin, and where the last one ends."""
     return np.arange(count + 1, dtype=np.int64) * size // max(1, count)

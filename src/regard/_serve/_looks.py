@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from regard._display.texts import beginning
+from regard._display.texts import beginning, reason
 from regard._serve._folder import Folder, Refusal
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class Looks:
         except Cancelled:
             pass
         except Exception as error:  # whatever a model does wrong is told to the reader
-            self._set(cancel, state="failed", why=_reason(error))
+            self._set(cancel, state="failed", why=reason(error))
 
     def _save(self, recording: Recording, model: str) -> str:
         """Next to the others, under a name that is free; kept in memory alone where the folder cannot be written."""
@@ -133,7 +133,7 @@ class Looks:
             except Refusal:
                 raise
             except Exception as error:
-                raise Refusal(422, _reason(error)) from None
+                raise Refusal(422, reason(error)) from None
 
     def _weights(self, given: dict[str, Any]) -> bytes:
         from regard.statistics import Want
@@ -178,8 +178,3 @@ def _agree(found: Recording, recording: Recording, layer: int, head: int) -> boo
     one, other = (each.float().cpu() for each in sums)
     same = found.tokens == recording.tokens and one.shape == other.shape
     return same and torch.allclose(one, other, rtol=1e-2, atol=1e-2)
-
-
-def _reason(error: Exception) -> str:
-    """What went wrong with a model, in one line."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

@@ -12,8 +12,8 @@ import numpy as np
 from regard._display.texts import text
 from regard._walk._draws import Draws
 from regard._walk._inputs import Layer, Settings
-from regard._walk._steps import Teller, steps_of, traced
-from regard._walk._story import Numbers, Panel, Step, Story, number
+from regard._walk._steps import Teller, traced
+from regard._walk._story import Numbers, Step, Story, number
 from regard._walk._table import Matrix
 from regard._walk._tell import sizes, walk_text
 from regard._walk._words import EXAMPLES, STEPS
@@ -58,7 +58,7 @@ def check_options(name: str, settings: Settings, options: frozenset[str]) -> dic
 def _e1(settings: Settings, lang: str) -> Story:
     identity = dict.fromkeys(("q", "k", "v", "out"), np.eye(4))
     layer = _given(E1_X, identity, heads=1, scale=1.0)
-    scaled = Teller(replace(layer, scale=None), traced(replace(layer, scale=None)), lang)
+    scaled = Teller(replace(layer, scale=None), lang)
     say = partial(text, EXAMPLES, lang)
     weighting, output = scaled.weighting(), scaled.output()
     more = replace(
@@ -100,16 +100,9 @@ def _given(x: Matrix, weights: dict[str, Numbers], heads: int, scale: float | No
 
 def _whole(name: str, layer: Layer, lang: str, intro: tuple[str, ...], more: list[Step] | None = None) -> Story:
     """An example that gives its vectors: the input as it is, then every step."""
-    columns = tuple(str(column) for column in range(layer.x.shape[1]))
-    first = Step(
-        "input",
-        text(STEPS, lang, "input.title"),
-        text(EXAMPLES, lang, "input"),
-        shape=str(list(layer.x.shape)),
-        panels=(Panel("X", layer.x, layer.tokens, columns),),
-        arrays={"x": layer.x},
-    )
-    steps = (first, *steps_of(layer, lang, drawn=False), *(more or []))
+    teller = Teller(layer, lang)
+    first = teller.given(text(STEPS, lang, "input.title"), text(EXAMPLES, lang, "input"), str(list(layer.x.shape)))
+    steps = (first, *teller.steps(), *(more or []))
     return Story(text(EXAMPLES, lang, f"{name}.title"), (sizes(layer, lang), *intro), steps, {})
 
 

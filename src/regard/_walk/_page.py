@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from regard._page import STYLE, script
-from regard._page._document import as_text, document
+from regard._page import stand_alone
+from regard._page._document import as_text
 from regard._walk._inputs import Layer, Settings
 from regard._walk._steps import traced
 from regard._walk._story import Numbers, Story
@@ -48,18 +48,12 @@ def html(begin: Begin, story: Story, lang: str) -> str:
             "make it smaller, or leave --html out"
         )
     packed = zlib.compress(json.dumps(_data(begin, lang)).encode(), 9, wbits=-15)
-    body = [
-        '<div id="regard"><noscript><div class="plain">',
-        f"<h1>{as_text(story.title)}</h1>",
-        *(f"<p>{as_text(line)}</p>" for line in story.intro),
-        *(
-            f"<h2>{as_text(step.title)}</h2><p><code>{as_text(step.formula)}</code></p><p>{as_text(step.says)}</p>"
-            for step in story.steps
-        ),
-        "</div></noscript></div>",
-        f'<script type="text/plain" id="regard-walk">{base64.b64encode(packed).decode()}</script>',
+    plain = [f"<p>{as_text(line)}</p>" for line in story.intro]
+    plain += [
+        f"<h2>{as_text(step.title)}</h2><p><code>{as_text(step.formula)}</code></p><p>{as_text(step.says)}</p>"
+        for step in story.steps
     ]
-    return document(story.title, STYLE, body, {"en": "en", "zh": "zh-CN"}[lang], script())
+    return stand_alone(story.title, plain, "regard-walk", packed, lang)
 
 
 def _data(begin: Begin, lang: str) -> dict[str, Any]:

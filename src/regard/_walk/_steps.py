@@ -23,24 +23,6 @@ def traced(layer: Layer) -> Trace:
     return trace(x, memory, memory, layer.weights, num_heads=layer.heads, mask=layer.mask, scale=layer.scale)
 
 
-def steps_of(layer: Layer, lang: str, *, masked: str = "", drawn: bool = True) -> list[Step]:
-    """The steps from the input to the output. `masked` is the text that says what the mask is for."""
-    teller = Teller(layer, traced(layer), lang)
-    first = teller.inputs() if drawn else []
-    return [
-        *first,
-        teller.projections(),
-        teller.split(),
-        teller.raw_scores(),
-        teller.scaling(),
-        teller.masking(masked or teller.say("mask.none")),
-        teller.weighting(),
-        teller.heads(),
-        teller.concat(),
-        teller.output(),
-    ]
-
-
 class Side(NamedTuple):
     """One of the two texts: who looks, or who is looked at."""
 
@@ -54,26 +36,49 @@ class Side(NamedTuple):
 class Teller:
     """Tells the steps of one layer in one language; every number comes from the trace."""
 
-    def __init__(self, layer: Layer, found: Trace, lang: str) -> None:
-        self.layer, self.trace = layer, {name: values[0] for name, values in found.items()}
+    def __init__(self, layer: Layer, lang: str) -> None:
+        self.layer, self.trace = layer, {name: values[0] for name, values in traced(layer).items()}
         self.say = partial(text, STEPS, lang)
         self.between = "" if lang == "zh" else " "  # of sentences
         self.query = min(1, len(layer.tokens) - 1)  # the token whose numbers are worked out
         self.key = int(self.trace["weights"][0, self.query].argmax())
 
+    def steps(self, masked: str = "") -> list[Step]:
+        """The steps from the input to the output. `masked` is the text that says what the mask is for."""
+        return [
+            self.projections(),
+            self.split(),
+            self.raw_scores(),
+            self.scaling(),
+            self.masking(masked or self.say("mask.none")),
+            self.weighting(),
+            self.heads(),
+            self.concat(),
+            self.output(),
+        ]
+
     def inputs(self) -> list[Step]:
         """Tokens, embeddings and positions of every text there is."""
+        return [self.tokens(), self._embeddings(self._sides()), self._positions(self._sides())]
+
+    def _sides(self) -> list[Side]:
         layer = self.layer
         sides = [Side("X", "", layer.tokens, layer.before, layer.x)]
         if layer.is_cross:
             sides.append(Side("M", "_keys", layer.key_tokens, layer.key_before, layer.memory))
-        return [self._tokens(sides), self._embeddings(sides), self._positions(sides)]
+        return sides
 
-    def _tokens(self, sides: list[Side]) -> Step:
-        rows = (self.say("position"), self.say("number"))
+    def given(self, title: str, says: str, shape: str) -> Step:
+        """The input of a layer that is not made of embeddings here."""
+        x = self.layer.x
+        return Step("input", title, says, shape=shape, panels=(_vectors("X", x, self.layer.tokens),), arrays={"x": x})
+
+    def tokens(self, says: str = "") -> Step:
+        sides, rows = self._sides(), (self.say("position"), self.say("number"))
         places = [np.stack([np.arange(len(side.tokens)), side.before["ids"]]) for side in sides]
         return self._step(
             "tokens",
+            says=says,
             shape=", ".join(f"{self.say('text')} → [{len(side.tokens)}]" for side in sides),
             panels=[Panel("", at, rows, side.tokens, "plain") for at, side in zip(places, sides, strict=True)],
             arrays={f"ids{side.end}": side.before["ids"] for side in sides},
@@ -165,43 +170,41 @@ class Teller:
         )
 
     def scaling(self) -> Step:
-        H, L, S, d = self._sizes()
         off = self.layer.scale is not None
-        root = number(float(np.sqrt(d)), 0 if float(np.sqrt(d)).is_integer() else 3)
+        root_of_width = self.layer.head_dim**0.5
+        root = number(root_of_width, 0 if root_of_width.is_integer() else 3)
         raw, scaled = (float(self.trace[name][0, self.query, self.key]) for name in ("raw_scores", "scores"))
         return self._step(
             "scores",
             says=self.say("scores.off" if off else "scores.says", root=root),
-            formula="S" if off else f"S / √d_k = S / √{d}",
-            shape=f"[{H}, {L}, {S}] → [{H}, {L}, {S}]",
+            formula="S" if off else f"S / √d_k = S / √{self.layer.head_dim}",
+            shape=self._unchanged(),
             panels=[] if off else self._by_head("scores"),
             arrays={"scores": self.trace["scores"]},
             worked=[] if off else [f"{self._pair()}: {_fixed(raw)} / {root} {_equals(raw, scaled)} {_fixed(scaled)}"],
         )
 
     def masking(self, says: str) -> Step:
-        H, L, S, _ = self._sizes()
         mask = self.layer.mask
         if mask is None:
-            return self._step("mask", says=says, shape=f"[{H}, {L}, {S}] → [{H}, {L}, {S}]")
+            return self._step("mask", says=says, shape=self._unchanged())
         allowed = Panel(self.say("mask.panel"), mask, self.layer.tokens, self.layer.key_tokens, "mask")
         return self._step(
             "mask",
             says=says,
             formula=self.say("mask.formula"),
-            shape=f"[{H}, {L}, {S}] → [{H}, {L}, {S}]",
+            shape=self._unchanged(),
             panels=[allowed, *self._by_head("logits")],
             first=2,
             arrays={"mask": mask, "logits": self.trace["logits"]},
         )
 
     def weighting(self) -> Step:
-        H, L, S, _ = self._sizes()
         panels = self._by_head("weights", "weights")
         return self._step(
             "weights",
             formula="A[i, j] = exp(S[i, j]) / Σ_k exp(S[i, k])",
-            shape=f"[{H}, {L}, {S}] → [{H}, {L}, {S}]",
+            shape=self._unchanged(),
             panels=panels,
             links=tuple(panels),
             arrays={"weights": self.trace["weights"]},
@@ -253,6 +256,10 @@ class Teller:
     def _sizes(self) -> tuple[int, int, int, int]:
         H, L, S = self.trace["weights"].shape
         return H, L, S, self.layer.head_dim
+
+    def _unchanged(self) -> str:
+        H, L, S, _ = self._sizes()
+        return f"[{H}, {L}, {S}] → [{H}, {L}, {S}]"
 
     def _by_head(self, name: str, kind: str = "signed") -> list[Panel]:
         rows, columns = self.layer.tokens, self.layer.key_tokens

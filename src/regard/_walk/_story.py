@@ -64,11 +64,7 @@ class Story:
             "settings": dict(self.settings),
             "steps": [
                 {
-                    "name": step.name,
-                    "title": step.title,
-                    "says": step.says,
-                    "formula": step.formula,
-                    "shape": step.shape,
+                    **{name: getattr(step, name) for name in ("name", "title", "says", "formula", "shape")},
                     "worked": list(step.worked),
                     "arrays": {name: _array(values) for name, values in step.arrays.items()},
                 }

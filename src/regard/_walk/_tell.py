@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from functools import partial
 
-import numpy as np
-
 from regard._display.texts import text
 from regard._walk._inputs import Layer, Settings, from_text
-from regard._walk._steps import steps_of
-from regard._walk._story import Panel, Step, Story
+from regard._walk._steps import Teller
+from regard._walk._story import Story
 from regard._walk._words import STEPS
 
 
@@ -18,11 +16,11 @@ def walk_text(given: str, settings: Settings, lang: str = "en") -> Story:
     """Every step of multi-head attention for a text, through an untrained layer drawn from the seed."""
     layer = from_text(given, settings)
     say = partial(text, STEPS, lang)
-    steps = steps_of(layer, lang, masked=mask_says(settings, lang))
+    teller = Teller(layer, lang)
+    steps = (*teller.inputs(), *teller.steps(mask_says(settings, lang)))
     title = say("title.cross" if layer.is_cross else "title.self")
-    return Story(
-        title, (sizes(layer, lang), say("drawn", seed=settings.seed)), tuple(steps), _settings(layer, settings)
-    )
+    chosen = {"tokens": list(layer.tokens), "key_tokens": list(layer.key_tokens), **asdict(settings)}
+    return Story(title, (sizes(layer, lang), say("drawn", seed=settings.seed)), steps, chosen)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,33 +37,16 @@ def walk_layer(layer: Layer, source: Source, settings: Settings, lang: str = "en
     """Every step of one layer of a trained model; `layer.before` has the numbers of the tokens."""
     say = partial(text, STEPS, lang)
     key, at = ("model_layer", {"layer": source.layer}) if source.layer else ("model_input", {})
-    columns = tuple(str(column) for column in range(layer.x.shape[1]))
-    ids = np.stack([np.arange(len(layer.tokens)), layer.before["ids"]])
-    first = (
-        Step(
-            "tokens",
-            say("tokens.title"),
-            say("tokens.model"),
-            shape=f"{say('text')} → [{len(layer.tokens)}]",
-            panels=(Panel("", ids, (say("position"), say("number")), layer.tokens, "plain"),),
-            arrays={"ids": layer.before["ids"]},
-        ),
-        Step(
-            "input",
-            say(f"{key}.title", **at),
-            say(f"{key}.says"),
-            shape=f"[{len(layer.tokens)}] → {list(layer.x.shape)}",
-            panels=(Panel("X", layer.x, layer.tokens, columns),),
-            arrays={"x": layer.x},
-        ),
-    )
-    steps = steps_of(layer, lang, masked=mask_says(settings, lang), drawn=False)
+    teller = Teller(layer, lang)
+    shape = f"[{len(layer.tokens)}] → {list(layer.x.shape)}"
+    first = (teller.tokens(say("tokens.model")), teller.given(say(f"{key}.title", **at), say(f"{key}.says"), shape))
+    steps = (*first, *teller.steps(mask_says(settings, lang)))
     title = say("title.model", model=source.model)
     intro = [sizes(layer, lang), say("trained", **asdict(source) | {"difference": f"{source.difference:.1e}"})]
     chosen = {"--causal": settings.causal, "--window": settings.window is not None, "--no-scale": not settings.scale}
     if options := ", ".join(f"`{name}`" for name, given in chosen.items() if given):
         intro.append(say("changed", options=options))
-    return Story(title, tuple(intro), (*first, *steps), {"tokens": list(layer.tokens), **asdict(source)})
+    return Story(title, tuple(intro), steps, {"tokens": list(layer.tokens), **asdict(source)})
 
 
 def sizes(layer: Layer, lang: str) -> str:
@@ -80,7 +61,3 @@ def mask_says(settings: Settings, lang: str) -> str:
     if settings.window is None:
         return text(STEPS, lang, "mask.causal" if settings.causal else "mask.none")
     return text(STEPS, lang, "mask.both" if settings.causal else "mask.window", window=settings.window)
-
-
-def _settings(layer: Layer, settings: Settings) -> dict[str, object]:
-    return {"tokens": list(layer.tokens), "key_tokens": list(layer.key_tokens), **asdict(settings)}

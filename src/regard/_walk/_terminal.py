@@ -147,8 +147,10 @@ class Page:
 
     def _cell(self, value: float, colour: float, kind: str, digits: int, cell: int) -> tuple[str, Style]:
         word, nothing = shown(value, kind, digits)
-        style = Style(dim=True) if nothing else _filled(_mixed(colour, kind)) if self.coloured else Style()
-        return f" {right(word, cell)}", style
+        return f" {right(word, cell)}", Style(dim=True) if nothing else self._style(colour, kind)
+
+    def _style(self, colour: float, kind: str) -> Style:
+        return _filled(_mixed(colour, kind)) if self.coloured else Style()
 
     def _heatmap(self, panel: Panel) -> list[Text]:
         side = _label_width(panel.rows) if len(panel.rows) <= MOST_ROWS else 0
@@ -172,10 +174,7 @@ class Page:
             line = Text()
             for colour in row:
                 shade = SHADES[min(int(abs(colour) * len(SHADES)), len(SHADES) - 1)]
-                line.append(
-                    (" " if self.coloured else shade) * per_cell,
-                    _filled(_mixed(colour, panel.kind)) if self.coloured else Style(),
-                )
+                line.append((" " if self.coloured else shade) * per_cell, self._style(colour, panel.kind))
             lines.append(line)
         return lines
 
@@ -204,33 +203,32 @@ class Page:
             for at, name in enumerate(columns)
         ]
         lines: list[Text] = []
-        start = 0
-        while start < len(wide):
-            end = start + 1
-            while end < len(wide) and sum(wide[start : end + 1]) <= room:
-                end += 1
+        for band in _bands(wide, room):
             if lines:
                 lines.append(Text())
-            band = range(start, end)
             head = "".join(right(visible(columns[at]), wide[at]) for at in band)
             lines.append(Text(" " * side + head, style="bold"))
             for name, row in zip(rows, cells, strict=True):
                 words = "".join(right(row[at], wide[at]) for at in band)
                 lines.append(Text.assemble((left(visible(name), side), "dim"), words))
-            start = end
         return _equal(lines)
 
     def _side_by_side(self, blocks: list[list[Text]]) -> list[Text]:
         """As many blocks next to each other as the width has room for."""
         lines: list[Text] = []
-        band: list[list[Text]] = []
-        for block in blocks:
-            wide = sum(width(other[0].plain) + GAP for other in band) + width(block[0].plain)
-            if band and wide > self.columns:
-                lines += [*_joined(band), Text()]
-                band = []
-            band.append(block)
-        return lines + _joined(band)
+        for band in _bands([width(block[0].plain) for block in blocks], self.columns, GAP):
+            lines += [*([Text()] if lines else []), *_joined([blocks[at] for at in band])]
+        return lines
+
+
+def _bands(widths: list[int], room: int, gap: int = 0) -> list[list[int]]:
+    """Columns of these widths in bands, each with as many as there is room for, and with one at least."""
+    bands: list[list[int]] = [[]]
+    for at, wide in enumerate(widths):
+        if bands[-1] and sum(widths[other] + gap for other in bands[-1]) + wide > room:
+            bands.append([])
+        bands[-1].append(at)
+    return bands
 
 
 def _joined(band: list[list[Text]]) -> list[Text]:

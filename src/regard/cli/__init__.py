@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from regard.cli import complete
+from regard.cli import options
 from regard.cli.commands.bench import bench
 from regard.cli.commands.check import check
 from regard.cli.commands.convert import convert
@@ -50,9 +50,7 @@ def common(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
-    lang: Annotated[
-        str, typer.Option(help="Language of this help, en or zh.", autocompletion=complete.one_of(("en", "zh")))
-    ] = "en",
+    lang: Annotated[str, options.language("Language of this help, en or zh.")] = "en",
 ) -> None:
     """Attention you can see.
 

@@ -7,29 +7,37 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from regard.cli import complete
+from regard.cli import complete, options
+from regard.cli.options import about
 
 if TYPE_CHECKING:
     import torch
 
+# Arguments of a call that are options here: errors of the library say them as such.
+OPTIONS = ("key", "value", "mask", "bias", "softcap", "scale", "dropout", "sinks", "query_offset", "dtype", "backend")
+
 Query = Annotated[str, typer.Argument(help="Shape of query: batch,head,token,dim, such as 2,8,128,64.")]
-Key = Annotated[str | None, typer.Option(help="Shape of key (default: the shape of query).")]
-Value = Annotated[str | None, typer.Option(help="Shape of value (default: the shape of key).")]
+Key = Annotated[str | None, about("Shape of key (default: the shape of query).")]
+Value = Annotated[str | None, about("Shape of value (default: the shape of key).")]
 Mask = Annotated[
     str | None,
-    typer.Option(
-        help="Mask, such as 'causal() & window(left=256)'; combine with &, | and ~.",
-        autocompletion=complete.one_of(complete.MASKS),
-    ),
+    options.one_of(complete.MASKS, "Mask, such as 'causal() & window(left=256)'; combine with &, | and ~."),
 ]
-Softcap = Annotated[float | None, typer.Option(help="Softcap of the logits.")]
-Dtype = Annotated[
-    str,
-    typer.Option(
-        help="Data type: float64, float32, float16 or bfloat16.", autocompletion=complete.one_of(complete.DTYPES)
-    ),
-]
-Device = Annotated[str, typer.Option(help="Device of the tensors.", autocompletion=complete.one_of(complete.DEVICES))]
+Softcap = Annotated[float | None, about("Softcap of the logits.")]
+Dtype = Annotated[str, options.one_of(complete.DTYPES, "Data type: float64, float32, float16 or bfloat16.")]
+Device = Annotated[str, options.one_of(complete.DEVICES, "Device of the tensors.")]
+
+
+def backends(given: str | None, device: str) -> list[str]:
+    """The backends named, comma-separated; all that the device has, and auto, where none is."""
+    import regard
+
+    there = ["auto", *regard.backends.available(device)]
+    names = there if given is None else [name.strip() for name in given.split(",")]
+    for name in names:
+        if name not in there:
+            raise ValueError(f"--backend holds {name!r}; expected some of {', '.join(there)} on {device}")
+    return names
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from regard._checks import is_int
+from regard._display.texts import reason
+from regard.cli.loading import TOKENIZER_FILES, transformers_for
 from regard.cli.names import find as _find
 from regard.cli.names import quiet as _quiet
-
-TOKENIZER_FILES = (
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
-    "merges.txt", "vocab.txt", "tokenizer.model",
-)  # fmt: skip
 
 
 class Words(NamedTuple):
@@ -77,18 +74,14 @@ def _from_gguf(folder: Path, gguf: str, dtype: Any, device: str | None) -> Found
     from regard import interop
 
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    try:
-        import transformers
-    except ImportError:
-        raise ImportError("a GGUF file is read by transformers: pip install transformers gguf accelerate") from None
+    transformers = transformers_for("a GGUF file is read by transformers: pip install transformers gguf accelerate")
     local: dict[str, Any] = {"gguf_file": gguf, "local_files_only": True}
     with _quiet(transformers):
         try:
             model = transformers.AutoModelForCausalLM.from_pretrained(folder, **local)
             tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **local)
         except Exception as error:  # whatever goes wrong in there, it is about this file
-            reason = str(error).strip().splitlines() or [type(error).__name__]
-            raise ValueError(f"{folder / gguf} cannot be read: {reason[0][:300]}") from None
+            raise ValueError(f"{folder / gguf} cannot be read: {reason(error)}") from None
     stop = _numbers(model.generation_config.eos_token_id)
     found = interop.from_hf(model.eval(), dtype=dtype, device=device)
     return Found(found, stop, folder, lambda: _of_transformers(tokenizer))
@@ -98,14 +91,7 @@ def _words(folder: Path) -> Words:
     file = folder / "tokenizer.json"
     if not file.is_file():
         return _by_transformers(folder)
-    try:
-        from tokenizers import Tokenizer
-    except ImportError:
-        raise ImportError("reading a tokenizer needs tokenizers: pip install tokenizers") from None
-    try:
-        tokenizer = Tokenizer.from_file(str(file))
-    except Exception as error:  # that library raises this class and no other
-        raise ValueError(f"{file} cannot be read: {str(error)[:300]}") from None
+    tokenizer = tokenizer_in(file)
 
     def save(into: Path) -> None:
         for name in TOKENIZER_FILES:
@@ -115,20 +101,28 @@ def _words(folder: Path) -> Words:
     return Words(lambda text: tokenizer.encode(text).ids, lambda ids: tokenizer.decode(ids), save)
 
 
+def tokenizer_in(file: Path) -> Any:
+    """The tokenizer of a tokenizer.json."""
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        raise ImportError("reading a tokenizer needs tokenizers: pip install tokenizers") from None
+    try:
+        return Tokenizer.from_file(str(file))
+    except Exception as error:  # that library raises this class and no other
+        raise ValueError(f"{file} cannot be read: {reason(error)}") from None
+
+
 def _by_transformers(folder: Path) -> Words:
     missing = f"{folder} has no tokenizer.json"
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise ValueError(f"{missing}, and no other tokenizer's files")  # transformers would make up an empty one
-    try:
-        import transformers
-    except ImportError:
-        raise ImportError(f"{missing}; to read another tokenizer: pip install transformers") from None
+    transformers = transformers_for(f"{missing}; to read another tokenizer: pip install transformers")
     with _quiet(transformers):
         try:
             return _of_transformers(transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True))
         except Exception as error:
-            reason = str(error).strip().splitlines() or [type(error).__name__]
-            raise ValueError(f"{missing}, and no other tokenizer: {reason[0][:200]}") from None
+            raise ValueError(f"{missing}, and no other tokenizer: {reason(error, 200)}") from None
 
 
 def _of_transformers(tokenizer: Any) -> Words:

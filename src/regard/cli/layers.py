@@ -101,14 +101,12 @@ def _numbers(tensor: Tensor) -> Any:
 
 
 def _tokens(folder: Path, text: str, most: int) -> tuple[list[int], tuple[str, ...]]:
-    try:
-        from tokenizers import Tokenizer
-    except ImportError:
-        raise ImportError("reading a tokenizer needs tokenizers: pip install tokenizers") from None
+    from regard.cli.folders import tokenizer_in
+
     file = folder / "tokenizer.json"
     if not file.is_file():
         raise ValueError(f"{folder} has no tokenizer.json")
-    tokenizer = Tokenizer.from_file(str(file))
+    tokenizer = tokenizer_in(file)
     tokenizer.no_padding()
     tokenizer.no_truncation()
     found = tokenizer.encode(terminal.readable(text))

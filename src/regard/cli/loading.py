@@ -5,12 +5,28 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from regard._display.texts import reason
 from regard.cli import reading
 from regard.cli.names import find, quiet, refuse_ours, why_not_loaded
 from regard.cli.reading import Read
 
 if TYPE_CHECKING:
     from regard.recording import Recording
+
+
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
+    "merges.txt", "vocab.txt", "tokenizer.model",
+)  # fmt: skip
+
+
+def transformers_for(why: str) -> Any:
+    """Hugging Face's library, or an ImportError that says what it is needed for."""
+    try:
+        import transformers
+    except ImportError:
+        raise ImportError(why) from None
+    return transformers
 
 
 class Loaded(NamedTuple):
@@ -23,10 +39,7 @@ class Loaded(NamedTuple):
 def load(name: str, *, answers: bool = False) -> Loaded:
     """The model in evaluation mode and its tokenizer; only safetensors and GGUF are read, a pickle could run code.
     With ``answers``, a model that writes is loaded with what says the next token."""
-    try:
-        import transformers
-    except ImportError:
-        raise ImportError("looking at a model needs transformers: pip install transformers") from None
+    transformers = transformers_for("looking at a model needs transformers: pip install transformers")
     folder, gguf = find(name)
     if gguf is None:
         refuse_ours(folder)
@@ -45,9 +58,7 @@ def load(name: str, *, answers: bool = False) -> Loaded:
                 transformers.AutoTokenizer.from_pretrained(folder, **local) if _has_tokenizer(folder, gguf) else None
             )
         except Exception as error:
-            raise ValueError(
-                f"the tokenizer in {folder} cannot be loaded: {str(error).splitlines()[0][:300]}"
-            ) from None
+            raise ValueError(f"the tokenizer in {folder} cannot be loaded: {reason(error)}") from None
     return Loaded(model.eval(), folder, gguf, tokenizer)
 
 
@@ -69,54 +80,55 @@ def _class_for(transformers: Any, config: Any, answers: bool, gguf: str | None) 
 
 
 def _has_tokenizer(folder: Path, gguf: str | None) -> bool:
-    from regard.cli.folders import TOKENIZER_FILES
-
     # transformers would make up an empty one where there is none
     return gguf is not None or any((folder / name).is_file() for name in (*TOKENIZER_FILES, "spiece.model"))
 
 
+# What models call their input: the option that gives it. By option: what prepares it, and who reads the file.
+_OPTIONS = {"pixel_values": "--image", "input_features": "--audio", "input_values": "--audio"}
+_READERS = {"--image": ("AutoImageProcessor", reading.image), "--audio": ("AutoFeatureExtractor", reading.sound)}
+
+
 def read(loaded: Loaded, words: str, built_in: bool, image: Path | None, audio: Path | None, length: int) -> Read:
     """The arguments of the call: what the model says it reads, of what was given."""
-    import transformers
-
-    model, folder = loaded.model, loaded.folder
-    local = {"local_files_only": True}
-    main = getattr(model, "main_input_name", "input_ids")
-    wanted = {"pixel_values": "--image", "input_features": "--audio", "input_values": "--audio"}.get(main)
+    model = loaded.model
+    wanted = _OPTIONS.get(getattr(model, "main_input_name", "input_ids"))
     given = {"--image": image, "--audio": audio}
     if wanted is not None and given[wanted] is None:
         raise ValueError(
             f"{type(model).__name__} reads {'images' if wanted == '--image' else 'sound'}: give {wanted} FILE"
         )
-    takes = _parameters(model)
     found: dict[str, Any] = {}
-    with quiet(transformers):
-        for option, name, kind in (
-            ("--image", "pixel_values", "AutoImageProcessor"),
-            ("--audio", "input_features", "AutoFeatureExtractor"),
-        ):
-            file = given[option]
-            if file is None:
-                continue
-            if not takes & {name, "input_values" if option == "--audio" else name}:
-                raise ValueError(
-                    f"{type(model).__name__} reads no {'image' if option == '--image' else 'sound'}: leave {option} out"
-                )
-            try:
-                prepare = getattr(transformers, kind).from_pretrained(folder, **local)
-            except Exception:
-                raise ValueError(f"{folder} has no preprocessor_config.json to prepare the {option[2:]} by") from None
-            found |= reading.image(prepare, file) if option == "--image" else reading.sound(prepare, file)
-    if found and "input_ids" not in takes:
+    for option, file in given.items():
+        if file is not None:
+            found |= _prepared(loaded, option, file)
+    if found and "input_ids" not in _parameters(model):
         if not built_in:
             raise ValueError(f"{type(model).__name__} reads no text: leave it out")
         return Read(found)
     if wanted is not None and built_in:
         return Read(found)
     if loaded.tokenizer is None:
-        raise ValueError(f"{folder} has no tokenizer (tokenizer.json or another), so a text cannot be read")
+        raise ValueError(f"{loaded.folder} has no tokenizer (tokenizer.json or another), so a text cannot be read")
     read = reading.tokens(loaded.tokenizer, words, _limit(loaded, length))
     return read._replace(given={**found, **read.given})
+
+
+def _prepared(loaded: Loaded, option: str, file: Path) -> dict[str, Any]:
+    """A picture or a sound as the model's own preparation makes it."""
+    import transformers
+
+    what = option.removeprefix("--")
+    if not any(_OPTIONS.get(name) == option for name in _parameters(loaded.model)):
+        nothing = "image" if option == "--image" else "sound"
+        raise ValueError(f"{type(loaded.model).__name__} reads no {nothing}: leave {option} out")
+    kind, as_numbers = _READERS[option]
+    with quiet(transformers):
+        try:
+            prepare = getattr(transformers, kind).from_pretrained(loaded.folder, local_files_only=True)
+        except Exception:
+            raise ValueError(f"{loaded.folder} has no preprocessor_config.json to prepare the {what} by") from None
+        return as_numbers(prepare, file)
 
 
 def _parameters(model: Any) -> set[str]:
@@ -154,11 +166,9 @@ def outputs(model: Any, given: dict[str, Any]) -> Any:
         if _raised_by_regard(error):
             raise  # an edit, say, that this model or this text has no place for
         takes = _parameters(model)
-        options = {"pixel_values": "--image", "input_features": "--audio", "input_values": "--audio"}
-        wanted = [option for name, option in options.items() if name in takes and name not in given]
+        wanted = [option for name, option in _OPTIONS.items() if name in takes and name not in given]
         hint = f"; it also takes {wanted[0]} FILE" if wanted else ""
-        said = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
-        raise ValueError(f"{type(model).__name__} cannot read this ({said}){hint}") from error
+        raise ValueError(f"{type(model).__name__} cannot read this ({reason(error)}){hint}") from error
 
 
 def arguments(loaded: Loaded, read: Read) -> dict[str, Any]:

@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from regard.cli import complete
 
-Device = Annotated[
-    str, typer.Option(help="Device that runs the model.", autocompletion=complete.one_of(complete.DEVICES))
-]
+
+def about(said: str, *flags: str) -> Any:
+    """An option, and what its help says; a switch names its one flag."""
+    return typer.Option(*flags, help=said)
+
+
+def one_of(names: Sequence[str], said: str, *flags: str) -> Any:
+    """An option whose value is one of these names; a shell completes it."""
+    return typer.Option(*flags, help=said, autocompletion=complete.one_of(names))
+
+
+def some_of(names: Sequence[str], said: str) -> Any:
+    """An option that takes several of these names, comma-separated."""
+    return typer.Option(help=said, autocompletion=complete.some_of(names))
+
+
+def language(said: str) -> Any:
+    return one_of(("en", "zh"), said)
+
+
+Device = Annotated[str, one_of(complete.DEVICES, "Device that runs the model.")]
 Dtype = Annotated[
-    str | None,
-    typer.Option(
-        help="Data type: float32, bfloat16, … (default: that of the weights).",
-        autocompletion=complete.one_of(complete.DTYPES),
-    ),
+    str | None, one_of(complete.DTYPES, "Data type: float32, bfloat16, … (default: that of the weights).")
 ]
 Trained = Annotated[list[Path] | None, typer.Option(help="Folder of a trained model; repeat for an ensemble.")]
 LengthPenalty = Annotated[float, typer.Option(help="Length penalty α: scores are log P / ((5 + length) / 6)^α.")]

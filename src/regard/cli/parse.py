@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from regard import masks
+from regard._display.texts import reason
 from regard.masks import Mask
 
 DTYPES = ("float64", "float32", "float16", "bfloat16")
@@ -57,8 +58,7 @@ def device(text: str) -> str:
         if torch.empty(0, device=text).is_meta:
             raise ValueError(f"--device {text!r} cannot be used here: it has shapes and no numbers")
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise ValueError(f"--device {text!r} cannot be used here: {reason}") from None
+        raise ValueError(f"--device {text!r} cannot be used here: {reason(error)}") from None
     return text
 
 

@@ -7,89 +7,43 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from regard._display.texts import Catalogue, text
+from regard._display.texts import reason, text
 from regard.cli import terminal
+from regard.cost._words import CALL
 
 if TYPE_CHECKING:
     from regard.cost import AttentionCall, Device, Spread
 
 LONGEST = 60.0  # seconds: a call that takes more is not timed
-WORDS: Catalogue = {
-    "call": (
-        "attention: {batch} × {heads} heads of {dim}, {length} tokens, {kind}, {dtype}",
-        "注意力：{batch} × {heads} 个头，维度 {dim}，{length} 个词元，{kind}，{dtype}",
-    ),
-    "over": ("{heads} over {shared}", "{heads}/{shared}"),
-    "causal": ("causal", "因果"),
-    "every pair": ("every pair", "全部配对"),
-    "window": (", window {window}", "，窗口 {window}"),
-    "memory": ("memory", "内存"),
-    "at least": ("at least", "至少"),
-    "predicted": ("predicted", "预测"),
-    "bound by": ("bound by", "受限于"),
-    "measured": ("measured", "实测"),
-    "ratio": ("ratio", "倍数"),
-    "forward": ("forward", "前向"),
-    "backward": ("backward", "反向"),
-    "matrix products": ("matrix products", "矩阵乘法"),
-    "softmax": ("softmax", "softmax"),
-    "thread": (", 1 thread", "，1 个线程"),
-    "threads": (", {count} threads", "，{count} 个线程"),
-    "device": ("{name}{threads} ({source}, {date}):", "{name}{threads}（{source}，{date}）："),
-    "exponentials": ("{count} exponentials/s, ", "每秒 {count} 次指数运算，"),
-    "rates": ("{flops}FLOP/s, {softmax}{bytes}B/s", "{flops}FLOP/s，{softmax}{bytes}B/s"),
-    "spread": (
-        "Its tokens in parts on several GPUs, forward; the GPU that has most:",
-        "词元分到多个 GPU 上，前向；任务最多的那个 GPU：",
-    ),
-    "computing": ("computing", "计算"),
-    "received": ("received", "接收"),
-    "from other machines": ("from other machines", "来自其他机器"),
-    "receiving": ("receiving", "接收用时"),
-    "in all": ("in all", "合计"),
-    "keys and values": ("keys and values", "键和值"),
-    "links": (
-        "8 GPUs a machine, {near:g} GB/s to a GPU within it and {far:g} GB/s from outside.",
-        "每台机器 8 个 GPU；机器内每个 GPU {near:g} GB/s，机器外 {far:g} GB/s。",
-    ),
-    "measuring": ("measuring this machine, once", "正在测量这台机器（只需一次）"),
-    "timing": ("timing the call", "正在计时"),
-}
+LINKS = {"link": 450.0, "between": 50.0}  # GB/s that a GPU receives from its own machine, and from others
 
 
-def show(
-    sizes: dict[str, Any],
-    dtype: str | None,
-    on: str | None,
-    timed: bool,
-    threads: int | None,
-    as_json: bool,
-    gpus: str | None = None,
-    links: tuple[float, float] = (450.0, 50.0),
-    lang: str = "en",
-) -> None:
+def show(sizes: dict[str, Any], typed: dict[str, Any]) -> None:
+    """The call of these sizes, on what was `typed`: every option of the command by its name."""
     from regard import cost
 
-    missing = [f"--{name.replace('_', '-')}" for name in ("length", "heads", "head_dim") if sizes.get(name) is None]
+    on, threads, lang = typed["on"], typed["threads"], typed["lang"]
+    missing = [terminal.flag(name) for name in ("length", "heads", "head_dim") if sizes.get(name) is None]
     if missing:
         raise ValueError(f"an attention call needs {', '.join(missing)}")
-    if on is not None and (timed or threads is not None):
-        option = "--measure" if timed else "--threads"
+    if on is not None and (typed["measure"] or threads is not None):
+        option = "--measure" if typed["measure"] else "--threads"
         raise ValueError(f"{option} is for this machine, and --on {on} names another; give one of them")
-    counts = _counts(gpus)
+    counts = _counts(typed["gpus"])
     if counts and on is None:
-        raise ValueError(f"--gpus {gpus} needs --on, the device that each of them is: {', '.join(cost.devices())}")
+        devices = ", ".join(cost.devices())
+        raise ValueError(f"--gpus {typed['gpus']} needs --on, the device that each of them is: {devices}")
     sizes["causal"] = sizes["causal"] or sizes.get("window") is not None
-    usual = "fp32" if on is None else "bf16"
-    call = cost.AttentionCall(**sizes, dtype=usual if dtype is None else dtype)
+    call = cost.AttentionCall(**sizes, dtype=typed["dtype"] or ("fp32" if on is None else "bf16"))
     device = _this_machine(threads, lang) if on is None else named(on)
     found = {way: cost.roofline(call, device, backward=way == "backward") for way in ("forward", "backward")}
     times: dict[str, float] = {}
-    if timed:
+    if typed["measure"]:
         times = _timed(call, threads, found["forward"].seconds + found["backward"].seconds, lang)
+    links = [usual if typed[name] is None else typed[name] for name, usual in LINKS.items()]
     near, far = (each * 1e9 for each in links)
     several = [cost.spread(call, device, count, link=near, between=far) for count in counts]
-    if as_json:
+    if typed["as_json"]:
         spreads = {"spread": [each.to_dict() for each in several]} if several else {}
         terminal.data(_data(call, device, found, times) | spreads)
     else:
@@ -106,19 +60,18 @@ def _counts(gpus: str | None) -> list[int]:
     return [int(word) for word in words]
 
 
-def _print_spread(several: list[Spread], links: tuple[float, float], lang: str) -> None:
+def _print_spread(several: list[Spread], links: list[float], lang: str) -> None:
     from regard._display.units import seconds, size
     from regard.cost._tables import columns
 
-    typer.echo(text(WORDS, lang, "spread"))
+    typer.echo(text(CALL, lang, "spread"))
     heads = ("computing", "received", "from other machines", "receiving", "in all", "keys and values")
-    rows: list[tuple[str, ...]] = [("GPUs" if lang == "en" else "GPU", *(text(WORDS, lang, key) for key in heads))]
+    rows: list[tuple[str, ...]] = [("GPUs" if lang == "en" else "GPU", *(text(CALL, lang, key) for key in heads))]
     for each in several:
         sizes = size(each.received), size(each.from_machines), seconds(each.receiving), seconds(each.seconds)
         rows.append((str(each.gpus), seconds(each.computing), *sizes, size(each.room)))
-    for line in columns(rows):
-        typer.echo(line)
-    typer.echo(text(WORDS, lang, "links", near=links[0], far=links[1]))
+    typer.echo("\n".join(columns(rows)))
+    typer.echo(text(CALL, lang, "links", near=links[0], far=links[1]))
 
 
 def named(on: str) -> Device:
@@ -142,7 +95,7 @@ def _this_machine(threads: int | None, lang: str) -> Device:
     known = cost.measured(threads or torch.get_num_threads())
     if known is not None:
         return known
-    with terminal.saying(text(WORDS, lang, "measuring")):
+    with terminal.saying(text(CALL, lang, "measuring")):
         found = cost.measure(threads=threads)
     _devices.keep(found)
     return found
@@ -153,11 +106,11 @@ def _timed(call: AttentionCall, threads: int | None, predicted: float, lang: str
 
     if predicted > LONGEST:
         raise ValueError(f"--measure would take more than {predicted:.0f} s for one run; give a shorter --length")
-    with terminal.saying(text(WORDS, lang, "timing")):
+    with terminal.saying(text(CALL, lang, "timing")):
         try:
             forward, backward = cost.measure_call(call, threads=threads)
         except (RuntimeError, MemoryError) as error:
-            said = (str(error).splitlines() or ["out of memory"])[0]
+            said = reason(error, otherwise="out of memory")
             raise ValueError(f"the call cannot be timed here: {said}") from None
     return {"forward": forward, "backward": backward}
 
@@ -174,13 +127,11 @@ def _data(call: AttentionCall, device: Device, found: dict[str, Any], times: dic
     return data
 
 
-def _print(
-    call: AttentionCall, device: Device, found: dict[str, Any], times: dict[str, float], lang: str = "en"
-) -> None:
+def _print(call: AttentionCall, device: Device, found: dict[str, Any], times: dict[str, float], lang: str) -> None:
     from regard._display.units import count, seconds, size, whole
     from regard.cost._tables import columns
 
-    say = partial(text, WORDS, lang)
+    say = partial(text, CALL, lang)
     kind = say("causal" if call.causal else "every pair")
     kind += say("window", window=call.window) if call.window is not None else ""
     heads = whole(call.heads)
@@ -196,8 +147,7 @@ def _print(
         flops, memory = call.flops(backward=backward), call.bytes(backward=backward)
         measured = (seconds(times[way]), f"{times[way] / one.seconds:.2f}") if times else ()
         rows.append((say(way), count(flops), size(memory), seconds(one.seconds), say(one.bound), *measured))
-    for line in columns(rows):
-        typer.echo(line)
+    typer.echo("\n".join(columns(rows)))
     threads = (
         "" if device.threads is None else say("thread" if device.threads == 1 else "threads", count=device.threads)
     )

@@ -7,10 +7,12 @@ import json
 import math
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
+
+from regard._display.texts import reason
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,9 +28,15 @@ def stop(message: str) -> NoReturn:
 
 
 @contextlib.contextmanager
-def one_line(*kinds: type[Exception], file: object = "standard output", options: Iterable[str] = ()) -> Iterator[None]:
+def one_line(
+    *kinds: type[Exception],
+    file: object = "standard output",
+    options: Iterable[str] | Mapping[str, str] = (),
+    impossible: str = "",
+) -> Iterator[None]:
     """End the command so where these are raised, or where a file cannot be read or written; `file` is meant by an error
-    that names none. `options` are arguments of the library that the command takes as options of the same name."""
+    that names none. `options` are arguments of the library that the command takes as options: of the same name, or of
+    the one that a mapping gives. `impossible` says what a machine without the memory or the operation cannot do."""
     try:
         yield
     except kinds as error:
@@ -36,15 +44,23 @@ def one_line(*kinds: type[Exception], file: object = "standard output", options:
     except OSError as error:
         stop(f"{error.filename or file}: {error.strerror or error}")
     except (RuntimeError, MemoryError) as error:
+        if impossible:
+            stop(f"{impossible}: {reason(error, otherwise='out of memory')}")
         if not is_out_of_memory(error):
             raise
         stop("there is not enough memory for this; give less at once, or a smaller model")
 
 
-def _by_options(message: str, names: Iterable[str]) -> str:
+def flag(name: str) -> str:
+    """The option of a parameter: `--kv-heads` of `kv_heads`."""
+    return f"--{name.replace('_', '-')}"
+
+
+def _by_options(message: str, names: Iterable[str] | Mapping[str, str]) -> str:
     """The library names its arguments; who types a command knows its options."""
     for name in names:
-        option = "--" + name.replace("_", "-")
+        option = flag(names[name] if isinstance(names, Mapping) else name)
+        message = re.sub(rf"(?<![\w.-]){name}=True\b", option, message)
         message = re.sub(rf"(?<![\w.-]){name}=", f"{option} ", message)
         message = re.sub(rf"(?<![\w.-]){name}(?![\w.])" if "_" in name else rf"^{name}\b", option, message)
     return message

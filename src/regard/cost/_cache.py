@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from regard.cost._given import SIZES, Asked
 from regard.models import DecoderConfig, LatentConfig, TransformerConfig
 
 GROUP = 32  # numbers that share a float32 scale in int8
@@ -48,15 +49,13 @@ def rolling_slots(window: int, sinks: int) -> int:
     return sinks + window + max(window, 64)
 
 
-def cache_of(
-    config: Any, *, batch: int, length: int, source: int, size: int, latent: LatentConfig | None, int8: bool,
-    rolling: bool, sinks: int,
-) -> CacheCost | None:  # fmt: skip
+def cache_of(asked: Asked, length: int, source: int) -> CacheCost | None:
     """None for models that decode nothing."""
-    kinds = _kinds(config, length, source, latent, sinks)
+    kinds = _kinds(asked, length, source)
     if not kinds:
         return None
-    name = next(name for name in kinds if name.startswith("rolling")) if rolling else next(iter(kinds))
+    batch, size, int8 = asked.batch, SIZES[asked.dtype], asked.int8
+    name = next(name for name in kinds if name.startswith("rolling")) if asked.rolling else next(iter(kinds))
     layers, chosen = kinds[name]
     layer = batch * sum(slots.bytes(size, int8) for slots in chosen)
     token = sum(slots._replace(slots=1).bytes(size, int8) for slots in chosen[:1])
@@ -67,10 +66,9 @@ def cache_of(
     return CacheCost(f"{name}, int8" if int8 else name, layers, token, layer, layers * layer, others)
 
 
-def _kinds(
-    config: Any, length: int, source: int, latent: LatentConfig | None, sinks: int
-) -> dict[str, tuple[int, list[Slots]]]:
+def _kinds(asked: Asked, length: int, source: int) -> dict[str, tuple[int, list[Slots]]]:
     """Kinds of cache by name, the configuration's own first: how many layers, and what each holds."""
+    config, latent, sinks = asked.config, asked.latent, asked.sinks
     if isinstance(config, LatentConfig):
         return {_latent_name(config): (1, [_latent(config, length)]), **_expanded(config, 1, length)}
     if isinstance(config, TransformerConfig):

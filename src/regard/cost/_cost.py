@@ -11,7 +11,7 @@ from regard.cost._cache import CacheCost, cache_of
 from regard.cost._crossings import Crossings, crossings_of
 from regard.cost._describe import Block, Run, blocks_of
 from regard.cost._ops import Experts, Numbers
-from regard.cost._sums import Activations, Flops, Part, activations_of, flops_in_all, parts_of
+from regard.cost._sums import Activations, Flops, Part, activations_of, parts_of, total
 from regard.models import DecoderConfig, EncoderConfig, LatentConfig, TransformerConfig, WhisperConfig
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cost:
+class Cost(_given.Asked):
     """What a configuration costs; `print` it for the table.
 
     Args:
@@ -40,18 +40,6 @@ class Cost:
         notes: assumptions behind these numbers.
     """
 
-    name: str
-    config: Any
-    batch: int
-    length: int
-    source_length: int | None
-    dtype: str
-    device: str
-    latent: LatentConfig | None
-    experts: tuple[int, int] | None
-    int8: bool
-    rolling: bool
-    sinks: int
     parts: tuple[Part, ...]
     layers: dict[str, tuple[Part, ...]]
     parameters: int
@@ -162,33 +150,25 @@ def of(
     blocks = blocks_of(found, run)
     parts = parts_of(blocks)
     parameters = sum(part.parameters for part in parts)
+    name = config if isinstance(config, str) else type(config).__name__
+    asked = _given.Asked(
+        name=name, config=found, batch=batch, length=run.length,
+        source_length=run.source if isinstance(found, TransformerConfig) else None, dtype=kind, device=device,
+        latent=latent, experts=experts, int8=int8, rolling=rolling, sinks=sinks,
+    )  # fmt: skip
     return Cost(
-        name=config if isinstance(config, str) else type(config).__name__,
-        config=found,
-        batch=batch,
-        length=run.length,
-        source_length=run.source if isinstance(found, TransformerConfig) else None,
-        dtype=kind,
-        device=device,
-        latent=latent,
-        experts=experts,
-        int8=int8,
-        rolling=rolling,
-        sinks=sinks,
+        **vars(asked),
         parts=parts,
         layers={block.name: parts_of([Block(block.name, block.ops)]) for block in blocks if "layer" in block.name},
         parameters=parameters,
         active_parameters=parameters if mixed is None else parameters - _idle(found, mixed),
         weight_bytes=parameters * size,
-        flops=flops_in_all(part.flops for part in parts),
-        kept_flops=flops_in_all(part.kept_flops for part in parts),
+        flops=total(part.flops for part in parts),
+        kept_flops=total(part.kept_flops for part in parts),
         activations=replace(activations_of(blocks), textbook=_textbook(found, run)),
-        cache=cache_of(
-            found, batch=batch, length=run.length, source=run.source, size=size, latent=latent, int8=int8,
-            rolling=rolling, sinks=sinks,
-        ),
+        cache=cache_of(asked, run.length, run.source),
         notes=_notes(found, run),
-    )  # fmt: skip
+    )
 
 
 def _idle(config: models.DecoderConfig, experts: Experts) -> int:

@@ -38,10 +38,7 @@ class Crossings:
 def crossings_of(cost: Cost) -> Crossings:
     def cache_is_larger(length: int) -> bool:
         source = cost.source_length if isinstance(cost.config, WhisperConfig) else length
-        found = cache_of(
-            cost.config, batch=cost.batch, length=length, source=source or 0, size=SIZES[cost.dtype],
-            latent=cost.latent, int8=cost.int8, rolling=cost.rolling, sinks=cost.sinks,
-        )  # fmt: skip
+        found = cache_of(cost, length, source or 0)
         return found is not None and found.total > cost.weight_bytes
 
     return Crossings(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from regard.cost import _ops
-from regard.cost._ops import EMBEDDINGS, HEAD, LOSS, PROJECTIONS, Experts, Heads, Numbers, Op
+from regard.cost._ops import EMBEDDINGS, HEAD, LOSS, PROJECTIONS, Experts, Heads, Numbers, Op, Stream
 from regard.models import DecoderConfig, EncoderConfig, LatentConfig, TransformerConfig, WhisperConfig
 
 INDEX = 8  # bytes of a token's number
@@ -26,6 +26,9 @@ class Run:
     @property
     def tokens(self) -> int:
         return self.batch * self.length
+
+    def stream(self, dim: int) -> Stream:
+        return Stream(self.tokens, dim, self.numbers)
 
 
 @dataclass(frozen=True)
@@ -47,8 +50,7 @@ def blocks_of(config: Any, run: Run) -> list[Block]:
         case WhisperConfig() | TransformerConfig():
             return _transformer(config, run)
         case LatentConfig():
-            kept = run.tokens * config.embed_dim * run.numbers.size
-            return [Block("layer", [_ops.keep(PROJECTIONS, kept), *_latent(config, run)])]
+            return [Block("layer", [run.stream(config.embed_dim).kept(PROJECTIONS), *_latent(config, run)])]
     raise TypeError(f"config must be a name or a configuration of regard.models, got {type(config).__name__}")
 
 
@@ -59,30 +61,28 @@ def causal_pairs(length: int, window: int | None = None) -> int:
 
 
 def _decoder(config: DecoderConfig, run: Run) -> list[Block]:
-    dim, tokens, size = config.embed_dim, run.tokens, run.numbers.size
+    dim, tokens, x = config.embed_dim, run.tokens, run.stream(config.embed_dim)
     learned = config.max_tokens * dim if config.positions == "learned" else 0
     embeddings = Op(EMBEDDINGS, config.vocab_size * dim + learned, eager=tokens * INDEX, fused=tokens * INDEX)
-    if run.latent is None:
-        attention = [_ops.keep(PROJECTIONS, tokens * dim * size), *_decoder_attention(config, run)]
-    else:
-        attention = [_ops.keep(PROJECTIONS, tokens * dim * size), *_latent(run.latent, run)]
+    attention = _decoder_attention(config, run) if run.latent is None else _latent(run.latent, run)
     how: dict[str, Any] = {"activation": config.activation, "gated": config.gated, "bias": config.ff_bias, "ends": True}
     if run.experts is None:
-        forward = _ops.feed_forward(tokens, dim, config.ff_dim, numbers=run.numbers, **how)
+        forward = x.feed_forward(config.ff_dim, **how)
     else:
-        forward = _ops.mixture(tokens, dim, config.ff_dim, run.experts, run.numbers, **how)
-    layer = [*(_ops.norm(tokens, dim, config.norm, run.numbers) for _ in range(2)), *attention, *forward]
-    head = _ops.linear(HEAD, tokens, dim, config.vocab_size, bias=False)
-    if config.tied:
-        head = head._replace(parameters=0)
-    last = [
-        _ops.norm(tokens, dim, config.norm, run.numbers),
-        _ops.keep(HEAD, tokens * dim * size),
-        head,
-        _loss(tokens, config.vocab_size, run.numbers),
+        forward = x.mixture(config.ff_dim, run.experts, **how)
+    layer = [x.norm(config.norm), x.norm(config.norm), x.kept(PROJECTIONS), *attention, *forward]
+    last = [x.norm(config.norm), x.kept(HEAD), _words(config, x, config.vocab_size)]
+    return [
+        Block("embeddings", [embeddings]),
+        Block("layer", layer, config.num_layers, x.bytes),
+        Block("head", [*last, _loss(tokens, config.vocab_size, run.numbers)]),
     ]
-    layers = Block("layer", layer, config.num_layers, tokens * dim * size)
-    return [Block("embeddings", [embeddings]), layers, Block("head", last)]
+
+
+def _words(config: DecoderConfig | TransformerConfig, x: Stream, words: int) -> Op:
+    """The output layer; where it is the token embedding, its parameters are counted there."""
+    head = x.to(HEAD, words, bias=False)
+    return head._replace(parameters=0) if config.tied else head
 
 
 def _decoder_attention(config: DecoderConfig, run: Run) -> list[Op]:
@@ -94,27 +94,29 @@ def _decoder_attention(config: DecoderConfig, run: Run) -> list[Op]:
         pairs=causal_pairs(run.length, config.window), masked=True, windowed=config.window is not None,
         rotary=width if config.positions == "rotary" else 0, packed=config.packed,
     )  # fmt: skip
+    x = run.stream(dim)
     return [
-        _ops.linear(PROJECTIONS, run.tokens, dim, (heads + 2 * kv_heads) * width, bias=config.qkv_bias),
+        x.to(PROJECTIONS, (heads + 2 * kv_heads) * width, bias=config.qkv_bias),
         _ops.attention(call, run.numbers),
-        _ops.linear(PROJECTIONS, run.tokens, heads * width, dim, bias=config.out_bias),
+        x.back(PROJECTIONS, heads * width, bias=config.out_bias),
     ]
 
 
 def _latent(config: LatentConfig, run: Run) -> list[Op]:
     """Expanded, as in training and for a prompt: keys and values are made of the latents. The input is not counted."""
-    tokens, numbers, heads = run.tokens, run.numbers, config.num_heads
+    tokens, numbers, heads, x = run.tokens, run.numbers, config.num_heads, run.stream(config.embed_dim)
     rank, rope, plain = config.kv_lora_rank, config.rope_dim, config.nope_dim
     value = plain if config.value_head_dim is None else config.value_head_dim
     key = plain + rope
     if config.q_lora_rank is None:
-        queries = [_ops.linear(PROJECTIONS, tokens, config.embed_dim, heads * key, bias=False)]
+        queries = [x.to(PROJECTIONS, heads * key, bias=False)]
     else:
+        q = run.stream(config.q_lora_rank)
         queries = [
-            _ops.linear(PROJECTIONS, tokens, config.embed_dim, config.q_lora_rank, bias=config.bias),
-            _ops.norm(tokens, config.q_lora_rank, "rms", numbers),
-            _ops.keep(PROJECTIONS, tokens * config.q_lora_rank * numbers.size),
-            _ops.linear(PROJECTIONS, tokens, config.q_lora_rank, heads * key, bias=False),
+            x.to(PROJECTIONS, q.dim, bias=config.bias),
+            q.norm("rms"),
+            q.kept(PROJECTIONS),
+            q.to(PROJECTIONS, heads * key, bias=False),
         ]
     call = Heads(
         run.batch, heads, heads, run.length, run.length, key, value,
@@ -126,14 +128,15 @@ def _latent(config: LatentConfig, run: Run) -> list[Op]:
     rotary = 0 if copied else tokens * rope * numbers.size
     joined = tokens * (rank + rope) * numbers.size
     expanded = rank * heads * (plain + value)
+    latent = run.stream(rank)
     return [
         *queries,
-        _ops.linear(PROJECTIONS, tokens, config.embed_dim, rank + rope, bias=config.bias),
-        _ops.norm(tokens, rank, "rms", numbers),
+        x.to(PROJECTIONS, rank + rope, bias=config.bias),
+        latent.norm("rms"),
         _ops.keep(PROJECTIONS, rotary + joined + expanded * numbers.size),
-        _ops.linear(PROJECTIONS, tokens, rank, heads * (plain + value), bias=False),
+        latent.to(PROJECTIONS, heads * (plain + value), bias=False),
         _ops.attention(call, numbers),
-        _ops.linear(PROJECTIONS, tokens, heads * value, config.embed_dim, bias=config.bias),
+        x.back(PROJECTIONS, heads * value, bias=config.bias),
     ]
 
 
@@ -143,20 +146,15 @@ def _loss(tokens: int, words: int, numbers: Numbers) -> Op:
 
 
 def _encoder(config: EncoderConfig, run: Run) -> list[Block]:
-    dim, tokens, size, pre = config.embed_dim, run.tokens, run.numbers.size, config.norm == "pre"
-    call = _plain_heads(config.num_heads, dim, run.batch, run.length, run.length, causal=False)
+    x, is_pre = run.stream(config.embed_dim), config.norm == "pre"
+    call = _plain_heads(config.num_heads, x.dim, run.batch, run.length, run.length, causal=False)
     biases = (config.qkv_bias, config.qkv_bias, config.qkv_bias, True)
-    layer = [
-        *(_ops.norm(tokens, dim, "layer", run.numbers) for _ in range(2)),
-        _ops.keep(PROJECTIONS, tokens * dim * size),
-        *_projected(call, dim, biases, run.numbers),
-        *_forward(config, tokens, run.numbers),
-    ]
-    layers = Block("layer", layer, config.num_layers, tokens * dim * size)
-    final = Block("norm", [_ops.norm(tokens, dim, "layer", run.numbers)])
+    layer = [x.norm("layer"), x.norm("layer"), x.kept(PROJECTIONS), *_projected(call, x.dim, biases, run.numbers)]
+    layers = Block("layer", [*layer, *_forward(config, x)], config.num_layers, x.bytes)
+    final = Block("norm", [x.norm("layer")])
     first = Block("embeddings", _encoder_input(config, run))
     heads = Block("heads", _encoder_heads(config, run))
-    return [first, layers, final, heads] if pre else [first, final, layers, heads]
+    return [first, layers, final, heads] if is_pre else [first, final, layers, heads]
 
 
 def _encoder_input(config: EncoderConfig, run: Run) -> list[Op]:
@@ -179,27 +177,23 @@ def _encoder_input(config: EncoderConfig, run: Run) -> list[Op]:
 
 def _encoder_heads(config: EncoderConfig, run: Run) -> list[Op]:
     """Every head that the configuration has; the pooler and the classes read the first token only."""
-    dim, tokens, batch, size = config.embed_dim, run.tokens, run.batch, run.numbers.size
+    x, first = run.stream(config.embed_dim), Stream(run.batch, config.embed_dim, run.numbers)
     ops = []
     if config.pooler:
-        ops += [
-            _ops.keep(HEAD, 2 * batch * (dim * size + INDEX)),
-            _ops.linear(HEAD, batch, dim, dim, bias=True),
-        ]
+        ops += [_ops.keep(HEAD, 2 * (first.bytes + run.batch * INDEX)), first.to(HEAD, x.dim, bias=True)]
     if config.classes is not None:
-        kept = 0 if config.pooler else batch * (dim * size + 2 * INDEX)
-        ops += [_ops.keep(HEAD, kept), _ops.linear(HEAD, batch, dim, config.classes, bias=True)]
+        kept = 0 if config.pooler else first.bytes + 2 * run.batch * INDEX
+        ops += [_ops.keep(HEAD, kept), first.to(HEAD, config.classes, bias=True)]
     if config.masked_lm:
         assert config.vocab_size is not None
         ahead = 1 if config.activation == "relu" else 2
-        norm = _ops.norm(tokens, dim, "layer", run.numbers)._replace(part=HEAD)
         # the norm keeps what the activation gives
         ops += [
-            _ops.keep(HEAD, (ahead + 1) * tokens * dim * size),
-            _ops.linear(HEAD, tokens, dim, dim, bias=True),
-            norm,
-            _ops.linear(HEAD, tokens, dim, config.vocab_size, bias=False)._replace(parameters=config.vocab_size),
-            _loss(tokens, config.vocab_size, run.numbers),
+            x.kept(HEAD, ahead + 1),
+            x.to(HEAD, x.dim, bias=True),
+            x.norm("layer")._replace(part=HEAD),
+            x.to(HEAD, config.vocab_size, bias=False)._replace(parameters=config.vocab_size),
+            _loss(x.tokens, config.vocab_size, run.numbers),
         ]
     return ops
 
@@ -217,48 +211,37 @@ def _projected(call: Heads, dim: int, biases: tuple[bool, bool, bool, bool], num
     return [*made, _ops.attention(call, numbers)]
 
 
-def _forward(config: EncoderConfig | TransformerConfig, tokens: int, numbers: Numbers) -> list[Op]:
-    return _ops.feed_forward(
-        tokens,
-        config.embed_dim,
-        config.ff_dim,
-        activation=config.activation,
-        gated=False,
-        bias=True,
-        numbers=numbers,
-        ends=config.norm == "pre",
-    )
+def _forward(config: EncoderConfig | TransformerConfig, x: Stream) -> list[Op]:
+    ends = config.norm == "pre"
+    return x.feed_forward(config.ff_dim, activation=config.activation, gated=False, bias=True, ends=ends)
 
 
 def _transformer(config: TransformerConfig, run: Run) -> list[Block]:
-    dim, numbers, pre = config.embed_dim, run.numbers, config.norm == "pre"
-    source, target = run.batch * run.source, run.tokens
+    dim, is_pre = config.embed_dim, config.norm == "pre"
+    source, target = Stream(run.batch * run.source, dim, run.numbers), run.stream(dim)
     bias = config.attention_bias
     biases = (bias, bias and config.key_bias, bias, bias)
 
-    def layer(name: str, tokens: int, calls: list[Heads], count: int) -> Block:
-        ops = [_ops.norm(tokens, dim, "layer", numbers) for _ in range(1 + len(calls))]
-        ops += _forward(config, tokens, numbers)
+    def layer(name: str, x: Stream, calls: list[Heads], count: int) -> Block:
+        ops = [*(x.norm("layer") for _ in range(1 + len(calls))), *_forward(config, x)]
         for call in calls:
             # the source that a decoder's layer reads is kept once for all of them
-            ops += [_ops.keep(PROJECTIONS, tokens * dim * numbers.size), *_projected(call, dim, biases, numbers)]
-        return Block(name, ops, count, tokens * dim * numbers.size)
+            ops += [x.kept(PROJECTIONS), *_projected(call, dim, biases, run.numbers)]
+        return Block(name, ops, count, x.bytes)
 
     own = _plain_heads(config.num_heads, dim, run.batch, run.source, run.source, causal=False)
     itself = _plain_heads(config.num_heads, dim, run.batch, run.length, run.length, causal=True)
     across = _plain_heads(config.num_heads, dim, run.batch, run.length, run.source, causal=False)
     decoder_layers = config.num_layers if config.decoder_layers is None else config.decoder_layers
     words = config.vocab_size if config.target_vocab_size is None else config.target_vocab_size
-    head = _ops.linear(HEAD, target, dim, words, bias=False)
-    if config.tied:
-        head = head._replace(parameters=0)
-    ends = [_ops.norm(n, dim, "layer", numbers) for n in (source, target)] if pre else []
+    ends = [source.norm("layer"), target.norm("layer")] if is_pre else []
+    head = [target.kept(HEAD), _words(config, target, words), _loss(target.tokens, words, run.numbers)]
     return [
         Block("embeddings", _transformer_input(config, run)),
         layer("encoder layer", source, [own], config.num_layers),
         layer("decoder layer", target, [itself, across], decoder_layers),
-        Block("head", [*ends, _ops.keep(PROJECTIONS, source * dim * numbers.size)]),
-        Block("head", [_ops.keep(HEAD, target * dim * numbers.size), head, _loss(target, words, numbers)]),
+        Block("head", [*ends, source.kept(PROJECTIONS)]),
+        Block("head", head),
     ]
 
 

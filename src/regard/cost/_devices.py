@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from regard._files.write import write_atomically
+
 PUBLISHED = "2026-11-15"  # when the figures below were last compared with their sources
 EVERY = ("float64", "float32", "bfloat16", "float16")
 
@@ -111,14 +113,9 @@ def remember(key: str, value: Any) -> None:
     except (OSError, ValueError):
         found = {}
     found = (found if isinstance(found, dict) else {}) | {f"{processor()}: {key}": value}
-    unfinished = file.with_name(f"{file.name}.{os.getpid()}")
-    try:
+    with contextlib.suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
-        unfinished.write_text(json.dumps(found, indent=1), encoding="utf-8")
-        unfinished.replace(file)
-    except OSError:
-        with contextlib.suppress(OSError):
-            unfinished.unlink()
+        write_atomically(file, [json.dumps(found, indent=1).encode()])
 
 
 def measured(threads: int, where: str = "cpu") -> Device | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from regard import _checks, models
@@ -13,6 +14,24 @@ SHORT = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "floa
 DEVICES = ("cuda", "cpu")
 LENGTH = 1024  # of a configuration that names none
 MOST = 1 << 62  # nothing is as long: what is larger is a slip of the hand
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What a bill is made of: the configuration, and how it is run."""
+
+    name: str
+    config: Any
+    batch: int
+    length: int
+    source_length: int | None
+    dtype: str
+    device: str
+    latent: LatentConfig | None
+    experts: tuple[int, int] | None
+    int8: bool
+    rolling: bool
+    sinks: int
 
 
 def config_of(given: Any) -> Any:
@@ -41,6 +60,11 @@ def check_count(name: str, count: object, least: int = 1) -> None:
     _checks.check_count(name, count, least, kind=int)
     if count > MOST:  # type: ignore[operator]
         raise ValueError(f"{name} must be at most 2**62, got {count}")
+
+
+def check_counts(**counts: object) -> None:
+    for name, count in counts.items():
+        check_count(name, count)
 
 
 def lengths_of(config: Any, length: int | None, source: int | None) -> tuple[int, int]:

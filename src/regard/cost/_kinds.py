@@ -37,8 +37,7 @@ def layer_kinds(length: int, dim: int, *, heads: int = 1, kernel: int = 3) -> di
         heads: of attention; a divisor of `dim`.
         kernel: tokens that a convolution sees at once.
     """
-    for name, count in (("length", length), ("dim", dim), ("heads", heads), ("kernel", kernel)):
-        _given.check_count(name, count)
+    _given.check_counts(length=length, dim=dim, heads=heads, kernel=kernel)
     if dim % heads:
         raise ValueError(f"heads={heads} must divide dim={dim}")
     width = dim // heads

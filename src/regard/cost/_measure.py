@@ -62,10 +62,9 @@ def measure_call(
         seconds: how long each may take; three runs are made in any case.
     """
     _given.check_device(where)
-    kv_heads = call.heads if call.kv_heads is None else call.kv_heads
-    shapes = [(call.batch, heads, call.length, call.head_dim) for heads in (call.heads, kv_heads, kv_heads)]
     made: dict[str, Any] = {"dtype": getattr(torch, call.dtype), "device": where}
-    inputs = [torch.randn(shape, **made) for shape in shapes]
+    heads = (call.heads, call.shared_heads, call.shared_heads)
+    inputs = [torch.randn(call.batch, count, call.length, call.head_dim, **made) for count in heads]
     mask = masks.causal() if call.causal else None
     if call.window is not None:
         mask = masks.causal() & masks.window(left=call.window)
@@ -83,7 +82,7 @@ def measure_call(
 
 @contextmanager
 def using_threads(threads: int | None) -> Iterator[int]:
-    """So many threads of torch inside the block."""
+    """This many threads of torch inside the block."""
     before = torch.get_num_threads()
     if threads is not None:
         _given.check_count("threads", threads)
@@ -99,7 +98,7 @@ def using_threads(threads: int | None) -> Iterator[int]:
 
 def times(work: Work, where: str, seconds: float) -> list[float]:
     """Seconds of each run, after one that pays for plans and memory; three runs at least."""
-    wait = torch.cuda.synchronize if where == "cuda" else _nothing
+    wait = waiting(where)
     work()
     wait()
     found: list[float] = []
@@ -110,6 +109,12 @@ def times(work: Work, where: str, seconds: float) -> list[float]:
         wait()
         found.append(time.perf_counter() - start)
     return found
+
+
+def waiting(device: str) -> Callable[[], None]:
+    """Until the device has done what it was given; a CPU does it at once."""
+    kind = torch.device(device).type
+    return torch.cuda.synchronize if kind == "cuda" else torch.mps.synchronize if kind == "mps" else _nothing
 
 
 def _nothing() -> None:

@@ -63,37 +63,54 @@ def linear(part: str, tokens: int, fan_in: int, fan_out: int, *, bias: bool, fir
     return Op(part, (fan_in + bias) * fan_out, forward, forward if first else 2 * forward)
 
 
-def norm(tokens: int, dim: int, kind: str, numbers: Numbers) -> Op:
-    """LayerNorm keeps its input, mean and deviation; RMSNorm, outside CUDA, also what it makes before the gain."""
-    if kind == "layer":
-        kept = tokens * (dim * numbers.size + 2 * numbers.statistic)
-    elif numbers.cuda:
-        kept = tokens * (dim * numbers.size + numbers.wide)
-    else:
-        kept = tokens * (2 * dim + 1) * numbers.wide
-    return Op(NORMS, dim * (2 if kind == "layer" else 1), eager=kept, fused=kept)
+class Stream(NamedTuple):
+    """The vectors that go through a model: how many, how wide, and how their numbers are kept."""
 
+    tokens: int
+    dim: int
+    numbers: Numbers
 
-def feed_forward(
-    tokens: int, dim: int, inner: int, *, activation: str, gated: bool, bias: bool, numbers: Numbers, ends: bool
-) -> list[Op]:
-    """Keeps its input, what goes into the activation, and what goes into the last matrix. ReLU needs its result only;
-    a gate's two factors are kept for each other. `ends`: nothing of its layer comes after it."""
-    matrices = [linear(FEED_FORWARD, tokens, dim, inner, bias=bias) for _ in range(2 if gated else 1)]
-    widths = (1 if activation == "relu" else 2) + 2 * gated
-    return [
-        keep(FEED_FORWARD, tokens * (dim + widths * inner) * numbers.size),
-        *matrices,
-        linear(FEED_FORWARD, tokens, inner, dim, bias=bias)._replace(repeated=not ends),
-    ]
+    @property
+    def bytes(self) -> int:
+        return self.tokens * self.dim * self.numbers.size
 
+    def kept(self, part: str, times: int = 1) -> Op:
+        return keep(part, times * self.bytes)
 
-def mixture(tokens: int, dim: int, inner: int, experts: Experts, numbers: Numbers, **how: Any) -> list[Op]:
-    """A router, and `experts.active` of `experts.all` feed-forwards for each token."""
-    one = feed_forward(tokens * experts.active, dim, inner, numbers=numbers, **how)
-    router = linear(FEED_FORWARD, tokens, dim, experts.all, bias=False)
-    kept = keep(FEED_FORWARD, tokens * (dim + experts.all) * numbers.size)
-    return [kept, router, *(op._replace(parameters=op.parameters * experts.all) for op in one)]
+    def to(self, part: str, width: int, *, bias: bool) -> Op:
+        return linear(part, self.tokens, self.dim, width, bias=bias)
+
+    def back(self, part: str, width: int, *, bias: bool) -> Op:
+        """From vectors of another width."""
+        return linear(part, self.tokens, width, self.dim, bias=bias)
+
+    def norm(self, kind: str) -> Op:
+        """LayerNorm keeps its input, mean and deviation; RMSNorm, outside CUDA, also what it makes before the gain."""
+        tokens, dim, numbers = self
+        if kind == "layer":
+            size = tokens * (dim * numbers.size + 2 * numbers.statistic)
+        elif numbers.cuda:
+            size = tokens * (dim * numbers.size + numbers.wide)
+        else:
+            size = tokens * (2 * dim + 1) * numbers.wide
+        return Op(NORMS, dim * (2 if kind == "layer" else 1), eager=size, fused=size)
+
+    def feed_forward(self, inner: int, *, activation: str, gated: bool, bias: bool, ends: bool) -> list[Op]:
+        """Keeps its input, what goes into the activation, and what goes into the last matrix. ReLU needs its result
+        only; a gate's two factors are kept for each other. `ends`: nothing of its layer comes after it."""
+        widths = (1 if activation == "relu" else 2) + 2 * gated
+        return [
+            keep(FEED_FORWARD, self.tokens * (self.dim + widths * inner) * self.numbers.size),
+            *(self.to(FEED_FORWARD, inner, bias=bias) for _ in range(2 if gated else 1)),
+            self.back(FEED_FORWARD, inner, bias=bias)._replace(repeated=not ends),
+        ]
+
+    def mixture(self, inner: int, experts: Experts, **how: Any) -> list[Op]:
+        """A router, and `experts.active` of `experts.all` feed-forwards for each token."""
+        one = self._replace(tokens=self.tokens * experts.active).feed_forward(inner, **how)
+        kept = keep(FEED_FORWARD, self.tokens * (self.dim + experts.all) * self.numbers.size)
+        router = self.to(FEED_FORWARD, experts.all, bias=False)
+        return [kept, router, *(op._replace(parameters=op.parameters * experts.all) for op in one)]
 
 
 class Experts(NamedTuple):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from regard._display.texts import text
 from regard._display.units import count, size, whole
 from regard.cost._ops import ATTENTION, FEED_FORWARD, HEAD, PROJECTIONS
-from regard.cost._words import WORDS, named
+from regard.cost._words import BILL, named
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,7 +31,7 @@ def draw(cost: Cost, lang: str = "en") -> Figure:
     except ImportError as error:
         raise ImportError("plots need matplotlib: pip install matplotlib") from error
     panels = [_flops, _activations] + ([_caches] if cost.cache is not None else [])
-    say = partial(text, WORDS, lang)
+    say = partial(text, BILL, lang)
     lengths = _lengths(cost)
     bills = [cost.at(length) for length in lengths]
     with lettered(lang):
@@ -76,21 +76,21 @@ def _flops(axes: Axes, cost: Cost, lengths: list[int], bills: list[Cost], lang: 
     there = [part.name for part in cost.parts]
     for name, colour in COLOURS.items():
         if name in there:
-            label = text(WORDS, lang, "head part" if name == HEAD else name)
+            label = text(BILL, lang, "head part" if name == HEAD else name)
             axes.plot(lengths, by_token(name), color=colour, label=label)
     kept = by_token(ATTENTION, kept=True)
     if kept != by_token(ATTENTION):
-        axes.plot(lengths, kept, color=COLOURS[ATTENTION], linestyle="--", label=text(WORDS, lang, "plot pairs"))
+        axes.plot(lengths, kept, color=COLOURS[ATTENTION], linestyle="--", label=text(BILL, lang, "plot pairs"))
     if FEED_FORWARD in there:
         found = cost.crossings
         places = (found.attention_over_feed_forward, found.kept_attention_over_feed_forward)
         for length, above in zip(places, (True, False), strict=True):
             _mark(axes, cost, length, lambda at: at.part(FEED_FORWARD).flops.forward / (at.batch * at.length), above)
-    _finish(axes, text(WORDS, lang, "plot flops"), count, 10)
+    _finish(axes, text(BILL, lang, "plot flops"), count, 10)
 
 
 def _activations(axes: Axes, cost: Cost, lengths: list[int], bills: list[Cost], lang: str) -> None:
-    acts, say = [bill.activations for bill in bills], partial(text, WORDS, lang)
+    acts, say = [bill.activations for bill in bills], partial(text, BILL, lang)
     axes.plot(lengths, [one.eager for one in acts], color="C3", label=say("plot eager"))
     axes.plot(lengths, [one.fused for one in acts], color="C0", label=say("plot fused"))
     if cost.flops.recomputed:
@@ -101,7 +101,7 @@ def _activations(axes: Axes, cost: Cost, lengths: list[int], bills: list[Cost], 
 
 def _caches(axes: Axes, cost: Cost, lengths: list[int], bills: list[Cost], lang: str) -> None:
     assert cost.cache is not None
-    say = partial(text, WORDS, lang)
+    say = partial(text, BILL, lang)
     for number, kind in enumerate(cost.cache.kinds):
         found = [bill.cache.kinds[kind] for bill in bills if bill.cache is not None]
         own = cost.cache.kind.startswith(kind)

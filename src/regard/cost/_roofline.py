@@ -35,8 +35,7 @@ class AttentionCall:
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
-        for name in ("length", "heads", "head_dim", "batch"):
-            _given.check_count(name, getattr(self, name))
+        _given.check_counts(length=self.length, heads=self.heads, head_dim=self.head_dim, batch=self.batch)
         if self.kv_heads is not None:
             _given.check_count("kv_heads", self.kv_heads)
             if self.heads % self.kv_heads:
@@ -46,6 +45,11 @@ class AttentionCall:
             if not self.causal:
                 raise ValueError(f"window={self.window} is counted back from each query; it needs causal=True")
         object.__setattr__(self, "dtype", _given.dtype_of(self.dtype))
+
+    @property
+    def shared_heads(self) -> int:
+        """Heads of key and value."""
+        return self.heads if self.kv_heads is None else self.kv_heads
 
     @property
     def pairs(self) -> int:
@@ -61,8 +65,7 @@ class AttentionCall:
         """Query, key, value and output, once; on the way back their gradients too, and the sums of the rows."""
         size = _given.SIZES[self.dtype]
         rows = self.batch * self.length
-        kv_heads = self.heads if self.kv_heads is None else self.kv_heads
-        numbers = 2 * rows * (self.heads + kv_heads) * self.head_dim * size
+        numbers = 2 * rows * (self.heads + self.shared_heads) * self.head_dim * size
         return (2 if backward else 1) * numbers + rows * self.heads * max(4, size)
 
 

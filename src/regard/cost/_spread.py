@@ -72,8 +72,7 @@ def spread(
         machine: GPUs of a machine.
         backward: the backward pass alone: gradients go the ways back, so that as many bytes move.
     """
-    for name, count in (("gpus", gpus), ("machine", machine)):
-        _given.check_count(name, count)
+    _given.check_counts(gpus=gpus, machine=machine)
     for name, rate in (("link", link), ("between", between)):
         if not 0 < rate < float("inf"):
             raise ValueError(f"{name} must be a number of bytes/s above 0, got {rate}")
@@ -82,7 +81,7 @@ def spread(
     rows = row_shares(call, gpus)
     size = _given.SIZES[call.dtype]
     of_query = call.batch * call.heads * call.head_dim * size  # and of an output
-    of_key = 2 * call.batch * (call.heads if call.kv_heads is None else call.kv_heads) * call.head_dim * size
+    of_key = 2 * call.batch * call.shared_heads * call.head_dim * size
     worst = (0, 0)
     receiving = 0.0
     for rank, (own, mine) in enumerate(zip(held, rows, strict=True)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from regard.cost._describe import Block
 from regard.cost._ops import PARTS, Op
@@ -65,53 +65,37 @@ class Part:
 
 
 def parts_of(blocks: Iterable[Block]) -> tuple[Part, ...]:
-    counted = [(op, block.count, block) for block in blocks for op in block.ops]
     found = []
     for name in PARTS:
-        mine = [(op, count, block) for op, count, block in counted if op.part == name]
+        mine = [(op, block) for block in blocks for op in block.ops if op.part == name]
         if mine:
-            found.append(
-                Part(
-                    name,
-                    sum(op.parameters * count for op, count, _ in mine),
-                    _flops(mine, kept=False),
-                    _flops(mine, kept=True),
-                    sum(op.eager * count for op, count, _ in mine),
-                    sum(op.fused * count for op, count, _ in mine),
-                )
+            parameters, eager, fused = (
+                sum(block.count * getattr(op, what) for op, block in mine) for what in ("parameters", "eager", "fused")
             )
+            flops, kept = (total(_flops(op, block, kept=kept) for op, block in mine) for kept in (False, True))
+            found.append(Part(name, parameters, flops, kept, eager, fused))
     return tuple(found)
 
 
-def _flops(ops: list[tuple[Op, int, Block]], *, kept: bool) -> Flops:
-    forward = backward = again = recomputed = 0
-    for op, count, block in ops:
-        one = op.kept if kept else (op.forward, op.backward, op.again)
-        forward, backward, again = forward + count * one[0], backward + count * one[1], again + count * one[2]
-        if block.layer_input is not None and op.repeated:
-            recomputed += count * one[0]
-    return Flops(forward, backward + again, backward, recomputed)
+def _flops(op: Op, block: Block, *, kept: bool) -> Flops:
+    """Of an operation in all layers of its block."""
+    once = op.kept if kept else (op.forward, op.backward, op.again)
+    forward, backward, again = (block.count * flops for flops in once)
+    is_repeated = block.layer_input is not None and op.repeated
+    return Flops(forward, backward + again, backward, forward if is_repeated else 0)
 
 
-def flops_in_all(parts: Iterable[Flops]) -> Flops:
-    parts = list(parts)
-    return Flops(
-        sum(part.forward for part in parts),
-        sum(part.backward for part in parts),
-        sum(part.backward_eager for part in parts),
-        sum(part.recomputed for part in parts),
-    )
+def total(several: Iterable[Flops]) -> Flops:
+    return Flops(*map(sum, zip(*map(astuple, several), strict=True)))
 
 
 def activations_of(blocks: list[Block]) -> Activations:
-    eager = sum(block.count * sum(op.eager for op in block.ops) for block in blocks)
-    fused = sum(block.count * sum(op.fused for op in block.ops) for block in blocks)
-    # the input of the layer that is computed again is among its tensors
-    inside = [
-        sum(op.fused for op in block.ops) - block.layer_input for block in blocks if block.layer_input is not None
-    ]
-    recomputed = sum(
-        block.count * (sum(op.fused for op in block.ops) if block.layer_input is None else block.layer_input)
-        for block in blocks
-    )
-    return Activations(eager, fused, recomputed, recomputed + max(inside, default=0))
+    eager = fused = recomputed = inside = 0
+    for block in blocks:
+        kept = sum(op.fused for op in block.ops)
+        left = kept if block.layer_input is None else block.layer_input
+        eager += block.count * sum(op.eager for op in block.ops)
+        fused += block.count * kept
+        recomputed += block.count * left
+        inside = max(inside, kept - left)  # the input of the layer that is computed again is among its tensors
+    return Activations(eager, fused, recomputed, recomputed + inside)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from regard._display.texts import breaks, left, right, text, width
 from regard._display.units import count, flop, size, whole
-from regard.cost._words import WORDS, named
+from regard.cost._words import BILL, named
 
 if TYPE_CHECKING:
     from regard.cost._cost import Cost
@@ -36,7 +36,7 @@ class _Bill:
 
     def __init__(self, cost: Cost, lang: str) -> None:
         self.cost, self.lang = cost, lang
-        self.say = partial(text, WORDS, lang)
+        self.say = partial(text, BILL, lang)
 
     def lines(self) -> list[str]:
         cost, say = self.cost, self.say

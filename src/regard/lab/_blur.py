@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from regard import api
-from regard.lab._result import Result, Row, Table, check_counts
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from regard.lab import _draw
+from regard.lab._result import Result, Row, Table, Words, check_counts
 
 WIDTH = 64
 SHARED = (1, 2, 4, 8, 16, 32, 64)  # how many keys share the weight of one head
@@ -23,73 +20,46 @@ SYMBOLS = 256
 
 @dataclass(frozen=True)
 class Blur(Result):
-    name = "E8"
-    topic = "blur"
-
     shared: tuple[int, ...]
     likeness: Row  # cosine of the output with each value it was averaged from, mean
     heads: tuple[int, ...]
     found: Row  # share of the facts that can be read from the outputs in any order, for each number of heads
     named: Row  # share that can be read where it belongs
 
-    def tables(self, lang: str = "en") -> list[Table]:
-        lines = tuple(
+    def _tables(self, say: Words) -> list[Table]:
+        blurred = (
             (str(count), f"{cosine:.3f}", f"{count**-0.5:.3f}")
             for count, cosine in zip(self.shared, self.likeness, strict=True)
         )
-        read = tuple(
+        read = (
             (str(heads), str(WIDTH // heads), str(FACTS // heads), f"{found:.1%}", f"{named:.1%}")
             for heads, found, named in zip(self.heads, self.found, self.named, strict=True)
         )
         return [
-            Table(
-                self.say("blurs", lang), tuple(self.say(key, lang) for key in ("shared", "likeness", "expected")), lines
-            ),
-            Table(
-                self.say("sharpens", lang, facts=FACTS),
-                tuple(self.say(key, lang) for key in ("heads", "width", "each", "found", "named")),
-                read,
-            ),
+            say.table("blurs", say.each("shared", "likeness", "expected"), blurred),
+            say.table("sharpens", say.each("heads", "width", "each", "found", "named"), read, facts=FACTS),
         ]
 
-    def _figure(self) -> Figure:
-        from regard.lab import _draw
-
-        title = (
-            f"A head that averages {FACTS} keys resembles each by {self.likeness[3]:.2f}; {FACTS} heads tell them apart"
-        )
-        figure = _draw.figure(8.4, 3.6, title)
-        left, right = figure.subplots(1, 2)
+    def _figure(self) -> _draw.Figure:
+        likeness = f"{self.likeness[3]:.2f}"
+        title = f"A head that averages {FACTS} keys resembles each by {likeness}; {FACTS} heads tell them apart"
+        figure, (left, right) = _draw.subplots(8.4, 3.6, title, 2)
         left.plot(self.shared, [count**-0.5 for count in self.shared], color="0.8", linewidth=5, label="1/√n")
         left.plot(self.shared, self.likeness, color=_draw.BLUE, marker="o", label="measured")
         left.set_xscale("log", base=2)
         left.set_xticks(self.shared, [str(count) for count in self.shared])
         left.set_ylim(0, 1.05)
-        left.legend(fontsize=9)
-        _draw.tidy(
-            left,
-            x="n: keys that share one head's weight",
-            y="cosine with each of their values",
-            title="averaging blurs",
+        names = {"x": "n: keys that share one head's weight", "y": "cosine with each of their values"}
+        _draw.tidy(left, **names, title="averaging blurs", legend="best")
+        read = (
+            _draw.Bars("in any order", self.found, _draw.GREY, "//"),
+            _draw.Bars("each in its place", self.named, _draw.BLUE),
         )
-        places = range(len(self.heads))
-        for shift, shares, colour, hatch, name in (
-            (-0.2, self.found, _draw.GREY, "//", "in any order"),
-            (0.2, self.named, _draw.BLUE, "", "each in its place"),
-        ):
-            bars = right.bar(
-                [at + shift for at in places], shares, 0.38, color=colour, hatch=hatch, edgecolor="white", label=name
-            )
-            right.bar_label(bars, [f"{share:.0%}" for share in shares], padding=2, fontsize=8)
-        right.set_xticks(places, [str(count) for count in self.heads])
-        right.legend(fontsize=9, loc="upper left")
+        _draw.bars(right, read, gap=0.4, width=0.38, written=".0%", fontsize=8)
+        right.set_xticks(range(len(self.heads)), [str(count) for count in self.heads])
         right.set_ylim(0, 1.25)
-        _draw.tidy(
-            right,
-            x=f"heads (total width {WIDTH} throughout)",
-            y="facts read from the output",
-            title=f"{FACTS} facts to fetch at once",
-        )
+        names = {"x": f"heads (total width {WIDTH} throughout)", "y": "facts read from the output"}
+        _draw.tidy(right, **names, title=f"{FACTS} facts to fetch at once", legend="upper left")
         return figure
 
 

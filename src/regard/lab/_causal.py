@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
 from regard import api, masks
-from regard.lab._result import Matrix, Result, Row, Table, look, numbers, rows
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from regard.lab import _draw
+from regard.lab._result import Matrix, Result, Row, Table, Words, look, named_rows, rows
 
 LENGTH = 5
 
 
 @dataclass(frozen=True)
 class Causal(Result):
-    name = "E5"
-    topic = "causal"
-
     weights: Matrix  # under masks.causal()
     mistaken: Matrix  # triu(k=1), which marks what is forbidden, read as what to keep
     last_out: Row  # the mistaken call's last output, whose row has nothing to attend to
@@ -33,29 +27,27 @@ class Causal(Result):
         total = sum(map(sum, self.mistaken))
         return sum(weight for i, row in enumerate(self.mistaken) for weight in row[i + 1 :]) / total
 
-    def tables(self, lang: str = "en") -> list[Table]:
-        columns = ("", *(self.say("key", lang, number=at) for at in range(LENGTH)))
-        made = []
-        for key, values in (("weights", self.weights), ("mistaken", self.mistaken)):
-            named = tuple(numbers(self.say("query", lang, number=at), row, 2) for at, row in enumerate(values))
-            made.append(Table(self.say(key, lang), columns, named, values))
+    def _tables(self, say: Words) -> list[Table]:
+        columns = ("", *(say("key", number=at) for at in range(LENGTH)))
+        queries = [say("query", number=at) for at in range(LENGTH)]
         answers = (
-            (self.say("drop", lang), self.say("yes" if self.same_as_drop else "no", lang)),
-            (self.say("future", lang), f"{self.future:.0%}"),
-            (self.say("bare", lang), self.refusal if lang == "en" else self.say("refused", lang)),
+            (say("drop"), say("yes" if self.same_as_drop else "no")),
+            (say("future"), f"{self.future:.0%}"),
+            (say("bare"), self.refusal if say.lang == "en" else say("refused")),
         )
-        return [*made, Table(self.say("answers", lang), ("", ""), answers)]
+        return [
+            *(
+                say.table(key, columns, named_rows(queries, values, 2))._replace(weights=values)
+                for key, values in (("weights", self.weights), ("mistaken", self.mistaken))
+            ),
+            say.table("answers", ("", ""), answers),
+        ]
 
-    def _figure(self) -> Figure:
-        from regard.lab import _draw
-
-        figure = _draw.figure(8.4, 3.8, "One matrix read two ways: the past, or only the future")
-        grid = figure.subplots(1, 2)
-        titles = ("masks.causal(): query i sees keys 0 … i", "triu(k=1) taken for what to keep: only later keys")
-        for axes, values, title in zip(grid, (self.weights, self.mistaken), titles, strict=True):
-            _draw.heatmap(axes, values, title)
-            axes.set_xlabel("key")
-        grid[0].set_ylabel("query")
+    def _figure(self) -> _draw.Figure:
+        title = "One matrix read two ways: the past, or only the future"
+        figure, (left, right) = _draw.subplots(8.4, 3.8, title, 2)
+        _draw.heatmap(left, self.weights, "masks.causal(): query i sees keys 0 … i", y="query")
+        _draw.heatmap(right, self.mistaken, "triu(k=1) taken for what to keep: only later keys")
         return figure
 
 

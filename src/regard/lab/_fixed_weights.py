@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import astuple, dataclass
 
 import torch
 from torch import Tensor, nn
 
 from regard import positions
-from regard.lab._result import Result, Table, check_counts
+from regard.lab import _draw
+from regard.lab._result import Result, Table, Words, check_counts
 from regard.lab._train import Batch, fit, right, seeded
 from regard.nn import MultiHeadAttention
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 NAMES, COLOURS = 32, 8
 LENGTH, LONGER = 8, 32  # things, the last of which is the question
@@ -35,45 +32,30 @@ class Answers:
 
 @dataclass(frozen=True)
 class FixedWeights(Result):
-    name = "E7"
-    topic = "fixed_weights"
-
     chance: float
     answers: dict[str, Answers]
 
-    def tables(self, lang: str = "en") -> list[Table]:
-        columns = ("", *(self.say(key, lang, longer=LONGER) for key in ("trained", "moved", "longer")))
-        lines = []
-        for way, found in self.answers.items():
-            longer = self.say("cannot", lang) if found.longer is None else f"{found.longer:.0%}"
-            lines.append((self.say(way, lang), f"{found.trained:.0%}", f"{found.moved:.0%}", longer))
-        return [Table(self.say("answers", lang, chance=f"{self.chance:.1%}"), columns, tuple(lines))]
+    def _tables(self, say: Words) -> list[Table]:
+        def share(found: float | None) -> str:
+            return say("cannot") if found is None else f"{found:.0%}"
 
-    def _figure(self) -> Figure:
-        from regard.lab import _draw
+        columns = ("", *say.each("trained", "moved", "longer", longer=LONGER))
+        lines = ((say(way), *map(share, astuple(found))) for way, found in self.answers.items())
+        return [say.table("answers", columns, lines, chance=f"{self.chance:.1%}")]
 
-        figure = _draw.figure(9.6, 3.9, "Fixed weights learn a place; queries and keys learn what to look for")
-        axes = figure.add_subplot()
-        names = ("as trained (8 tokens)", "answer at another place", f"{LONGER} tokens")
-        hatches = ("", "//", "..")
-        for at, (name, colour, hatch) in enumerate(
-            zip(names, (_draw.GREY, _draw.BLUE, _draw.ORANGE), hatches, strict=True)
-        ):
-            shares = [(found.trained, found.moved, found.longer)[at] for found in self.answers.values()]
-            places = [way + 0.27 * (at - 1) for way in range(len(shares))]
-            bars = axes.bar(
-                places,
-                [share or 0.0 for share in shares],
-                0.25,
-                color=colour,
-                hatch=hatch,
-                edgecolor="white",
-                label=name,
-            )
-            axes.bar_label(bars, ["" if share is None else f"{share:.0%}" for share in shares], padding=2, fontsize=8)
-            for place, share in zip(places, shares, strict=True):
-                if share is None:
-                    axes.text(place, self.chance + 0.02, "cannot\nrun", ha="center", fontsize=8)
+    def _figure(self) -> _draw.Figure:
+        title = "Fixed weights learn a place; queries and keys learn what to look for"
+        figure, axes = _draw.subplots(9.6, 3.9, title)
+        trained, moved, longer = zip(*map(astuple, self.answers.values()), strict=True)
+        shares = (
+            _draw.Bars("as trained (8 tokens)", trained, _draw.GREY),
+            _draw.Bars("answer at another place", moved, _draw.BLUE, "//"),
+            _draw.Bars(f"{LONGER} tokens", longer, _draw.ORANGE, ".."),
+        )
+        _draw.bars(axes, shares, gap=0.27, width=0.25, written=".0%", fontsize=8)
+        for place, share in enumerate(longer):
+            if share is None:
+                axes.text(place + 0.27, self.chance + 0.02, "cannot\nrun", ha="center", fontsize=8)
         axes.axhline(self.chance, color="black", linestyle=":", linewidth=1)
         axes.text(len(self.answers) - 0.55, self.chance + 0.015, "a guess", fontsize=8)
         axes.set_xlim(-0.5, len(self.answers) - 0.2)
@@ -86,8 +68,8 @@ class FixedWeights(Result):
         axes.set_xticks(range(len(titles)), titles, fontsize=9)
         axes.set_ylim(0, 1.32)
         axes.set_yticks([0, 0.25, 0.5, 0.75, 1.0], ["0 %", "25 %", "50 %", "75 %", "100 %"])
-        axes.legend(fontsize=9, loc="upper center", ncols=3)
-        _draw.tidy(axes, x="what the layer is, and what it was trained on", y="right answers")
+        names = {"x": "what the layer is, and what it was trained on", "y": "right answers"}
+        _draw.tidy(axes, **names, legend="upper center", ncols=3)
         return figure
 
 

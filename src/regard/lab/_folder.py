@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from regard._display.texts import Catalogue, text
 from regard._files.write import write_atomically
 from regard._page._document import as_text, document
+from regard.lab._story import WORDS as SHARED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -20,7 +21,6 @@ TYPES = {"png": "image/png", "svg": "image/svg+xml"}
 FORMATS = tuple(TYPES)
 WORDS: Catalogue = {
     "title": ("The attention lab", "注意力实验室"),
-    "note": ("What a widely copied note gets wrong", "流传笔记中的错误"),
     "numbers": ("All numbers", "全部数据"),
 }
 STYLE = """
@@ -57,7 +57,7 @@ def write_index(found: Iterable[Result], folder: Path, kind: str = "png", lang: 
     """One page with all figures, tables and texts: the figures are inside, so that it can be sent on alone."""
     title = text(WORDS, lang, "title")
     parts = [f"<h1>{as_text(title)}</h1>", *(_section(one, folder, kind, lang) for one in found)]
-    page = document(title, STYLE, parts, {"en": "en", "zh": "zh-CN"}[lang])
+    page = document(title, STYLE, parts, lang)
     file = folder / "index.html"
     write_atomically(file, [page.encode()])
     return file
@@ -70,7 +70,7 @@ def _section(found: Result, folder: Path, kind: str, lang: str) -> str:
     note = ""
     if "claim" in found.words():
         said = f"<p>{say('claim')}</p><p>{say('right')} {say('why')}</p>"
-        note = f"<aside><p><b>{text(WORDS, lang, 'note')}</b></p>{said}</aside>"
+        note = f"<aside><p><b>{text(SHARED, lang, 'note')}</b></p>{said}</aside>"
     tables = "".join(table.html() for table in found.tables(lang))
     name = found.name
     picture = base64.b64encode((folder / f"{name}.{kind}").read_bytes()).decode()

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
 from regard import api
+from regard.lab import _draw
 from regard.lab._permutation import permutation
-from regard.lab._result import Result, Table, look
+from regard.lab._result import Result, Table, Words, look
 from regard.lab._rnn import rnn
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 LENGTHS = (256, 512, 1024, 2048)
 
 
 @dataclass(frozen=True)
 class FourQuestions(Result):
-    name = "E13"
-    topic = "four_questions"
-
     tokens: int
     steps: dict[str, int]  # that must follow each other over all tokens, by kind of layer
     lengths: tuple[int, ...]
@@ -32,50 +26,31 @@ class FourQuestions(Result):
     cross_shape: tuple[int, ...]  # and when it looks at a text of 7
     shuffled: dict[str, float]  # how much a shuffled input changes the output, by kind of positions
 
-    def tables(self, lang: str = "en") -> list[Table]:
-        growth = tuple(
+    def _tables(self, say: Words) -> list[Table]:
+        steps = ((say(kind), str(self.steps[kind])) for kind in ("rnn", "attention"))
+        growth = (
             (str(length), f"{flops:,}", _times(self.flops, at), f"{other:,}", _times(self.recurrent_flops, at))
             for at, (length, flops, other) in enumerate(
                 zip(self.lengths, self.flops, self.recurrent_flops, strict=True)
             )
         )
-        names = ("length", "attention", "grown", "recurrent", "grown")
+        shapes = ((say("self"), str(list(self.self_shape))), (say("cross"), str(list(self.cross_shape))))
+        shuffled = ((say(how), f"{self.shuffled[how]:.1e}") for how in ("none", "sinusoidal"))
         return [
-            Table(
-                self.say("faster", lang, tokens=self.tokens),
-                ("", self.say("one_by_one", lang)),
-                tuple((self.say(kind, lang), str(self.steps[kind])) for kind in ("rnn", "attention")),
-            ),
-            Table(self.say("complexity", lang), tuple(self.say(key, lang) for key in names), growth),
-            Table(
-                self.say("kinds", lang),
-                ("", self.say("shape", lang)),
-                (
-                    (self.say("self", lang), str(list(self.self_shape))),
-                    (self.say("cross", lang), str(list(self.cross_shape))),
-                ),
-            ),
-            Table(
-                self.say("positions", lang),
-                ("", self.say("changes", lang)),
-                tuple((self.say(how, lang), f"{self.shuffled[how]:.1e}") for how in ("none", "sinusoidal")),
-            ),
+            say.table("faster", ("", say("one_by_one")), steps, tokens=self.tokens),
+            say.table("complexity", say.each("length", "attention", "grown", "recurrent", "grown"), growth),
+            say.table("kinds", ("", say("shape")), shapes),
+            say.table("positions", ("", say("changes")), shuffled),
         ]
 
-    def _figure(self) -> Figure:
-        from regard.lab import _draw
-
-        figure = _draw.figure(
-            8.4, 3.4, "Twice the tokens: four times the operations of attention, twice those of an RNN"
-        )
-        axes = figure.add_subplot()
+    def _figure(self) -> _draw.Figure:
+        title = "Twice the tokens: four times the operations of attention, twice those of an RNN"
+        figure, axes = _draw.subplots(8.4, 3.4, title)
         axes.plot(self.lengths, self.flops, color=_draw.BLUE, marker="o", label="attention: n²·d")
         axes.plot(self.lengths, self.recurrent_flops, color=_draw.ORANGE, marker="s", label="recurrent: n·d²")
-        axes.set(xscale="log", yscale="log")
-        axes.set_xticks(self.lengths, [str(length) for length in self.lengths])
-        axes.minorticks_off()
-        axes.legend(fontsize=9)
-        _draw.tidy(axes, x="tokens", y="operations")
+        axes.set_yscale("log")
+        _draw.log_ticks(axes, self.lengths)
+        _draw.tidy(axes, x="tokens", y="operations", legend="best")
         return figure
 
 

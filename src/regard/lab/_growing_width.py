@@ -4,70 +4,56 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from regard.lab._result import Result, Table, check_counts
+from regard.lab import _draw
+from regard.lab._result import Result, Table, Words, check_counts
 from regard.lab._sharpness import Sharpness, sharpness
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
-SHOWN = ("entropy", "largest", "gradient")
+SHOWN = {  # a number of Sharpness: what its panel is called, and its unit
+    "entropy": ("entropy", "nats, mean over rows"),
+    "largest": ("largest weight", "mean over rows"),
+    "gradient": ("gradient that reaches the scores", "mean size"),
+}
 
 
 @dataclass(frozen=True)
 class GrowingWidth(Result):
-    name = "X1"
-    topic = "growing_width"
-
     widths: tuple[int, ...]
     keys: int
     raw: tuple[Sharpness, ...]  # one for each width
     scaled: tuple[Sharpness, ...]
 
-    def tables(self, lang: str = "en") -> list[Table]:
-        columns = ("d_k", *(self.say(f"{key}_{how}", lang) for key in SHOWN for how in ("raw", "scaled")))
-        lines = []
-        for width, raw, scaled in zip(self.widths, self.raw, self.scaled, strict=True):
-            values = [(getattr(raw, key), getattr(scaled, key)) for key in SHOWN]
-            lines.append(
-                (str(width), *(f"{one:.4f}" if one < 0.1 else f"{one:.2f}" for pair in values for one in pair))
-            )
-        return [Table(self.say("sizes", lang, keys=self.keys), columns, tuple(lines))]
+    def _tables(self, say: Words) -> list[Table]:
+        def small(value: float) -> str:
+            return f"{value:.4f}" if value < 0.1 else f"{value:.2f}"
 
-    def _figure(self) -> Figure:
-        from regard.lab import _draw
+        columns = ("d_k", *(say(f"{key}_{how}") for key in SHOWN for how in ("raw", "scaled")))
+        lines = (
+            (str(width), *(small(getattr(one, key)) for key in SHOWN for one in pair))
+            for width, *pair in zip(self.widths, self.raw, self.scaled, strict=True)
+        )
+        return [say.table("sizes", columns, lines, keys=self.keys)]
 
-        figure = _draw.figure(9.6, 3.5, "Without √d_k attention hardens as heads grow wider; with it, it does not")
-        titles = ("entropy", "largest weight", "gradient that reaches the scores")
-        for axes, key, title in zip(figure.subplots(1, 3), SHOWN, titles, strict=True):
-            for values, colour, mark, name in (
+    def _figure(self) -> _draw.Figure:
+        title = "Without √d_k attention hardens as heads grow wider; with it, it does not"
+        figure, panels = _draw.subplots(9.6, 3.5, title, 3)
+        for axes, (key, (name, unit)) in zip(panels, SHOWN.items(), strict=True):
+            for found, colour, mark, label in (
                 (self.raw, _draw.ORANGE, "s", "no scaling"),
                 (self.scaled, _draw.BLUE, "o", "divided by √d_k"),
             ):
-                axes.plot(
-                    self.widths,
-                    [getattr(one, key) for one in values],
-                    color=colour,
-                    marker=mark,
-                    markersize=4,
-                    label=name,
-                )
-            axes.set_xscale("log", base=2)
-            axes.set_xticks(self.widths[::2], [str(width) for width in self.widths[::2]], fontsize=8)
-            axes.minorticks_off()
+                values = [getattr(one, key) for one in found]
+                axes.plot(self.widths, values, color=colour, marker=mark, markersize=4, label=label)
+            _draw.log_ticks(axes, self.widths[::2], 2, fontsize=8)
             axes.set_ylim(bottom=0)
-            units = {"entropy": "nats, mean over rows", "largest": "mean over rows", "gradient": "mean size"}
-            _draw.tidy(axes, x="d_k", y=units[key], title=title)
-            if key == "entropy":
-                axes.axhline(math.log(self.keys), color=_draw.GREY, linestyle=":", linewidth=1.2)
-                axes.text(1, math.log(self.keys) + 0.06, f"all alike: ln {self.keys}", fontsize=8, color=_draw.GREY)
-                axes.set_ylim(0, 4.7)
-            if key == "largest":
-                axes.set_ylim(0, 1.02)
-            if key == "gradient":
-                axes.legend(fontsize=9, loc="lower left")
+            _draw.tidy(axes, x="d_k", y=unit, title=name)
+        entropy, largest, gradient = panels
+        entropy.axhline(math.log(self.keys), color=_draw.GREY, linestyle=":", linewidth=1.2)
+        entropy.text(1, math.log(self.keys) + 0.06, f"all alike: ln {self.keys}", fontsize=8, color=_draw.GREY)
+        entropy.set_ylim(0, 4.7)
+        largest.set_ylim(0, 1.02)
+        gradient.legend(fontsize=9, loc="lower left")
         return figure
 
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from regard.lab._result import Result, Table
+from regard.lab import _draw
+from regard.lab._result import Result, Table, Words
 from regard.statistics import Want
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from torch import Tensor
 
 # role: sentences in which one word (before →) should look at another
@@ -89,40 +89,30 @@ class Role:
 
 @dataclass(frozen=True)
 class HeadRoles(Result):
-    name = "E12"
-    topic = "head_roles"
-
     model: str
     sentences: int
     roles: dict[str, Role]
     scores: dict[str, tuple[tuple[float, ...], ...]]  # [layer][head], over all sentences
 
-    def tables(self, lang: str = "en") -> list[Table]:
-        columns = ("", *(self.say(key, lang) for key in ("head", "found", "chance", "mean", "weight")))
-        rows = tuple(
+    def _tables(self, say: Words) -> list[Table]:
+        rows = (
             (
-                self.say(role, lang),
-                self.say("layer_head", lang, layer=one.layer, head=one.head),
-                f"{one.found:.0%}",
-                f"{one.chance:.0%}",
-                f"{one.mean:.0%}",
+                say(role),
+                say("layer_head", layer=one.layer, head=one.head),
+                *(f"{share:.0%}" for share in (one.found, one.chance, one.mean)),
                 f"{one.weight:.2f}",
             )
             for role, one in self.roles.items()
         )
-        return [Table(self.say("roles", lang, model=self.model, sentences=self.sentences), columns, rows)]
+        columns = ("", *say.each("head", "found", "chance", "mean", "weight"))
+        return [say.table("roles", columns, rows, model=self.model, sentences=self.sentences)]
 
-    def _figure(self) -> Figure:
-        from regard.lab import _draw
-
-        figure = _draw.figure(
-            9.2, 3.2, "Some heads have a role: share of sentences where a word looks most at the right one"
-        )
-        titles = {"subject": "verb → subject", "reference": "pronoun → reference", "modifier": "adjective → noun"}
-        for axes, (role, scores) in zip(figure.subplots(1, 3), self.scores.items(), strict=True):
-            _draw.heatmap(axes, scores, titles[role], digits=None)
-            axes.set_xlabel("head")
-            axes.set_ylabel("layer")
+    def _figure(self) -> _draw.Figure:
+        title = "Some heads have a role: share of sentences where a word looks most at the right one"
+        figure, panels = _draw.subplots(9.2, 3.2, title, 3)
+        names = {"subject": "verb → subject", "reference": "pronoun → reference", "modifier": "adjective → noun"}
+        for axes, (role, scores) in zip(panels, self.scores.items(), strict=True):
+            _draw.heatmap(axes, scores, names[role], digits=None, x="head", y="layer")
         return figure
 
 

@@ -10,13 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from regard import api, masks, positions
-from regard.lab._result import Result, Row, Table, check_counts, look
+from regard.lab import _draw
+from regard.lab._result import Result, Row, Table, Words, check_counts, look
 from regard.lab._train import Batch, fit, seeded
 from regard.nn import MultiHeadAttention
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from regard.masks import Mask
 
 SYMBOLS, PERIOD, WIDTH = 11, 6, 32  # a sequence is six random symbols, then the same six again
@@ -31,9 +30,6 @@ class Trained:
 
 @dataclass(frozen=True)
 class InvertedMasks(Result):
-    name = "X3"
-    topic = "inverted_masks"
-
     floor: float  # the least loss that anyone can have who does not see the future
     chance: float
     causal: Trained
@@ -41,53 +37,37 @@ class InvertedMasks(Result):
     on_padding: float  # share of the weight that an inverted padding mask gives to padding
     empty_row: dict[str, float | None]  # weight of each key when a row has nothing to attend to; None: not a number
 
-    def tables(self, lang: str = "en") -> list[Table]:
-        columns = ("", self.say("loss", lang), self.say("generated", lang))
-        lines = tuple(
-            (self.say(key, lang), f"{sum(found.losses[-20:]) / 20:.4f}", f"{found.generated:.0%}")
+    def _tables(self, say: Words) -> list[Table]:
+        lines = (
+            (say(key), f"{sum(found.losses[-20:]) / 20:.4f}", f"{found.generated:.0%}")
             for key, found in (("causal", self.causal), ("inverted", self.inverted))
         )
-        limit = (self.say("possible", lang), f"{self.floor:.4f}", f"{self.chance:.0%}")
-        padding = (self.say("on_padding", lang), f"{self.on_padding:.0%}")
-        empty = tuple(
-            (self.say(key, lang), "NaN" if weight is None else f"{weight:.4g}")
-            for key, weight in self.empty_row.items()
-        )
+        limit = (say("possible"), f"{self.floor:.4f}", f"{self.chance:.0%}")
+        empty = ((say(key), "NaN" if weight is None else f"{weight:.4g}") for key, weight in self.empty_row.items())
+        columns = ("", *say.each("loss", "generated"))
         return [
-            Table(self.say("trained", lang, steps=len(self.causal.losses)), columns, (*lines, limit)),
-            Table(self.say("padding", lang), ("", ""), (padding,)),
-            Table(self.say("empty", lang), ("", self.say("weight", lang)), empty),
+            say.table("trained", columns, (*lines, limit), steps=len(self.causal.losses)),
+            say.table("padding", ("", ""), [(say("on_padding"), f"{self.on_padding:.0%}")]),
+            say.table("empty", ("", say("weight")), empty),
         ]
 
-    def _figure(self) -> Figure:
-        from regard.lab import _draw
-
+    def _figure(self) -> _draw.Figure:
         last = self.inverted.losses[-1]
         title = f"The inverted mask trains to a loss of {last:.2f} and then generates no better than a guess"
-        figure = _draw.figure(9.2, 3.6, title)
-        left, right = figure.subplots(1, 2, width_ratios=(3, 2))
-        for found, colour, name in (
-            (self.causal, _draw.BLUE, "causal"),
-            (self.inverted, _draw.ORANGE, "inverted: sees only the future"),
-        ):
-            left.plot(range(1, len(found.losses) + 1), found.losses, color=colour, label=name)
+        figure, (left, right) = _draw.subplots(9.2, 3.6, title, 2, width_ratios=(3, 2))
+        steps = range(1, len(self.causal.losses) + 1)
+        left.plot(steps, self.causal.losses, color=_draw.BLUE, label="causal")
+        left.plot(steps, self.inverted.losses, color=_draw.ORANGE, label="inverted: sees only the future")
         left.axhline(self.floor, color=_draw.GREY, linestyle=":")
-        left.text(
-            len(self.causal.losses),
-            self.floor - 0.15,
-            "nobody who cannot see the future gets below this",
-            fontsize=8,
-            color=_draw.GREY,
-            ha="right",
-        )
+        note = {"fontsize": 8, "color": _draw.GREY}
+        left.text(steps[-1], self.floor - 0.15, "nobody who cannot see the future gets below this", ha="right", **note)
         left.set_ylim(0, 2.8)
-        left.legend(fontsize=9)
-        _draw.tidy(left, x="step", y="loss (nats)", title="in training")
+        _draw.tidy(left, x="step", y="loss (nats)", title="in training", legend="best")
         shares = (self.causal.generated, self.inverted.generated)
         bars = right.bar(("causal", "inverted"), shares, color=(_draw.BLUE, _draw.ORANGE), width=0.5)
         right.bar_label(bars, [f"{share:.0%}" for share in shares], padding=2)
         right.axhline(self.chance, color=_draw.GREY, linestyle=":")
-        right.text(0.5, self.chance + 0.02, "a guess", fontsize=8, color=_draw.GREY, ha="center")
+        right.text(0.5, self.chance + 0.02, "a guess", ha="center", **note)
         right.set_ylim(0, 1.12)
         _draw.tidy(right, x="mask", y="right symbols", title="when it has to generate")
         return figure

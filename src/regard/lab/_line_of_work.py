@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
 from regard import api, masks
-from regard.lab._result import Result, Table, check_counts
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from regard.lab import _draw
+from regard.lab._result import Result, Table, Words, check_counts
 
 WINDOW = 256
 # DeepSeek-V3's attention: heads, their dim, and what it keeps of a token: a latent and one rotary key
@@ -20,9 +17,6 @@ HEADS, HEAD_DIM, LATENT, ROTARY = 128, 128, 512, 64
 
 @dataclass(frozen=True)
 class LineOfWork(Result):
-    name = "E14"
-    topic = "line_of_work"
-
     tokens: int
     pairs: int  # 2017: every query with every key
     first_sees: dict[str, int]  # 2018: how many tokens the first one sees
@@ -32,26 +26,20 @@ class LineOfWork(Result):
     bytes_: dict[str, int]  # 2024: memory at the peak, written out and fused
     kept: dict[str, int]  # 2024: numbers kept of a token, all heads and latent
 
-    def tables(self, lang: str = "en") -> list[Table]:
-        def row(key: str, before: object, after: object) -> tuple[str, ...]:
-            return (self.say(key, lang), self.say(f"{key}_what", lang), str(before), str(after))
+    def _tables(self, say: Words) -> list[Table]:
+        changes = {
+            "attention": (str(self.tokens - 1), "1"),
+            "bert": (str(self.first_sees["causal"]), str(self.first_sees["everything"])),
+            "window": (f"{self.pairs:,}", f"{self.window_pairs:,}"),
+            "linear": (f"{self.cache:,}", f"{self.linear_state:,}"),
+            "flash": (_mib(self.bytes_["eager"]), _mib(self.bytes_["fused"])),
+            "mla": (f"{self.kept['heads']:,}", f"{self.kept['latent']:,}"),
+        }
+        rows = ((say(key), say(f"{key}_what"), *both) for key, both in changes.items())
+        return [say.table("line", ("", *say.each("what", "before", "after")), rows, tokens=self.tokens)]
 
-        rows = (
-            row("attention", self.tokens - 1, 1),
-            row("bert", self.first_sees["causal"], self.first_sees["everything"]),
-            row("window", f"{self.pairs:,}", f"{self.window_pairs:,}"),
-            row("linear", f"{self.cache:,}", f"{self.linear_state:,}"),
-            row("flash", _mib(self.bytes_["eager"]), _mib(self.bytes_["fused"])),
-            row("mla", f"{self.kept['heads']:,}", f"{self.kept['latent']:,}"),
-        )
-        columns = ("", self.say("what", lang), self.say("before", lang), self.say("after", lang))
-        return [Table(self.say("line", lang, tokens=self.tokens), columns, rows)]
-
-    def _figure(self) -> Figure:
-        from regard.lab import _draw
-
-        figure = _draw.figure(8.4, 3.4, "What each step saves, as a share of what came before")
-        axes = figure.add_subplot()
+    def _figure(self) -> _draw.Figure:
+        figure, axes = _draw.subplots(8.4, 3.4, "What each step saves, as a share of what came before")
         shares = {
             "2020, window": self.window_pairs / self.pairs,
             "2020, linear": self.linear_state / self.cache,

@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
 from regard import masks
-from regard.lab._result import Result, Row, Table, check_counts
+from regard.lab import _draw
+from regard.lab._result import Result, Row, Table, Words, check_counts, parameter_count
+from regard.lab._train import seeded
 from regard.nn import MultiHeadAttention
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-KEYS = ("softmax", "range", "single", "causal", "width", "matrices", "orthogonal", "shared", "linear", "overfits")
 
 
 @dataclass(frozen=True)
 class Mistakes(Result):
-    name = "X5"
-    topic = "mistakes"
-
     softmax: Row  # of [2.3, 9.1, 0.5]
     deviation: float  # of unscaled scores at d_k = 512
     outside: float  # share of them beyond ±22
@@ -33,47 +26,35 @@ class Mistakes(Result):
     shared: int  # equal numbers in the W^Q of two heads
     bent: float  # |out(a + b) − out(a) − out(b)| of an output projection without bias, largest
 
-    def tables(self, lang: str = "en") -> list[Table]:
-        values = {
+    def _tables(self, say: Words) -> list[Table]:
+        found = {
             "softmax": "[" + ", ".join(f"{weight:.5f}" for weight in self.softmax) + "]",
-            "range": self.say("of_range", lang, deviation=f"{self.deviation:.1f}", outside=f"{self.outside:.0%}"),
+            "range": say("of_range", deviation=f"{self.deviation:.1f}", outside=f"{self.outside:.0%}"),
             "single": f"softmax([22]) = [{self.single:g}]",
             "causal": " ".join("".join("■" if seen else "·" for seen in row) for row in self.causal),
-            "width": self.say("of_width", lang, grown=f"{self.grown:g}"),
+            "width": say("of_width", grown=f"{self.grown:g}"),
             "matrices": f"{self.head_shape[0]} × {self.head_shape[1]}",
-            "orthogonal": self.say("of_angles", lang, most=f"{self.angles[0]:.2f}", least=f"{self.angles[-1]:.2f}"),
-            "shared": self.say("of_shared", lang, shared=self.shared),
-            "linear": self.say("of_linear", lang, bent=f"{self.bent:.0e}"),
-            "overfits": self.say("of_overfits", lang),
+            "orthogonal": say("of_angles", most=f"{self.angles[0]:.2f}", least=f"{self.angles[-1]:.2f}"),
+            "shared": say("of_shared", shared=self.shared),
+            "linear": say("of_linear", bent=f"{self.bent:.0e}"),
+            "overfits": say("of_overfits"),
         }
-        rows = tuple((self.say(key, lang), values[key]) for key in KEYS)
-        return [Table(self.say("both", lang), (self.say("stated", lang), self.say("found", lang)), rows)]
+        return [say.table("both", say.each("stated", "found"), ((say(key), text) for key, text in found.items()))]
 
-    def _figure(self) -> Figure:
-        from regard.lab import _draw
-
-        figure = _draw.figure(8.4, 3.4, "Nothing makes the heads' subspaces orthogonal")
-        axes = figure.add_subplot()
-        axes.plot(
-            range(1, len(self.angles) + 1),
-            self.angles,
-            color=_draw.BLUE,
-            marker="o",
-            markersize=3,
-            label="two heads of a drawn layer",
-        )
+    def _figure(self) -> _draw.Figure:
+        figure, axes = _draw.subplots(8.4, 3.4, "Nothing makes the heads' subspaces orthogonal")
+        look = {"color": _draw.BLUE, "marker": "o", "markersize": 3}
+        axes.plot(range(1, len(self.angles) + 1), self.angles, label="two heads of a drawn layer", **look)
         axes.axhline(0.0, color=_draw.ORANGE, linestyle="--", label="orthogonal")
         axes.set_ylim(-0.05, 1)
-        axes.legend(fontsize=9)
-        _draw.tidy(axes, x="direction", y="cosine of the angle between them")
+        _draw.tidy(axes, x="direction", y="cosine of the angle between them", legend="best")
         return figure
 
 
 def mistakes(seed: int = 0, pairs: int = 20_000) -> Mistakes:
     """Ten statements of notes that are wrong or loose, each computed again."""
     check_counts(pairs=pairs)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         scores = (torch.randn(pairs, 512) * torch.randn(pairs, 512)).sum(-1)
         layer = MultiHeadAttention(512, 8, qkv_bias=False, out_bias=False)
         one, other = torch.randn(2, 7, 512)
@@ -82,7 +63,7 @@ def mistakes(seed: int = 0, pairs: int = 20_000) -> Mistakes:
     with torch.no_grad():
         bent = (layer.out_proj(one + other) - layer.out_proj(one) - layer.out_proj(other)).abs().max().item()
     counts = [
-        sum(p.numel() for p in MultiHeadAttention(width, 8, qkv_bias=False, out_bias=False, device="meta").parameters())
+        parameter_count(MultiHeadAttention(width, 8, qkv_bias=False, out_bias=False, device="meta"))
         for width in (512, 1024)
     ]
     return Mistakes(

@@ -3,55 +3,45 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from regard import reference
-from regard.lab._result import Result, Row, Table, check_counts, numbers
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from regard.lab import _draw
+from regard.lab._result import Result, Row, Table, Words, check_counts, numbers
 
 STEPS = ("query", "query_heads", "scores", "weights", "heads", "concat", "output")
 
 
 @dataclass(frozen=True)
 class NumpyHeads(Result):
-    name = "E11"
-    topic = "numpy_heads"
-
     heads: int
     one: dict[str, tuple[int, ...]]  # the shape of every step, with one head
     many: dict[str, tuple[int, ...]]  # and with all of them
     first_row: Row  # weights of the first token, first of the many heads
     first_row_of_one: Row
 
-    def tables(self, lang: str = "en") -> list[Table]:
-        shapes = tuple((self.say(step, lang), str(list(self.one[step])), str(list(self.many[step]))) for step in STEPS)
-        count = self.say("many", lang, heads=self.heads)
-        rows = tuple(
+    def _tables(self, say: Words) -> list[Table]:
+        names = (say("one"), say("many", heads=self.heads))
+        shapes = ((say(step), str(list(self.one[step])), str(list(self.many[step]))) for step in STEPS)
+        rows = (
             (*numbers(name, row, 3), f"{sum(row):.6f}")
-            for name, row in ((self.say("one", lang), self.first_row_of_one), (count, self.first_row))
+            for name, row in zip(names, (self.first_row_of_one, self.first_row), strict=True)
         )
-        keys = tuple(str(key) for key in range(len(self.first_row)))
+        keys = map(str, range(len(self.first_row)))
         return [
-            Table(self.say("shapes", lang), ("", self.say("one", lang), count), shapes),
-            Table(self.say("row", lang), ("", *keys, self.say("total", lang)), rows),
+            say.table("shapes", ("", *names), shapes),
+            say.table("row", ("", *keys, say("total")), rows),
         ]
 
-    def _figure(self) -> Figure:
-        from regard.lab import _draw
-
-        figure = _draw.figure(
-            8.4, 2.6, f"The first token's weights: one head, and the first of {self.heads}; each row sums to 1"
-        )
-        axes = figure.add_subplot()
-        most = max(*self.first_row, *self.first_row_of_one)
+    def _figure(self) -> _draw.Figure:
+        title = f"The first token's weights: one head, and the first of {self.heads}; each row sums to 1"
+        figure, axes = _draw.subplots(8.4, 2.6, title)
+        both = (self.first_row_of_one, self.first_row)
+        keys = tuple(map(str, range(len(self.first_row))))
         _draw.heatmap(
-            axes, (self.first_row_of_one, self.first_row), "", names=("one head", f"head 0 of {self.heads}"), most=most
+            axes, both, "", tokens=("one head", f"head 0 of {self.heads}"), columns=keys, most=max(map(max, both))
         )
-        axes.set_xlabel("key")
         return figure
 
 

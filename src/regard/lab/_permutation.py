@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from regard import bias, masks, positions
-from regard.lab._result import Result, Table, check_counts
+from regard.lab import _draw
+from regard.lab._result import Result, Table, Words, check_counts
+from regard.lab._train import seeded
 from regard.nn import MultiHeadAttention
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 WORDS = ("dog", "bites", "man")
 SWAPPED = ("man", "bites", "dog")
@@ -23,27 +21,18 @@ WIDTH, HEADS = 32, 4
 
 @dataclass(frozen=True)
 class Permutation(Result):
-    name = "X4"
-    topic = "permutation"
-
     tokens: int
     shuffled: dict[str, float]  # largest difference between "shuffle, then attend" and "attend, then shuffle"
     sentences: dict[str, float]  # between the mean outputs of "dog bites man" and "man bites dog"
 
-    def tables(self, lang: str = "en") -> list[Table]:
-        columns = ("", self.say("shuffled", lang, tokens=self.tokens), self.say("sentences", lang))
-        lines = tuple(
-            (self.say(how, lang), f"{self.shuffled[how]:.1e}", f"{self.sentences[how]:.1e}") for how in self.shuffled
-        )
-        return [Table(self.say("differences", lang), columns, lines)]
+    def _tables(self, say: Words) -> list[Table]:
+        columns = ("", say("shuffled", tokens=self.tokens), say("sentences"))
+        lines = ((say(how), f"{self.shuffled[how]:.1e}", f"{self.sentences[how]:.1e}") for how in self.shuffled)
+        return [say.table("differences", columns, lines)]
 
-    def _figure(self) -> Figure:
-        from regard.lab import _draw
-
-        figure = _draw.figure(
-            8.4, 3.8, "Without positions a shuffled input gives the shuffled output; with them it does not"
-        )
-        axes = figure.add_subplot()
+    def _figure(self) -> _draw.Figure:
+        title = "Without positions a shuffled input gives the shuffled output; with them it does not"
+        figure, axes = _draw.subplots(8.4, 3.8, title)
         names = [self.say(how) for how in self.shuffled]
         floor = 1e-17
         for shift, values, colour, mark, label in (
@@ -60,16 +49,14 @@ class Permutation(Result):
         axes.set_ylim(len(names) - 0.5, -1.0)
         axes.axvspan(floor, 1e-13, color="0.93", zorder=0)
         axes.text(2e-17, -0.6, "rounding of float64", fontsize=9, color=_draw.GREY)
-        axes.legend(fontsize=9, loc="upper right", ncols=2)
-        _draw.tidy(axes, x="largest difference", y="")
+        _draw.tidy(axes, x="largest difference", y="", legend="upper right", ncols=2)
         return figure
 
 
 def permutation(tokens: int = 11, seed: int = 0) -> Permutation:
     """Shuffle the input of one layer: without positions the output is shuffled likewise and not changed otherwise."""
     check_counts(tokens=tokens)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         layer = MultiHeadAttention(WIDTH, HEADS, dtype=torch.float64)
         turning = MultiHeadAttention(WIDTH, HEADS, positions=positions.Rotary(WIDTH // HEADS), dtype=torch.float64)
         x = torch.randn(1, tokens, WIDTH, dtype=torch.float64)

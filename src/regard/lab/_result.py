@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -15,12 +17,30 @@ from regard.statistics import Want
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from regard.masks import Mask
     from regard.observation import Observation
 
-__all__ = ["Matrix", "Result", "Row", "Table", "check_counts", "look", "numbers", "rows"]
+__all__ = ["Matrix", "Result", "Row", "Table"]
+
+
+class Words:
+    """The texts of an experiment in one language: one, several, or the frame of a table."""
+
+    def __init__(self, catalogue: texts.Catalogue, lang: str) -> None:
+        self.lang = lang
+        self._text = partial(texts.text, catalogue, lang)
+
+    def __call__(self, key: str, **values: object) -> str:
+        return self._text(key, **values)
+
+    def each(self, *keys: str, **values: object) -> tuple[str, ...]:
+        return tuple(self(key, **values) for key in keys)
+
+    def table(self, title: str, columns: Iterable[str], rows: Iterable[Iterable[str]], **values: object) -> Table:
+        """A table whose title is the text of a key, with its `values`."""
+        return Table(self(title, **values), tuple(columns), tuple(map(tuple, rows)))
 
 
 class Result:
@@ -35,7 +55,12 @@ class Result:
     """
 
     name: ClassVar[str]  # "E3"
-    topic: ClassVar[str]  # "variance": the function, and its part of words.json
+    topic: ClassVar[str]  # "variance": the function, its file, and its part of words.json
+
+    def __init_subclass__(cls) -> None:
+        package, _, topic = cls.__module__.rpartition("._")
+        if package == "regard.lab":
+            cls.topic, cls.name = topic, lab.find(topic)
 
     def to_dict(self, lang: str = "en") -> dict[str, Any]:
         """All numbers as what JSON holds, and the title in a language."""
@@ -57,6 +82,10 @@ class Result:
         return texts.text(self.words(), lang, key, **values)
 
     def tables(self, lang: str = "en") -> list[Table]:
+        """What the command prints, in a language."""
+        return self._tables(Words(self.words(), lang))
+
+    def _tables(self, say: Words) -> list[Table]:
         raise NotImplementedError
 
     def figure(self, lang: str = "en") -> Figure:
@@ -92,3 +121,12 @@ def rows(tensor: Tensor) -> Matrix:
 def numbers(label: str, values: Row, digits: int = 4) -> tuple[str, ...]:
     """A row of a table: its name, then its numbers."""
     return (label, *(f"{round(value, digits) + 0.0:.{digits}f}" for value in values))  # + 0.0: no minus before a zero
+
+
+def named_rows(names: Iterable[str], values: Matrix, digits: int = 4) -> Iterator[tuple[str, ...]]:
+    """The rows of a table of numbers."""
+    return (numbers(name, row, digits) for name, row in zip(names, values, strict=True))
+
+
+def parameter_count(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())

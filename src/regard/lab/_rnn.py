@@ -6,17 +6,14 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from regard import masks
-from regard.lab._result import Result, Row, Table, check_counts
+from regard.lab import _draw
+from regard.lab._result import Result, Row, Table, Words, check_counts, parameter_count
 from regard.nn import MultiHeadAttention
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 KINDS = ("rnn", "lstm", "cnn", "attention")
 KERNEL = 3  # tokens that a convolution sees at once, itself included
@@ -25,9 +22,6 @@ LAYERS = 4  # convolutions, one on another
 
 @dataclass(frozen=True)
 class Rnn(Result):
-    name = "S15"
-    topic = "rnn"
-
     tokens: int
     width: int
     distances: tuple[int, ...]
@@ -37,45 +31,37 @@ class Rnn(Result):
     parameters: dict[str, int]
     seconds: dict[str, float]  # forward, median; measured when it was run
 
-    def tables(self, lang: str = "en") -> list[Table]:
-        kinds = tuple(self.say(kind, lang) for kind in KINDS)
-        reach = tuple(
+    def _tables(self, say: Words) -> list[Table]:
+        kinds = say.each(*KINDS)
+        reach = (
             (str(distance), *(_small(self.gradients[kind][at]) for kind in KINDS))
             for at, distance in enumerate(self.distances)
         )
-        rows = (
-            (self.say("steps", lang), *(str(self.steps[kind]) for kind in KINDS)),
-            (
-                self.say("path", lang),
-                *(self.say("none", lang) if (n := self.path[kind]) is None else str(n) for kind in KINDS),
-            ),
-            (self.say("cost", lang), "n·d²", "n·d²", f"{KERNEL}·n·d²", "n²·d"),
-            (self.say("parameters", lang), *(f"{self.parameters[kind]:,}" for kind in KINDS)),
-            (self.say("shared", lang), *[self.say("every_token", lang)] * len(KINDS)),
-            (self.say("seconds", lang), *(f"{1e3 * self.seconds[kind]:.2f} ms" for kind in KINDS)),
-            (self.say("uses", lang), *(self.say(f"uses_{kind}", lang) for kind in KINDS)),
-        )
+        compared = {
+            "steps": [str(self.steps[kind]) for kind in KINDS],
+            "path": [say("none") if (n := self.path[kind]) is None else str(n) for kind in KINDS],
+            "cost": ["n·d²", "n·d²", f"{KERNEL}·n·d²", "n²·d"],
+            "parameters": [f"{self.parameters[kind]:,}" for kind in KINDS],
+            "shared": [say("every_token")] * len(KINDS),
+            "seconds": [f"{1e3 * self.seconds[kind]:.2f} ms" for kind in KINDS],
+            "uses": [say(f"uses_{kind}") for kind in KINDS],
+        }
+        rows = ((say(key), *cells) for key, cells in compared.items())
         return [
-            Table(self.say("reach", lang), (self.say("distance", lang), *kinds), reach),
-            Table(self.say("compared", lang, tokens=self.tokens, width=self.width), ("", *kinds), rows),
+            say.table("reach", (say("distance"), *kinds), reach),
+            say.table("compared", ("", *kinds), rows, tokens=self.tokens, width=self.width),
         ]
 
-    def _figure(self) -> Figure:
-        from regard.lab import _draw
-
-        figure = _draw.figure(
-            8.4, 3.6, "A gradient fades with distance in an RNN, ends in a CNN, and stays level in attention"
-        )
-        axes = figure.add_subplot()
+    def _figure(self) -> _draw.Figure:
+        title = "A gradient fades with distance in an RNN, ends in a CNN, and stays level in attention"
+        figure, axes = _draw.subplots(8.4, 3.6, title)
         looks = zip(KINDS, (_draw.ORANGE, _draw.PINK, _draw.GREEN, _draw.BLUE), "s^Do", strict=True)
         for kind, colour, mark in looks:
             seen = [(d, g) for d, g in zip(self.distances, self.gradients[kind], strict=True) if g > 0 and d > 0]
             axes.plot(*zip(*seen, strict=True), color=colour, marker=mark, label=self.say(kind))
-        axes.set(xscale="log", yscale="log")
-        axes.set_xticks(self.distances[1:], [str(distance) for distance in self.distances[1:]])
-        axes.minorticks_off()
-        axes.legend(fontsize=9, loc="lower left")
-        _draw.tidy(axes, x="distance in tokens", y="gradient, relative to distance 0")
+        axes.set_yscale("log")
+        _draw.log_ticks(axes, self.distances[1:])
+        _draw.tidy(axes, x="distance in tokens", y="gradient, relative to distance 0", legend="lower left")
         return figure
 
 
@@ -132,13 +118,12 @@ def rnn(tokens: int = 129, width: int = 32, draws: int = 8, seed: int = 0) -> Rn
     for kind in KINDS:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            lengths = torch.stack([_gradient(MAKERS[kind](width).double(), tokens, width) for _ in range(draws)]).mean(
-                0
-            )
+            drawn = [_gradient(MAKERS[kind](width).double(), tokens, width) for _ in range(draws)]
+            lengths = torch.stack(drawn).mean(0)
             layer = MAKERS[kind](width)
             seconds[kind] = _seconds(layer, torch.randn(1, tokens, width))
         gradients[kind] = tuple((lengths[list(distances)] / lengths[0]).tolist())
-        parameters[kind] = sum(parameter.numel() for parameter in layer.parameters())
+        parameters[kind] = parameter_count(layer)
     reaches = tokens <= 1 + LAYERS * (KERNEL - 1)
     return Rnn(
         tokens,

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
-from regard.lab._result import Result, Row, Table, check_counts, look
+from regard.lab import _draw
+from regard.lab._result import Result, Row, Table, Words, check_counts, look
 from regard.lab._sharpness import Sharpness, sharpness
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 ROW = 3  # the query whose weights the figure shows
 
 
 @dataclass(frozen=True)
 class Saturation(Result):
-    name = "E4"
-    topic = "saturation"
-
     head_dim: int
     keys: int
     queries: int
@@ -29,46 +23,32 @@ class Saturation(Result):
     raw_row: Row  # all weights of one query, in descending order
     scaled_row: Row
 
-    def tables(self, lang: str = "en") -> list[Table]:
-        columns = ("", self.say("raw", lang), self.say("scaled", lang, head_dim=self.head_dim))
+    def _tables(self, say: Words) -> list[Table]:
         digits = {"largest": 2, "entropy": 2, "slope": 4, "outside": 2}
-        shown = tuple(
-            (self.say(key, lang), *(f"{getattr(one, key):.{count}f}" for one in (self.raw, self.scaled)))
+        rows = (
+            (say(key), *(f"{getattr(one, key):.{count}f}" for one in (self.raw, self.scaled)))
             for key, count in digits.items()
         )
-        return [Table(self.say("sizes", lang, head_dim=self.head_dim, keys=self.keys), columns, shown)]
+        columns = ("", say("raw"), say("scaled", head_dim=self.head_dim))
+        return [say.table("sizes", columns, rows, head_dim=self.head_dim, keys=self.keys)]
 
-    def _figure(self) -> Figure:
-        from regard.lab import _draw
-
-        title = (
-            f"Without the scale one key takes {self.raw.largest:.0%} of the weight; with it, {self.scaled.largest:.0%}"
-        )
-        figure = _draw.figure(8.4, 3.6, title)
-        left, right = figure.subplots(1, 2, width_ratios=(3, 2))
-        ranks = range(1, self.keys + 1)
-        for values, colour, mark, name in (
-            (self.raw_row, _draw.ORANGE, "s", "no scaling"),
-            (self.scaled_row, _draw.BLUE, "o", f"scores divided by √{self.head_dim}"),
-        ):
-            left.plot(ranks, values, color=colour, marker=mark, markersize=3, label=name)
+    def _figure(self) -> _draw.Figure:
+        shares = f"{self.raw.largest:.0%} of the weight; with it, {self.scaled.largest:.0%}"
+        title = f"Without the scale one key takes {shares}"
+        figure, (left, right) = _draw.subplots(8.4, 3.6, title, 2, width_ratios=(3, 2))
+        ranks, scaled = range(1, self.keys + 1), f"scores divided by √{self.head_dim}"
+        left.plot(ranks, self.raw_row, color=_draw.ORANGE, marker="s", markersize=3, label="no scaling")
+        left.plot(ranks, self.scaled_row, color=_draw.BLUE, marker="o", markersize=3, label=scaled)
         left.set_yscale("log")
         left.set_ylim(1e-12, 2)
-        left.legend(fontsize=9, loc="lower right")
-        _draw.tidy(left, x="keys, from the heaviest", y="weight", title="all weights of one query")
-        names = ("entropy\n(nats)", "slope of softmax\n(× 100)")
-        places = range(len(names))
-        for shift, one, colour, name in (
-            (-0.2, self.raw, _draw.ORANGE, "no scaling"),
-            (0.2, self.scaled, _draw.BLUE, "scaled"),
-        ):
-            heights = (one.entropy, 100 * one.slope)
-            bars = right.bar([at + shift for at in places], heights, 0.4, color=colour, label=name)
-            right.bar_label(bars, [f"{height:.2f}" for height in heights], fontsize=9, padding=2)
-        right.set_xticks(places, names)
+        names = {"x": "keys, from the heaviest", "y": "weight", "title": "all weights of one query"}
+        _draw.tidy(left, **names, legend="lower right")
+        both = (("no scaling", self.raw, _draw.ORANGE), ("scaled", self.scaled, _draw.BLUE))
+        groups = [_draw.Bars(name, (one.entropy, 100 * one.slope), colour) for name, one, colour in both]
+        _draw.bars(right, groups, gap=0.4, width=0.4, written=".2f")
+        right.set_xticks(range(2), ("entropy\n(nats)", "slope of softmax\n(× 100)"))
         right.set_ylim(0, 4.3)
-        right.legend(fontsize=9)
-        _draw.tidy(right, x="", y="mean", title=f"over {self.queries} queries")
+        _draw.tidy(right, x="", y="mean", title=f"over {self.queries} queries", legend="best")
         return figure
 
 

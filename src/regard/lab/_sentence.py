@@ -9,13 +9,12 @@ import torch
 
 from regard import masks
 from regard._walk._inputs import Settings, from_text
-from regard.lab._result import Matrix, Result, Row, Table, rows
+from regard.lab import _draw
+from regard.lab._result import Matrix, Result, Row, Table, Words, rows
 from regard.nn import MultiHeadAttention
 from regard.statistics import Want
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from regard.masks import Mask
     from regard.observation import Observation
 
@@ -24,17 +23,14 @@ TEXT = "The cat sat on the mat."
 
 @dataclass(frozen=True)
 class Sentence(Result):
-    name = "E6"
-    topic = "sentence"
-
     tokens: tuple[str, ...]
     weights: tuple[Matrix, ...]  # by head
     entropy: tuple[Row, ...]  # by head, nats
     causal_weights: tuple[Matrix, ...]
 
-    def tables(self, lang: str = "en") -> list[Table]:
-        heads = [self.say("head", lang, number=at) for at in range(len(self.weights))]
-        columns = ("", *(name for head in heads for name in (head, self.say("entropy", lang))))
+    def _tables(self, say: Words) -> list[Table]:
+        heads = [say("head", number=at) for at in range(len(self.weights))]
+        columns = ("", *(name for head in heads for name in (head, say("entropy"))))
         lines = []
         for at, token in enumerate(self.tokens):
             cells = [
@@ -42,29 +38,20 @@ class Sentence(Result):
                 for weights, entropy in zip(self.weights, self.entropy, strict=True)
             ]
             lines.append((token, *(cell for pair in cells for cell in pair)))
-        step = tuple(
+        step = (
             (token, *(_most(self, weights[at]) for weights in self.causal_weights))
             for at, token in enumerate(self.tokens)
         )
-        return [
-            Table(self.say("heaviest", lang), columns, tuple(lines)),
-            Table(self.say("causal", lang), ("", *heads), step),
-        ]
+        return [say.table("heaviest", columns, lines), say.table("causal", ("", *heads), step)]
 
-    def _figure(self) -> Figure:
-        from regard.lab import _draw
-
-        figure = _draw.figure(9.6, 7.4, "The same sentence in two heads, whole and causal: every row sums to 1")
-        grid = figure.subplots(2, 2, sharex=True, sharey=True)
-        for axes_row, weights, how in zip(
-            grid, (self.weights, self.causal_weights), ("all tokens", "causal"), strict=True
-        ):
-            for head, (axes, values) in enumerate(zip(axes_row, weights, strict=True)):
-                _draw.heatmap(axes, values, f"head {head}, {how}", columns=self.tokens, names=self.tokens)
-        for axes in grid[:, 0]:
-            axes.set_ylabel("query")
-        for axes in grid[1]:
-            axes.set_xlabel("key")
+    def _figure(self) -> _draw.Figure:
+        title = "The same sentence in two heads, whole and causal: every row sums to 1"
+        figure, grid = _draw.subplots(9.6, 7.4, title, 2, nrows=2, sharex=True, sharey=True)
+        shown = (("all tokens", self.weights, ""), ("causal", self.causal_weights, "key"))
+        for row, (how, weights, x) in zip(grid, shown, strict=True):
+            for head, (axes, values) in enumerate(zip(row, weights, strict=True)):
+                y = "query" if head == 0 else ""
+                _draw.heatmap(axes, values, f"head {head}, {how}", tokens=self.tokens, x=x, y=y)
         return figure
 
 

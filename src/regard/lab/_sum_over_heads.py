@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
-from regard.lab._result import Result, Row, Table, check_counts, look
+from regard.lab import _draw
+from regard.lab._result import Result, Row, Table, Words, check_counts, look
+from regard.lab._train import seeded
 from regard.nn import MultiHeadAttention
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
 class SumOverHeads(Result):
-    name = "M21"
-    topic = "sum_over_heads"
-
     heads: int
     head_dim: int
     width: int
@@ -27,41 +22,29 @@ class SumOverHeads(Result):
     sizes: Row  # length of what each head adds to a token, mean over the tokens
     whole: float  # length of the output, mean over the tokens
 
-    def tables(self, lang: str = "en") -> list[Table]:
-        heads = tuple((str(head), f"{size:.4f}") for head, size in enumerate(self.sizes))
-        checks = (
-            (self.say("difference", lang), f"{self.difference:.1e}"),
-            (self.say("without", lang), f"{self.without:.1e}"),
-        )
+    def _tables(self, say: Words) -> list[Table]:
+        checks = ((say(key), f"{getattr(self, key):.1e}") for key in ("difference", "without"))
+        heads = ((str(head), f"{size:.4f}") for head, size in enumerate(self.sizes))
         return [
-            Table(self.say("checks", lang, head_dim=self.head_dim, width=self.width), ("", ""), checks),
-            Table(
-                self.say("adds", lang),
-                (self.say("head", lang), self.say("size", lang)),
-                (*heads, (self.say("whole", lang), f"{self.whole:.4f}")),
-            ),
+            say.table("checks", ("", ""), checks, head_dim=self.head_dim, width=self.width),
+            say.table("adds", say.each("head", "size"), (*heads, (say("whole"), f"{self.whole:.4f}"))),
         ]
 
-    def _figure(self) -> Figure:
-        from regard.lab import _draw
-
-        figure = _draw.figure(8.4, 3.4, f"What each of {self.heads} heads adds can be looked at by itself")
-        axes = figure.add_subplot()
+    def _figure(self) -> _draw.Figure:
+        figure, axes = _draw.subplots(8.4, 3.4, f"What each of {self.heads} heads adds can be looked at by itself")
         bars = axes.bar(range(self.heads), self.sizes, color=_draw.BLUE)
         axes.bar_label(bars, [f"{size:.2f}" for size in self.sizes], fontsize=9, padding=2)
         axes.axhline(self.whole, color=_draw.ORANGE, linestyle="--", label="the output, their sum")
         axes.set_xticks(range(self.heads), [f"head {head}" for head in range(self.heads)])
-        axes.legend(fontsize=9, loc="upper right")
         axes.set_ylim(0, 1.3 * max(*self.sizes, self.whole))
-        _draw.tidy(axes, x="", y="length of what is added, mean")
+        _draw.tidy(axes, x="", y="length of what is added, mean", legend="upper right")
         return figure
 
 
 def sum_over_heads(tokens: int = 10, width: int = 64, heads: int = 8, seed: int = 0) -> SumOverHeads:
     """Concat(head_1 … head_h) W^O next to Σ head_i W_i^O, where W_i^O is a block of rows of W^O."""
     check_counts(tokens=tokens, width=width, heads=heads)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         layer = MultiHeadAttention(width, heads, qkv_bias=False, out_bias=False, dtype=torch.float64)
         x = torch.randn(1, tokens, width, dtype=torch.float64)
     with torch.no_grad():

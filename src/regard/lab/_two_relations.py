@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from regard import positions
-from regard.lab._result import Matrix, Result, Row, Table, check_counts, rows
+from regard.lab import _draw
+from regard.lab._result import Matrix, Result, Row, Table, Words, check_counts, parameter_count, rows
 from regard.lab._train import Batch, fit, right, seeded
 from regard.nn import MultiHeadAttention
 from regard.statistics import Want
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 SYMBOLS, LENGTH, WIDTH = 11, 12, 32
 HEADS = (1, 2, 4)
@@ -25,9 +22,6 @@ STEPS = 300
 
 @dataclass(frozen=True)
 class TwoRelations(Result):
-    name = "X2"
-    topic = "two_relations"
-
     heads: tuple[int, ...]
     right: Row  # share of right answers, for each number of heads
     loss: Row  # at the end of training, nats
@@ -35,20 +29,17 @@ class TwoRelations(Result):
     one: Matrix  # weights of the single head on one input
     both: tuple[Matrix, Matrix]  # of the two heads, where there are two
 
-    def tables(self, lang: str = "en") -> list[Table]:
-        lines = tuple(
+    def _tables(self, say: Words) -> list[Table]:
+        lines = (
             (str(heads), f"{share:.1%}", f"{loss:.3f}", str(count))
             for heads, share, loss, count in zip(self.heads, self.right, self.loss, self.parameters, strict=True)
         )
-        columns = tuple(self.say(key, lang) for key in ("heads", "share", "loss", "parameters"))
-        return [Table(self.say("task", lang, symbols=SYMBOLS, length=LENGTH), columns, lines)]
+        columns = say.each("heads", "share", "loss", "parameters")
+        return [say.table("task", columns, lines, symbols=SYMBOLS, length=LENGTH)]
 
-    def _figure(self) -> Figure:
-        from regard.lab import _draw
-
+    def _figure(self) -> _draw.Figure:
         title = f"Two relations at once: one head gets {self.right[0]:.0%} right, two heads {self.right[1]:.0%}"
-        figure = _draw.figure(10.4, 3.4, title)
-        left, *maps = figure.subplots(1, 4, width_ratios=(1.15, 1, 1, 1))
+        figure, (left, *maps) = _draw.subplots(10.4, 3.4, title, 4, width_ratios=(1.15, 1, 1, 1))
         bars = left.bar([str(count) for count in self.heads], self.right, color=_draw.BLUE, width=0.6)
         left.bar_label(bars, [f"{share:.0%}" for share in self.right], padding=2, fontsize=9)
         left.set_ylim(0, 1.12)
@@ -60,7 +51,6 @@ class TwoRelations(Result):
             _draw.heatmap(axes, values, name, digits=None, most=most)
             axes.set_xticks(range(0, LENGTH, 3))
             axes.set_yticks(range(0, LENGTH, 3))
-            axes.set_xlabel("key")
         maps[0].set_ylabel("query")
         return figure
 
@@ -93,7 +83,7 @@ def two_relations(seed: int = 0, steps: int = STEPS) -> TwoRelations:
             losses.append(fit(model, functools.partial(_sequences, draw, 64), steps=steps, rate=5e-3)[-1])
             shares.append(right(model, _sequences(draw, 2000)))
             maps[heads] = _weights(model, _sequences(draw, 1)[0])
-        counts.append(sum(parameter.numel() for parameter in model.attend.parameters()))
+        counts.append(parameter_count(model.attend))
     first, second = maps[2]
     return TwoRelations(HEADS, tuple(shares), tuple(losses), tuple(counts), maps[1][0], (first, second))
 

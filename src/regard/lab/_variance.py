@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
 from regard._display.units import whole
-from regard.lab._result import Result, Row, Table, check_counts
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from regard.lab import _draw
+from regard.lab._result import Result, Row, Table, Words, check_counts
 
 BINS = 81
 REACH = 32.5  # four standard deviations of a dot product of width 64, in bins of 0.8
@@ -19,9 +16,6 @@ REACH = 32.5  # four standard deviations of a dot product of width 64, in bins o
 
 @dataclass(frozen=True)
 class Variance(Result):
-    name = "E3"
-    topic = "variance"
-
     head_dim: int
     pairs: int
     raw: float
@@ -30,37 +24,30 @@ class Variance(Result):
     scaled_histogram: Row
     reach: float
 
-    def tables(self, lang: str = "en") -> list[Table]:
-        columns = ("", self.say("variance", lang), self.say("expected", lang))
-        shown = (
-            (self.say("raw", lang), f"{self.raw:.3f}", str(self.head_dim)),
-            (self.say("scaled", lang, head_dim=self.head_dim), f"{self.scaled:.6f}", "1"),
+    def _tables(self, say: Words) -> list[Table]:
+        rows = (
+            (say("raw"), f"{self.raw:.3f}", str(self.head_dim)),
+            (say("scaled", head_dim=self.head_dim), f"{self.scaled:.6f}", "1"),
         )
-        return [Table(self.say("pairs", lang, pairs=self.pairs, head_dim=self.head_dim), columns, shown)]
+        columns = ("", *say.each("variance", "expected"))
+        return [say.table("pairs", columns, rows, pairs=self.pairs, head_dim=self.head_dim)]
 
-    def _figure(self) -> Figure:
-        from regard.lab import _draw
-
+    def _figure(self) -> _draw.Figure:
         width = self.head_dim
         title = f"A dot product of width {width} has variance {self.raw:.1f}; divided by √{width}, {self.scaled:.3f}"
-        figure = _draw.figure(8.4, 3.6, title)
-        axes = figure.add_subplot()
+        figure, axes = _draw.subplots(8.4, 3.6, title)
         step = 2 * self.reach / len(self.raw_histogram)
         middles = [-self.reach + step * (at + 0.5) for at in range(len(self.raw_histogram))]
-        for values, colour, name in (
-            (self.raw_histogram, _draw.ORANGE, f"as it is: standard deviation {self.raw**0.5:.2f}"),
-            (
-                self.scaled_histogram,
-                _draw.BLUE,
-                f"divided by √{self.head_dim}: standard deviation {self.scaled**0.5:.2f}",
-            ),
+        for shares, colour, name, variance in (
+            (self.raw_histogram, _draw.ORANGE, "as it is", self.raw),
+            (self.scaled_histogram, _draw.BLUE, f"divided by √{width}", self.scaled),
         ):
-            axes.fill_between(middles, values, step="mid", color=colour, label=name)
+            label = f"{name}: standard deviation {variance**0.5:.2f}"
+            axes.fill_between(middles, shares, step="mid", color=colour, label=label)
         axes.set_yscale("log")
         axes.set_ylim(1e-4, 1)
         axes.set_xlim(-self.reach, self.reach)
-        _draw.tidy(axes, x="score", y=f"share of {whole(self.pairs)} pairs")
-        axes.legend(fontsize=9, loc="upper right")
+        _draw.tidy(axes, x="score", y=f"share of {whole(self.pairs)} pairs", legend="upper right")
         return figure
 
 

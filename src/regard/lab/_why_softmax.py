@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from regard.lab._result import Result, Row, Table, numbers
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from regard.lab import _draw
+from regard.lab._result import Result, Row, Table, Words, numbers
 
 SCORES = (2.3, 9.1, 0.5)
 LOWER = 9.0  # taken from all scores: nothing about who fits best changes
@@ -20,48 +17,35 @@ LOWER = 9.0  # taken from all scores: nothing about who fits best changes
 
 @dataclass(frozen=True)
 class WhySoftmax(Result):
-    name = "M20"
-    topic = "why_softmax"
-
     scores: Row
     weights: dict[str, Row]  # as weights: the scores themselves, the largest alone, softmax
     lowered: dict[str, Row]  # the same when all scores are lower by the same amount
     slopes: dict[str, Row]  # derivative of the best key's weight by each score
 
-    def tables(self, lang: str = "en") -> list[Table]:
-        columns = ("", *(f"{score:g}" for score in self.scores))
-        lower = tuple(f"{score - LOWER:g}" for score in self.scores)
-        total = self.say("total", lang)
+    def _tables(self, say: Words) -> list[Table]:
+        def summed(found: dict[str, Row]) -> list[tuple[str, ...]]:
+            return [(*numbers(say(way), row, 5), f"{round(sum(row), 5) + 0.0:g}") for way, row in found.items()]
 
-        def lines(found: dict[str, Row], summed: bool = True) -> tuple[tuple[str, ...], ...]:
-            return tuple(
-                (*numbers(self.say(way, lang), row, 5), *((f"{round(sum(row), 5) + 0.0:g}",) if summed else ()))
-                for way, row in found.items()
-            )
-
+        columns, lower = (tuple(f"{score - less:g}" for score in self.scores) for less in (0, LOWER))
+        slopes = [numbers(say(way), row, 5) for way, row in self.slopes.items()]
         return [
-            Table(self.say("weights", lang), (*columns, total), lines(self.weights)),
-            Table(self.say("lowered", lang, lower=f"{LOWER:g}"), ("", *lower, total), lines(self.lowered)),
-            Table(self.say("slopes", lang), columns, lines(self.slopes, summed=False)),
+            say.table("weights", ("", *columns, say("total")), summed(self.weights)),
+            say.table("lowered", ("", *lower, say("total")), summed(self.lowered), lower=f"{LOWER:g}"),
+            say.table("slopes", ("", *columns), slopes),
         ]
 
-    def _figure(self) -> Figure:
-        from regard.lab import _draw
-
-        figure = _draw.figure(
-            8.4, 3.4, "Only softmax gives shares that sum to 1, whatever the scores, and can be learned from"
-        )
-        for axes, (found, title) in zip(
-            figure.subplots(1, 2),
-            ((self.weights, "weights"), (self.lowered, f"all scores lower by {LOWER:g}")),
-            strict=True,
-        ):
-            for at, (way, colour) in enumerate(zip(found, (_draw.GREY, _draw.ORANGE, _draw.BLUE), strict=True)):
-                places = [key + 0.27 * (at - 1) for key in range(len(self.scores))]
-                axes.bar(places, found[way], 0.25, color=colour, label=self.say(way))
+    def _figure(self) -> _draw.Figure:
+        title = "Only softmax gives shares that sum to 1, whatever the scores, and can be learned from"
+        figure, panels = _draw.subplots(8.4, 3.4, title, 2)
+        shown = {"weights": self.weights, f"all scores lower by {LOWER:g}": self.lowered}
+        for axes, (name, found) in zip(panels, shown.items(), strict=True):
+            colours = zip(found, (_draw.GREY, _draw.ORANGE, _draw.BLUE), strict=True)
+            _draw.bars(
+                axes, [_draw.Bars(self.say(way), found[way], colour) for way, colour in colours], gap=0.27, width=0.25
+            )
             axes.axhline(0, color="black", linewidth=0.8)
             axes.set_xticks(range(len(self.scores)), [f"key {key}" for key in range(len(self.scores))])
-            _draw.tidy(axes, x="", y="weight", title=title)
+            _draw.tidy(axes, x="", y="weight", title=name)
         axes.legend(fontsize=8, loc="lower left")
         return figure
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
 import time
 from collections.abc import Callable
@@ -9,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from regard.cli import calls, complete, terminal
+from regard.cli import calls, complete, options, terminal
+from regard.cli.options import about
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,18 +30,18 @@ def bench(
     value: calls.Value = None,
     mask: calls.Mask = None,
     softcap: calls.Softcap = None,
-    grad: Annotated[bool, typer.Option("--grad", help="Time the backward pass too.")] = False,
+    grad: Annotated[bool, about("Time the backward pass too.", "--grad")] = False,
     dtype: calls.Dtype = "float32",
     device: calls.Device = "cpu",
     backend: Annotated[
         str | None,
-        typer.Option(
-            help="Backends to time, comma-separated (default: auto and all of the device's but the reference).",
-            autocompletion=complete.some_of(complete.BACKENDS),
+        options.some_of(
+            complete.BACKENDS,
+            "Backends to time, comma-separated (default: auto and all of the device's but the reference).",
         ),
     ] = None,
     rounds: Annotated[int, typer.Option(min=3, help="Number of times each backend is timed.")] = 9,
-    as_json: Annotated[bool, typer.Option("--json", help="Print every sample as JSON.")] = False,
+    as_json: Annotated[bool, about("Print every sample as JSON.", "--json")] = False,
 ) -> None:
     """Time a call on each backend and compare each with PyTorch's scaled_dot_product_attention.
 
@@ -52,14 +54,10 @@ def bench(
       regard bench 1,8,1024,64 --mask 'causal() & window(left=64)' --grad
       regard bench 1,8,4096,64 --backend sdpa,blockwise --rounds 15 --json
     """
-    try:
+    with terminal.one_line(ValueError, TypeError, options=calls.OPTIONS, impossible="this call cannot be timed here"):
         call = calls.read(query, key, value, mask, dtype, device)
         works, left_out = _works(call, softcap, grad, backend)
         samples = _time(works, rounds, call.device)
-    except (ValueError, TypeError) as error:
-        terminal.stop(str(error))
-    except (RuntimeError, MemoryError) as error:
-        terminal.stop(f"this call cannot be timed here: {(str(error).splitlines() or ['out of memory'])[0]}")
     rows = [_row(name, samples[name], samples[next(iter(samples))]) for name in samples]
     if as_json:
         terminal.data({"rows": rows, "left_out": left_out})
@@ -73,12 +71,9 @@ def _works(call: Call, softcap: float | None, grad: bool, wanted: str | None) ->
 
     import regard
 
-    there = ["auto", *regard.backends.available(call.device)]
-    usual = [name for name in there if name != "reference"]
-    names = usual if wanted is None else [name.strip() for name in wanted.split(",")]
-    for name in names:
-        if name not in there:
-            raise ValueError(f"--backend holds {name!r}; expected some of {', '.join(there)} on {call.device}")
+    names = calls.backends(wanted, call.device)
+    if wanted is None:
+        names.remove("reference")
     torch.manual_seed(0)
     inputs = [torch.randn(s, dtype=call.dtype, device=call.device, requires_grad=grad) for s in call.shapes]
     given: dict[str, Any] = {"mask": call.mask, "softcap": softcap}
@@ -99,16 +94,11 @@ def _works(call: Call, softcap: float | None, grad: bool, wanted: str | None) ->
             left_out[name] = f"it needs {plan.cost.peak_bytes / 2**30:.0f} GiB: name it with --backend to run it"
             continue
         label = f"auto: {plan.backend}" if name == "auto" else name
-        works[f"regard {label}"] = _run(_of_regard(inputs, given, name), inputs, grad)
+        call_of_regard = functools.partial(regard.attention, *inputs, **given, backend=name)
+        works[f"regard {label}"] = _run(call_of_regard, inputs, grad)
     if not works:
         raise ValueError("; ".join(f"{name}: {reason}" for name, reason in left_out.items()))
     return works, left_out
-
-
-def _of_regard(inputs: list[Tensor], given: dict[str, Any], backend: str) -> Callable[[], Tensor]:
-    import regard
-
-    return lambda: regard.attention(*inputs, **given, backend=backend)
 
 
 def _of_torch(inputs: list[Tensor], mask: Any) -> Callable[[], Tensor]:
@@ -130,19 +120,19 @@ def _of_torch(inputs: list[Tensor], mask: Any) -> Callable[[], Tensor]:
 def _run(forward: Callable[[], Tensor], inputs: list[Tensor], grad: bool) -> Work:
     import torch
 
-    if not grad:
+    def work() -> object:
+        with torch.set_grad_enabled(grad):
+            out = forward()
+            return torch.autograd.grad(out.sum(), inputs) if grad else out
 
-        def work() -> object:
-            with torch.no_grad():
-                return forward()
-
-        return work
-    return lambda: torch.autograd.grad(forward().sum(), inputs)
+    return work
 
 
 def _time(works: dict[str, Work], rounds: int, device: str) -> dict[str, list[float]]:
     """Seconds of one run, round by round."""
-    wait = _waiting(device)
+    from regard.cost._measure import waiting
+
+    wait = waiting(device)
     names = list(works)
     samples: dict[str, list[float]] = {name: [] for name in names}
     with terminal.progress() as bars:
@@ -157,14 +147,6 @@ def _time(works: dict[str, Work], rounds: int, device: str) -> dict[str, list[fl
                 samples[name].append(_seconds(works[name], repeats[name], wait))
                 bars.advance(task)
     return samples
-
-
-def _waiting(device: str) -> Callable[[], None]:
-    """Until the device has done what it was given; a CPU does it at once."""
-    import torch
-
-    kind = torch.device(device).type
-    return torch.cuda.synchronize if kind == "cuda" else torch.mps.synchronize if kind == "mps" else lambda: None
 
 
 def _seconds(work: Work, repeats: int, wait: Callable[[], None]) -> float:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from regard.cli import complete, terminal
+from regard.cli import calls, complete, options, terminal
+from regard.cli.options import about
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,36 +23,31 @@ if TYPE_CHECKING:
 def check(
     backend: Annotated[
         str | None,
-        typer.Option(
-            help="Backends to check, comma-separated: auto (what a plain call uses) and the names that "
-            "`regard info` lists (default: auto and every backend of the device; with --against, auto alone).",
-            autocompletion=complete.some_of(complete.BACKENDS),
+        options.some_of(
+            complete.BACKENDS,
+            "Backends to check, comma-separated: auto (what a plain call uses) and the names that `regard info` lists "
+            "(default: auto and every backend of the device; with --against, auto alone).",
         ),
     ] = None,
-    rules: Annotated[str | None, typer.Option(help="Rules to check, such as 3,5,7-9 (default: all).")] = None,
+    rules: Annotated[str | None, about("Rules to check, such as 3,5,7-9 (default: all).")] = None,
     dtype: Annotated[
         str | None,
-        typer.Option(
-            help="Data types, comma-separated: float64, float32, float16, bfloat16 (default: all).",
-            autocompletion=complete.some_of(complete.DTYPES),
+        options.some_of(
+            complete.DTYPES, "Data types, comma-separated: float64, float32, float16, bfloat16 (default: all)."
         ),
     ] = None,
-    device: Annotated[
-        str, typer.Option(help="Device of the tensors.", autocompletion=complete.one_of(complete.DEVICES))
-    ] = "cpu",
+    device: calls.Device = "cpu",
     against: Annotated[
         str | None,
-        typer.Option(
-            help="Other implementations to check too, comma-separated: torch, torch-math, torch-is_causal, "
+        options.some_of(
+            complete.PEERS,
+            "Other implementations to check too, comma-separated: torch, torch-math, torch-is_causal, "
             "nn.MultiheadAttention, flex, and where installed x-transformers, x-transformers-flash, "
             "transformers-sdpa, transformers-eager (default: none).",
-            autocompletion=complete.some_of(complete.PEERS),
         ),
     ] = None,
-    details: Annotated[
-        bool, typer.Option("--details", help="List every failure of the other implementations too.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print every row as JSON.")] = False,
+    details: Annotated[bool, about("List every failure of the other implementations too.", "--details")] = False,
+    as_json: Annotated[bool, about("Print every row as JSON.", "--json")] = False,
 ) -> None:
     """Run the conformance suite on regard's backends, and on other implementations.
 
@@ -66,17 +62,15 @@ def check(
     from regard import testing
     from regard.cli import parse
 
-    try:
+    with terminal.one_line(ValueError, ImportError):
         where = parse.device(device)
         kinds = None if dtype is None else parse.dtypes(dtype)
         numbers = None if rules is None else parse.rules(rules, testing.numbers())
         ours = _own(backend, where, against)
         theirs = _peers(against)
-    except (ValueError, ImportError) as error:
-        terminal.stop(str(error))
 
     found: list[Report] = []
-    with _progress([*ours, *theirs]) as of:
+    with _progress([*ours, *theirs], "" if rules else "; all rules take minutes") as of:
         for name, fn in {**ours, **theirs}.items():
             report = testing.check(fn, rules=numbers, device=where, dtype=kinds, name=name, progress=of(name))
             found.append(report)
@@ -95,11 +89,8 @@ def _own(backend: str | None, device: str, against: str | None) -> dict[str, fun
     """regard's backends by name. With peers, only what a plain call of regard's runs, unless one is named."""
     import regard
 
-    there = ["auto", *regard.backends.available(device)]
-    names = (["auto"] if against else there) if backend is None else [name.strip() for name in backend.split(",")]
-    for name in names:
-        if name not in there:
-            raise ValueError(f"--backend holds {name!r}; expected some of {', '.join(there)} on {device}")
+    named = calls.backends(backend, device)
+    names = named if backend is not None or not against else ["auto"]
     return {f"regard {name}": functools.partial(regard.attention, backend=name) for name in names}
 
 
@@ -107,14 +98,17 @@ def _peers(against: str | None) -> dict[str, functools.partial[Tensor]]:
     from regard.testing import peers
 
     names = [] if against is None else [name.strip() for name in against.split(",")]
+    for name in names:
+        if name not in peers.PEERS:
+            raise ValueError(f"--against holds {name!r}; expected some of {', '.join(peers.PEERS)}")
     return {name: functools.partial(peers.load(name)) for name in names}
 
 
 @contextlib.contextmanager
-def _progress(names: list[str]) -> Iterator[Callable[[str], Callable[[int, int], None]]]:
+def _progress(names: list[str], note: str) -> Iterator[Callable[[str], Callable[[int, int], None]]]:
     """A bar for each implementation where someone watches stderr; one line there otherwise, before the work begins."""
     if not sys.stderr.isatty():
-        typer.echo(f"regard: checking {', '.join(names)}, one after the other; all of it takes minutes", err=True)
+        typer.echo(f"regard: checking {', '.join(names)}{note}", err=True)
     with terminal.progress() as bars:
         tasks = {name: bars.add_task(name, total=None) for name in names}
         yield lambda name: lambda done, total: bars.update(tasks[name], completed=done, total=total)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from regard.cli import complete, options, terminal
+from regard.cli.options import about
 
 if TYPE_CHECKING:
     from regard.cli.folders import Found
@@ -23,13 +24,9 @@ def convert(
     ],
     out: Annotated[Path, typer.Argument(help="Output folder; it is created if needed.")],
     dtype: options.Dtype = None,
-    layer: Annotated[
-        int | None, typer.Option(help="For DeepSeek-V3, where only attention is converted: the layer to convert.")
-    ] = None,
-    ignore: Annotated[
-        list[str] | None, typer.Option(help="Pattern of weight names to leave out; repeat for several.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a summary of what was written as JSON.")] = False,
+    layer: Annotated[int | None, about("For DeepSeek-V3: convert only this layer's attention.")] = None,
+    ignore: Annotated[list[str] | None, about("Pattern of weight names to leave out; repeat for several.")] = None,
+    as_json: Annotated[bool, about("Print a summary of what was written as JSON.", "--json")] = False,
 ) -> None:
     """Write a model in regard's own format, config.json and model.safetensors, with its tokenizer.
 

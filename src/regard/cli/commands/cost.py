@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from regard.cli import complete, terminal
+from regard._display.texts import language, text
+from regard.cli import complete, options, terminal
+from regard.cli.options import about
 
 if TYPE_CHECKING:
     from regard import models as zoo
@@ -23,34 +25,24 @@ NAMES = (
 DTYPES = ("float32", "bfloat16", "float16", "float64", "fp32", "bf16", "fp16", "fp64")
 DEVICES = ("h100", "h200", "a100", "rtx4090")
 PICTURES = (".png", ".svg", ".pdf")
-# what an option of ours is called in a configuration
+# What an option is called in a configuration, and the same for the arguments of `cost.of` and `cost.AttentionCall`.
 FIELDS = {
-    "layers": "num_layers",
-    "d_model": "embed_dim",
-    "heads": "num_heads",
-    "kv_heads": "num_kv_heads",
-    "head_dim": "head_dim",
-    "ff_dim": "ff_dim",
-    "vocab": "vocab_size",
-    "window": "window",
-    "gated": "gated",
-}
-# the same for the arguments of `cost.of` and `cost.AttentionCall`
-ARGUMENTS = {
-    "length": "length",
-    "batch": "batch",
-    "dtype": "dtype",
-    "device": "device",
-    "source-length": "source_length",
-    "sinks": "sinks",
-    "threads": "threads",
-    "int8": "int8",
-    "heads": "heads",
-    "kv-heads": "kv_heads",
-    "latent": "kv_lora_rank",
-    "q-latent": "q_lora_rank",
-    "rope-dim": "rope_dim",
-}
+    "layers": "num_layers", "d_model": "embed_dim", "heads": "num_heads", "kv_heads": "num_kv_heads",
+    "head_dim": "head_dim", "ff_dim": "ff_dim", "vocab": "vocab_size", "window": "window", "gated": "gated",
+}  # fmt: skip
+ARGUMENTS = {"latent": "kv_lora_rank", "q_latent": "q_lora_rank"} | {
+    name: name
+    for name in (
+        "heads", "kv_heads", "length", "batch", "dtype", "device", "source_length", "int8", "rolling", "sinks",
+        "rope_dim", "threads", "link", "between",
+    )
+}  # fmt: skip
+OPTIONS = {argument: option for names in (FIELDS, ARGUMENTS) for option, argument in names.items()}
+FOR_MODELS = (
+    "layers", "d_model", "ff_dim", "gated", "vocab", "latent", "q_latent", "int8", "rolling", "sinks", "source_length",
+    "rope_dim", "device", "plot", "experts", "active",
+)  # fmt: skip
+FOR_CALLS = ("causal", "measure", "threads", "gpus", "link", "between")
 WORDS = 32_000
 ROPE = 64
 
@@ -64,85 +56,64 @@ def cost(
             autocompletion=complete.one_of(NAMES),
         ),
     ] = None,
-    length: Annotated[
-        int | None, typer.Option(help="Number of tokens per sequence (default: the model's limit).")
-    ] = None,
-    batch: Annotated[int, typer.Option(help="Number of sequences in the batch.")] = 1,
+    length: Annotated[int | None, about("Number of tokens per sequence (default: the model's limit).")] = None,
+    batch: Annotated[int, about("Number of sequences in the batch.")] = 1,
     dtype: Annotated[
         str | None,
-        typer.Option(
-            help="Data type of weights, activations and cache (default: bf16; fp32 for a call on this machine).",
-            autocompletion=complete.one_of(DTYPES),
+        options.one_of(
+            DTYPES, "Data type of weights, activations and cache (default: bf16; fp32 for a call on this machine)."
         ),
     ] = None,
-    source_length: Annotated[
-        int | None, typer.Option(help="Number of tokens the encoder of an encoder-decoder reads.")
-    ] = None,
-    layers: Annotated[int | None, typer.Option(help="Number of layers.")] = None,
-    d_model: Annotated[int | None, typer.Option(help="Width of a token's vector.")] = None,
-    heads: Annotated[int | None, typer.Option(help="Number of query heads.")] = None,
+    source_length: Annotated[int | None, about("Number of tokens the encoder of an encoder-decoder reads.")] = None,
+    layers: Annotated[int | None, about("Number of layers.")] = None,
+    d_model: Annotated[int | None, about("Width of a token's vector.")] = None,
+    heads: Annotated[int | None, about("Number of query heads.")] = None,
     kv_heads: Annotated[
-        int | None, typer.Option(help="Number of key/value heads: 1 for MQA, a divisor of --heads for GQA.")
+        int | None, about("Number of key/value heads: 1 for MQA, a divisor of --heads for GQA.")
     ] = None,
-    head_dim: Annotated[
-        int | None, typer.Option(help="Width of a head (default: --d-model divided by --heads).")
-    ] = None,
-    ff_dim: Annotated[
-        int | None, typer.Option(help="Width of the feed-forward network (default: 4 × --d-model).")
-    ] = None,
-    gated: Annotated[
-        bool, typer.Option("--gated", help="Gated feed-forward network with three matrices (SwiGLU).")
-    ] = False,
-    vocab: Annotated[int | None, typer.Option(help="Vocabulary size (default: 32000).")] = None,
-    window: Annotated[int | None, typer.Option(help="Window: a token attends to this many tokens before it.")] = None,
-    latent: Annotated[
-        int | None, typer.Option(help="Latent attention (MLA) with a latent vector of this width.")
-    ] = None,
-    rope_dim: Annotated[int | None, typer.Option(help="With --latent: width of the rotary key (default: 64).")] = None,
-    q_latent: Annotated[int | None, typer.Option(help="With --latent: width of the queries' latent vector.")] = None,
+    head_dim: Annotated[int | None, about("Width of a head (default: --d-model divided by --heads).")] = None,
+    ff_dim: Annotated[int | None, about("Width of the feed-forward network (default: 4 × --d-model).")] = None,
+    gated: Annotated[bool, about("Gated feed-forward network with three matrices (SwiGLU).", "--gated")] = False,
+    vocab: Annotated[int | None, about("Vocabulary size (default: 32000).")] = None,
+    window: Annotated[int | None, about("Window: a token attends to this many tokens before it.")] = None,
+    latent: Annotated[int | None, about("Latent attention (MLA) with a latent vector of this width.")] = None,
+    rope_dim: Annotated[int | None, about("With --latent: width of the rotary key (default: 64).")] = None,
+    q_latent: Annotated[int | None, about("With --latent: width of the queries' latent vector.")] = None,
     experts: Annotated[
-        int | None, typer.Option(help="Mixture of experts: number of feed-forward networks of --ff-dim per layer.")
+        int | None, about("Mixture of experts: number of feed-forward networks of --ff-dim per layer.")
     ] = None,
-    active: Annotated[
-        int | None, typer.Option(help="With --experts: number of experts per token (default: 2).")
-    ] = None,
-    int8: Annotated[bool, typer.Option("--int8", help="Store the cache in int8, one byte per number.")] = False,
-    rolling: Annotated[
-        bool, typer.Option("--rolling", help="Keep only the last --window tokens in the cache.")
-    ] = False,
-    sinks: Annotated[int, typer.Option(help="With --rolling: number of first tokens to keep too.")] = 0,
+    active: Annotated[int | None, about("With --experts: number of experts per token (default: 2).")] = None,
+    int8: Annotated[bool, about("Store the cache in int8, one byte per number.", "--int8")] = False,
+    rolling: Annotated[bool, about("Keep only the last --window tokens in the cache.", "--rolling")] = False,
+    sinks: Annotated[int, about("With --rolling: number of first tokens to keep too.")] = 0,
     device: Annotated[
         str | None,
-        typer.Option(help="Device whose kernels decide what the backward pass keeps: cuda or cpu (default: cuda)."),
+        about("Device whose kernels decide what the backward pass keeps: cuda or cpu (default: cuda)."),
     ] = None,
     on: Annotated[
         str | None,
-        typer.Option(
-            help="Device for the roofline: its peak speed gives a lower bound on the time.",
-            autocompletion=complete.one_of(DEVICES),
-        ),
+        options.one_of(DEVICES, "Device for the roofline: its peak speed gives a lower bound on the time."),
     ] = None,
-    causal: Annotated[bool, typer.Option("--causal", help="For attention: causal mask.")] = False,
-    measure: Annotated[
-        bool, typer.Option("--measure", help="For attention: also time the call on this machine.")
-    ] = False,
-    threads: Annotated[int | None, typer.Option(help="For attention on this machine: number of CPU threads.")] = None,
+    causal: Annotated[bool, about("For attention: causal mask.", "--causal")] = False,
+    measure: Annotated[bool, about("For attention: also time the call on this machine.", "--measure")] = False,
+    threads: Annotated[int | None, about("For attention on this machine: number of CPU threads.")] = None,
     gpus: Annotated[
         str | None,
-        typer.Option(help="For attention: split the tokens over this many GPUs of --on; several counts as 8,64,1024."),
+        about("For attention: split the tokens over this many GPUs of --on; several counts as 8,64,1024."),
     ] = None,
     link: Annotated[
-        float, typer.Option(help="With --gpus: GB/s that a GPU receives within a machine of 8 GPUs.")
-    ] = 450.0,
-    between: Annotated[float, typer.Option(help="With --gpus: GB/s that a GPU receives from other machines.")] = 50.0,
+        float | None,
+        about("With --gpus: GB/s that a GPU receives within a machine of 8 GPUs (default: 450)."),
+    ] = None,
+    between: Annotated[
+        float | None, about("With --gpus: GB/s that a GPU receives from other machines (default: 50).")
+    ] = None,
     plot: Annotated[
         Path | None,
         typer.Option(help="Plot the cost against the length into this file (png, svg, pdf).", dir_okay=False),
     ] = None,
-    lang: Annotated[
-        str, typer.Option(help="Language of the table: en or zh.", autocompletion=complete.one_of(("en", "zh")))
-    ] = "en",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
+    lang: Annotated[str, options.language("Language of the table: en or zh.")] = "en",
+    as_json: Annotated[bool, about("Print the numbers as JSON.", "--json")] = False,
 ) -> None:
     """Compute what a model costs: parameters, FLOPs, activation memory, KV cache; or the least time of one call.
 
@@ -156,69 +127,51 @@ def cost(
       regard cost attention --length 2048 --heads 8 --head-dim 64 --causal --measure
       regard cost attention --length 1000000 --heads 32 --kv-heads 8 --head-dim 128 --causal --on h200 --gpus 8,64,1024
     """
-    from regard._display.texts import language
-    from regard._display.texts import text as say
-
-    given = {
-        "layers": layers, "d_model": d_model, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim,
-        "ff_dim": ff_dim, "vocab": vocab, "window": window, "gated": gated or None,
-    }  # fmt: skip
-    given = {option: value for option, value in given.items() if value is not None}
-    try:
+    typed = dict(locals())  # every option by its name
+    with terminal.one_line(ValueError, TypeError, options=OPTIONS):
         language(lang)
+        given = {option: value for option in FIELDS if (value := typed[option]) is not None and value is not False}
         if name == "attention":
-            models_only = {
-                "--layers": layers, "--d-model": d_model, "--ff-dim": ff_dim, "--gated": gated, "--vocab": vocab,
-                "--latent": latent, "--q-latent": q_latent, "--int8": int8, "--rolling": rolling, "--sinks": sinks,
-                "--source-length": source_length, "--rope-dim": rope_dim, "--device": device, "--plot": plot,
-                "--experts": experts, "--active": active,
-            }  # fmt: skip
-            _refuse(models_only, "is for models, not for one attention call")
+            _refuse(typed, FOR_MODELS, "is for models, not for one attention call")
+            if gpus is None:
+                _refuse(typed, ("link", "between"), "needs --gpus")
             from regard.cli import roofline
 
-            call = {"length": length, "batch": batch, "causal": causal, **given}
-            roofline.show(call, dtype, on, measure, threads, as_json, gpus, (link, between), lang)
+            roofline.show({"length": length, "batch": batch, "causal": causal, **given}, typed)
             return
-        calls_only = {"--causal": causal, "--measure": measure, "--threads": threads, "--gpus": gpus}
-        _refuse(calls_only, "is for one call: regard cost attention --length … --heads … --head-dim …")
+        _refuse(typed, FOR_CALLS, "is for one call: regard cost attention --length … --heads … --head-dim …")
         if plot is not None:
             _check_plot(plot)
         if latent is not None:
-            _refuse({"--kv-heads": kv_heads}, "does not go with --latent: all heads read one latent; leave it out")
+            _refuse(typed, ("kv_heads",), "does not go with --latent: all heads read one latent; leave it out")
         if experts is None:
-            _refuse({"--active": active}, "needs --experts")
-        config, notes = _config(name, given, length)
-        if rolling and getattr(config, "window", None) is None:
-            raise ValueError("--rolling is a cache of a decoder's --window; give one, such as --window 256")
-        bill = _bill(
-            config, notes, name, given, _latent(config, latent, rope_dim, q_latent), length=length, batch=batch,
-            dtype="bf16" if dtype is None else dtype, source_length=source_length,
-            experts=None if experts is None else (experts, 2 if active is None else active),
-            device="cuda" if device is None else device, int8=int8, rolling=rolling, sinks=sinks,
-        )  # fmt: skip
+            _refuse(typed, ("active",), "needs --experts")
+        bill = _bill(name, given, typed)
         times = _times(bill, on)
         if plot is not None:
             bill.plot(lang).savefig(plot, dpi=120)
-    except (ValueError, TypeError) as error:
-        terminal.stop(_in_options(str(error)))
     if as_json:
         terminal.data(bill.to_dict() | ({"times": times} if times else {}))
-        return
+    else:
+        _print(bill, times, on, plot, lang)
+
+
+def _print(bill: Cost, times: dict[str, Any], on: str | None, plot: Path | None, lang: str) -> None:
     from regard._display.units import seconds
-    from regard.cost._words import WORDS as BILL
+    from regard.cost._words import BILL
 
     typer.echo(bill.table(lang))
     if times:
         each = {way: seconds(times[way]) for way in ("forward", "backward", "recomputed")}
-        typer.echo(say(BILL, lang, "peak", device=on, **each))
+        typer.echo(text(BILL, lang, "peak", device=on, **each))
     if plot is not None:
-        typer.echo(say(BILL, lang, "wrote", file=plot))
+        typer.echo(text(BILL, lang, "wrote", file=plot))
 
 
-def _refuse(options: dict[str, Any], why: str) -> None:
-    for option, value in options.items():
-        if value not in (None, False, 0):
-            raise ValueError(f"{option} {why}")
+def _refuse(typed: dict[str, Any], options: Iterable[str], why: str) -> None:
+    for option in options:
+        if typed[option] not in (None, False, 0):
+            raise ValueError(f"{terminal.flag(option)} {why}")
 
 
 def _config(name: str | None, given: dict[str, Any], length: int | None) -> tuple[Any, list[str]]:
@@ -237,12 +190,11 @@ def _config(name: str | None, given: dict[str, Any], length: int | None) -> tupl
         known = {field.name for field in dataclasses.fields(models.config(name))}
         for option in given:
             if FIELDS[option] not in known:
-                raise ValueError(f"--{option.replace('_', '-')} does not apply to {name}, which has no such thing")
+                raise ValueError(f"{terminal.flag(option)} does not apply to {name}, which has no such thing")
         return models.config(name, **changes), []
-    missing = [option for option in ("layers", "d_model", "heads") if option not in given]
+    missing = [terminal.flag(option) for option in ("layers", "d_model", "heads") if option not in given]
     if missing:
-        named = ", ".join(f"--{option.replace('_', '-')}" for option in missing)
-        raise ValueError(f"give the name of a configuration (regard models lists them), or {named} too")
+        raise ValueError(f"give the name of a configuration (regard models lists them), or {', '.join(missing)} too")
     assumed: dict[str, Any] = {
         "ff_dim": 4 * given["d_model"],
         "vocab_size": WORDS,
@@ -260,24 +212,31 @@ def _config(name: str | None, given: dict[str, Any], length: int | None) -> tupl
     return models.DecoderConfig(**usual | assumed | changes), [f"assumed: {'; '.join(notes)}"]
 
 
-def _latent(config: Any, rank: int | None, rope_dim: int | None, q_latent: int | None) -> zoo.LatentConfig | None:
+def _latent(config: Any, typed: dict[str, Any]) -> zoo.LatentConfig | None:
     from regard import models
 
-    if rank is None:
-        _refuse({"--q-latent": q_latent, "--rope-dim": rope_dim}, "needs --latent")
+    if typed["latent"] is None:
+        _refuse(typed, ("q_latent", "rope_dim"), "needs --latent")
         return None
     heads = config.num_heads
     width = getattr(config, "head_dim", None) or config.embed_dim // heads
     return models.LatentConfig(
-        embed_dim=config.embed_dim, num_heads=heads, kv_lora_rank=rank, nope_dim=width,
-        rope_dim=ROPE if rope_dim is None else rope_dim, q_lora_rank=q_latent,
+        embed_dim=config.embed_dim, num_heads=heads, kv_lora_rank=typed["latent"], nope_dim=width,
+        rope_dim=ROPE if typed["rope_dim"] is None else typed["rope_dim"], q_lora_rank=typed["q_latent"],
     )  # fmt: skip
 
 
-def _bill(config: Any, notes: list[str], name: str | None, given: dict[str, Any], latent: Any, **how: Any) -> Cost:
+def _bill(name: str | None, given: dict[str, Any], typed: dict[str, Any]) -> Cost:
     from regard import cost as bills
 
-    found = bills.of(config, latent=latent, **how)
+    config, notes = _config(name, given, typed["length"])
+    if typed["rolling"] and getattr(config, "window", None) is None:
+        raise ValueError("--rolling is a cache of a decoder's --window; give one, such as --window 256")
+    how = {argument: typed[argument] for argument in ("length", "batch", "source_length", "int8", "rolling", "sinks")}
+    how |= {argument: typed[argument] for argument in ("dtype", "device") if typed[argument] is not None}
+    if typed["experts"] is not None:
+        how["experts"] = (typed["experts"], 2 if typed["active"] is None else typed["active"])
+    found = bills.of(config, latent=_latent(config, typed), **how)
     title = name or f"a decoder of {config.num_layers} layers"
     changed = ", ".join(
         option if value is True else f"{option.replace('_', '-')} {value}" for option, value in given.items()
@@ -303,15 +262,3 @@ def _check_plot(file: Path) -> None:
         raise ValueError(f"--plot names the folder {file.parent}, which is not there")
     if file.suffix.lower() not in PICTURES:
         raise ValueError(f"--plot is {str(file)!r}; expected a name that ends with {', '.join(PICTURES)}")
-
-
-def _in_options(message: str) -> str:
-    """A message of the library, with the names that these options have."""
-    for option, field in FIELDS.items():
-        named = f"--{option.replace('_', '-')}"
-        message = re.sub(rf"\b{field}=", f"{named} ", message)
-        message = re.sub(rf"\b{field}(?= must| otherwise)", named, message)
-    for option, argument in ARGUMENTS.items():
-        message = re.sub(rf"(?<!-)\b{argument}=(?=\d)", f"--{option} ", message)
-        message = re.sub(rf"(?<!-)\b{argument}(?= must| is )", f"--{option}", message)
-    return message.replace("rolling=True", "--rolling")

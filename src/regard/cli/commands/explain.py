@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from regard.cli import calls, complete, terminal
+from regard.cli import calls, complete, options, terminal
+from regard.cli.options import about
 
 if TYPE_CHECKING:
     import torch
@@ -18,23 +19,20 @@ def explain(
     key: calls.Key = None,
     value: calls.Value = None,
     mask: calls.Mask = None,
-    bias: Annotated[str | None, typer.Option(help="Shape of an additive bias: four sizes.")] = None,
+    bias: Annotated[str | None, about("Shape of an additive bias: four sizes.")] = None,
     softcap: calls.Softcap = None,
-    scale: Annotated[float | None, typer.Option(help="Scale of the logits.")] = None,
-    dropout: Annotated[float, typer.Option(help="Probability that a weight is dropped.")] = 0.0,
-    sinks: Annotated[bool, typer.Option("--sinks", help="Add one sink logit per head.")] = False,
+    scale: Annotated[float | None, about("Scale of the logits.")] = None,
+    dropout: Annotated[float, about("Probability that a weight is dropped.")] = 0.0,
+    sinks: Annotated[bool, about("Add one sink logit per head.", "--sinks")] = False,
     offset: Annotated[
         int | None,
-        typer.Option("--query-offset", help="Position of the first query among the keys (default: keys − queries)."),
+        about("Position of the first query among the keys (default: keys − queries).", "--query-offset"),
     ] = None,
-    grad: Annotated[bool, typer.Option("--grad", help="Plan for training: the inputs require gradients.")] = False,
+    grad: Annotated[bool, about("Plan for training: the inputs require gradients.", "--grad")] = False,
     dtype: calls.Dtype = "float32",
     device: calls.Device = "cpu",
-    backend: Annotated[
-        str,
-        typer.Option(help="Backend, or auto to choose one.", autocompletion=complete.one_of(complete.BACKENDS)),
-    ] = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
+    backend: Annotated[str, options.one_of(complete.BACKENDS, "Backend, or auto to choose one.")] = "auto",
+    as_json: Annotated[bool, about("Print the plan as JSON.", "--json")] = False,
 ) -> None:
     """Show how a call would run: which backend, why not the others, and what it costs. Computes nothing.
 
@@ -46,7 +44,7 @@ def explain(
     import regard
     from regard.cli import parse, show
 
-    try:
+    with terminal.one_line(ValueError, TypeError, options=calls.OPTIONS, impossible="this call cannot be planned here"):
         call = calls.read(query, key, value, mask, dtype, device)
         kind, where = call.dtype, call.device
         plan = regard.explain(
@@ -64,10 +62,6 @@ def explain(
             terminal.data(show.plan(plan))
         else:
             typer.echo(str(plan))
-    except (ValueError, TypeError) as error:
-        terminal.stop(str(error))
-    except (RuntimeError, MemoryError) as error:
-        terminal.stop(f"this call cannot be planned here: {(str(error).splitlines() or ['out of memory'])[0]}")
 
 
 def _unmade(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Tensor:

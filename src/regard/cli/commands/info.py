@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from regard.cli import terminal
+from regard.cli.options import about
 
 OPTIONAL = ("triton", "transformers", "x-transformers", "matplotlib", "safetensors")
 BF16 = "import torch; a = torch.ones(256, 256, dtype=torch.bfloat16); print(float((a @ a)[0, 0]))"
@@ -25,12 +26,12 @@ PATIENCE = 120  # seconds: loading torch can take long on a busy machine
 def info(
     measure: Annotated[
         bool,
-        typer.Option("--measure", help="Measure this machine's speed (a few seconds) and save it for `regard cost`."),
+        about("Measure this machine's speed (a few seconds) and save it for `regard cost`.", "--measure"),
     ] = False,
     threads: Annotated[
         int | None, typer.Option(min=1, help="Number of CPU threads for --measure (default: torch's).")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the information as JSON.")] = False,
+    as_json: Annotated[bool, about("Print the information as JSON.", "--json")] = False,
 ) -> None:
     """Show versions, devices, which backends can run and why others cannot, and whether bfloat16 works on this CPU.
 
@@ -41,10 +42,8 @@ def info(
     """
     if threads is not None and not measure:
         terminal.stop("--threads is for --measure; give both")
-    try:
+    with terminal.one_line(ValueError, options=("threads",)):
         found = _measure(threads) if measure else {}
-    except ValueError as error:
-        terminal.stop(f"--{error}")
     lines = machine()
     if as_json:
         terminal.data(dict(lines) | ({"measured": found} if measure else {}))

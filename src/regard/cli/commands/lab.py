@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from regard.cli import complete, terminal
+from regard import lab as experiments
+from regard._display import texts
+from regard.cli import complete, options, terminal
+from regard.cli.options import about
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,7 +30,7 @@ WORDS = {
     "why": ("Why", "原因"),
     "wrote": ("wrote {what}", "已写入 {what}"),
 }
-NAMES = (*(f"E{n}" for n in range(1, 15)), *(f"X{n}" for n in range(1, 6)), "M20", "M21", "S15", "all")
+NAMES = (*experiments.TOPICS, "all")
 
 
 def lab(
@@ -46,19 +49,12 @@ def lab(
     ] = None,
     kind: Annotated[
         str | None,
-        typer.Option(
-            "--format",
-            help="Format of the figures that --out writes: png or svg (default: png).",
-            autocompletion=complete.one_of(("png", "svg")),
+        options.one_of(
+            ("png", "svg"), "Format of the figures that --out writes: png or svg (default: png).", "--format"
         ),
     ] = None,
-    lang: Annotated[
-        str,
-        typer.Option(
-            help="Language of tables, texts and figures: en or zh.", autocompletion=complete.one_of(("en", "zh"))
-        ),
-    ] = "en",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
+    lang: Annotated[str, options.language("Language of tables, texts and figures: en or zh.")] = "en",
+    as_json: Annotated[bool, about("Print the numbers as JSON.", "--json")] = False,
 ) -> None:
     """Run worked examples and experiments on attention: their numbers, what to look at, and what notes get wrong.
 
@@ -69,21 +65,15 @@ def lab(
       regard lab E7 --json
       regard lab all --out folder
     """
-    from regard._display import texts
-
-    try:
+    with terminal.one_line(ValueError, ImportError):
         lang = texts.language(lang)
         chosen = _chosen(names or [])
         ending = _check_out(out, kind, chosen, lang)
-    except (ValueError, ImportError) as error:
-        terminal.stop(str(error))
     if not chosen:
         _list(lang, as_json)
         return
-    try:
+    with terminal.one_line(ImportError):
         found = _run(chosen, out, ending, lang)
-    except ImportError as error:
-        terminal.stop(str(error))
     if as_json:
         rows = [one.to_dict(lang) for one in found]
         terminal.data(rows[0] if len(rows) == 1 else rows)
@@ -103,8 +93,6 @@ def lab(
 
 def _chosen(given: list[str]) -> list[str]:
     """Names of experiments, in the order given, none twice."""
-    from regard import lab as experiments
-
     found: list[str] = []
     for one in given:
         found += experiments.names() if one.strip().lower() == "all" else [experiments.find(one)]
@@ -135,9 +123,6 @@ def _check_out(out: Path | None, kind: str | None, chosen: list[str], lang: str)
 
 
 def _run(chosen: list[str], out: Path | None, kind: str, lang: str) -> list[Result]:
-    from regard import lab as experiments
-    from regard._display import texts
-
     found = []
     with terminal.progress() as bars:
         task = bars.add_task("", total=len(chosen))
@@ -156,9 +141,6 @@ def _run(chosen: list[str], out: Path | None, kind: str, lang: str) -> list[Resu
 def _list(lang: str, as_json: bool) -> None:
     from rich.table import Table
     from rich.text import Text
-
-    from regard import lab as experiments
-    from regard._display import texts
 
     rows: list[dict[str, Any]] = [
         {"name": name, "topic": topic.replace("_", "-"), "title": texts.text(experiments.words(name), lang, "title")}
@@ -179,8 +161,6 @@ def _list(lang: str, as_json: bool) -> None:
 def _print(console: Console, found: Result, lang: str) -> None:
     from rich.text import Text
 
-    from regard._display.texts import text
-
     console.print()
     _say(console, Text(f"{found.name}  {found.say('title', lang)}", style="bold"))
     _say(console, Text(found.say("question", lang)))
@@ -191,11 +171,9 @@ def _print(console: Console, found: Result, lang: str) -> None:
     for key in ("look", "claim", "right", "why"):
         if key in found.words():
             console.print()
-            _say(console, Text.assemble((text(WORDS, lang, key), "bold"), f"  {found.say(key, lang)}"))
+            _say(console, Text.assemble((texts.text(WORDS, lang, key), "bold"), f"  {found.say(key, lang)}"))
 
 
 def _say(console: Console, line: Text) -> None:
-    from regard._display.texts import folded
-
-    for piece in folded(line, console.width):
+    for piece in texts.folded(line, console.width):
         console.print(piece, highlight=False)

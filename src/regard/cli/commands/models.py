@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 from typing import Annotated, Any
 
-import typer
-
 from regard._display.units import whole
 from regard.cli import terminal
+from regard.cli.options import about
 
 
-def models(as_json: Annotated[bool, typer.Option("--json", help="Print the list as JSON.")] = False) -> None:
+def models(as_json: Annotated[bool, about("Print the list as JSON.", "--json")] = False) -> None:
     """List the named configurations of regard.models with their sizes. Loads no weights.
 
     Examples:

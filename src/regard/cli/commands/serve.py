@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from regard.cli import complete, terminal
+from regard._display.texts import language
+from regard._display.texts import text as say
+from regard.cli import options, terminal
+from regard.cli.options import about
 
 if TYPE_CHECKING:
     from regard._serve._folder import Folder
@@ -28,11 +31,9 @@ def serve(
     folder: Annotated[Path, typer.Argument(help="Folder with recordings; new recordings are saved there too.")] = Path(
         "."
     ),
-    port: Annotated[int, typer.Option(help="Port on this machine (default: a free one).")] = 0,
-    open_page: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
-    lang: Annotated[
-        str, typer.Option(help="Language of the page: en or zh.", autocompletion=complete.one_of(("en", "zh")))
-    ] = "en",
+    port: Annotated[int, typer.Option(help="Port on this machine (default: a free one).", show_default=False)] = 0,
+    open_page: Annotated[bool, about("Open the page in the browser.", "--open")] = False,
+    lang: Annotated[str, options.language("Language of the page: en or zh.")] = "en",
 ) -> None:
     """Show the recordings of a folder on a local page, and look at models on text typed there.
 
@@ -43,10 +44,7 @@ def serve(
       regard serve recordings --open
       regard serve recordings --port 8600 --lang zh
     """
-    from regard._display.texts import language
-    from regard._display.texts import text as say
-
-    try:
+    with terminal.one_line(ValueError, ImportError):
         language(lang)
         if not folder.is_dir():
             raise ValueError(f"{folder} is not a folder")
@@ -60,8 +58,6 @@ def serve(
         except ImportError:
             raise ImportError("the local page needs two packages: pip install starlette uvicorn") from None
         listener = _listen(port)
-    except (ValueError, ImportError) as error:
-        terminal.stop(str(error))
     port = listener.getsockname()[1]
     hosts = frozenset(f"{name}:{port}" for name in ("127.0.0.1", "localhost"))
     app = application(folder, Looks(folder, Models()), hosts, lang)

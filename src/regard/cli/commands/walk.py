@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from regard.cli import complete, terminal
+from regard._display.texts import language
+from regard._display.texts import text as say
+from regard.cli import complete, options, terminal
+from regard.cli.options import about
 
 if TYPE_CHECKING:
     from regard._walk import Begin, Settings, Story
@@ -24,32 +27,20 @@ def walk(
             autocompletion=complete.one_of(NAMES),
         ),
     ] = None,
-    heads: Annotated[int | None, typer.Option(help="Number of heads (default: 2).")] = None,
-    d_model: Annotated[
-        int | None, typer.Option(help="Width of the vectors, a multiple of --heads (default: 8).")
-    ] = None,
-    causal: Annotated[
-        bool, typer.Option("--causal", help="Causal mask: a token attends to itself and to earlier tokens.")
-    ] = False,
-    window: Annotated[
-        int | None, typer.Option(help="Window mask: a token attends to this many tokens on either side.")
-    ] = None,
-    no_scale: Annotated[bool, typer.Option("--no-scale", help="Do not divide the scores by √d_k.")] = False,
-    seed: Annotated[int | None, typer.Option(help="Seed of the random vectors and matrices (default: 0).")] = None,
-    cross: Annotated[str | None, typer.Option(help="Cross attention: attend to this text.")] = None,
+    heads: Annotated[int | None, about("Number of heads (default: 2).")] = None,
+    d_model: Annotated[int | None, about("Width of the vectors, a multiple of --heads (default: 8).")] = None,
+    causal: Annotated[bool, about("Causal mask: a token attends to itself and to earlier tokens.", "--causal")] = False,
+    window: Annotated[int | None, about("Window mask: a token attends to this many tokens on either side.")] = None,
+    no_scale: Annotated[bool, about("Do not divide the scores by √d_k.", "--no-scale")] = False,
+    seed: Annotated[int | None, about("Seed of the random vectors and matrices (default: 0).")] = None,
+    cross: Annotated[str | None, about("Cross attention: attend to this text.")] = None,
     model: Annotated[
-        str | None,
-        typer.Option(
-            help="Use trained weights: minilm, or a folder with a text encoder.",
-            autocompletion=complete.one_of(("minilm",)),
-        ),
+        str | None, options.one_of(("minilm",), "Use trained weights: minilm, or a folder with a text encoder.")
     ] = None,
-    layer: Annotated[int | None, typer.Option(help="Layer of --model, counted from 0 (default: 0).")] = None,
-    html: Annotated[Path | None, typer.Option(help="Write an HTML page to this file.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print all numbers as JSON.")] = False,
-    lang: Annotated[
-        str, typer.Option(help="Language: en (English) or zh (Chinese).", autocompletion=complete.one_of(("en", "zh")))
-    ] = "en",
+    layer: Annotated[int | None, about("Layer of --model, counted from 0 (default: 0).")] = None,
+    html: Annotated[Path | None, about("Write an HTML page to this file.")] = None,
+    as_json: Annotated[bool, about("Print all numbers as JSON.", "--json")] = False,
+    lang: Annotated[str, options.language("Language: en (English) or zh (Chinese).")] = "en",
 ) -> None:
     """Walk through multi-head attention step by step, with real numbers: from tokens to the output.
 
@@ -60,9 +51,8 @@ def walk(
       regard walk "The cat sat on the mat." --model minilm --layer 3
       regard walk E1 --lang zh
     """
-    from regard._display.texts import language
-    from regard._display.texts import text as say
-    from regard._walk import Settings
+    from regard._files.write import write_atomically
+    from regard._walk import Settings, View
     from regard._walk import html as as_page
     from regard._walk._words import STEPS
 
@@ -74,29 +64,31 @@ def walk(
         if layer is not None and model is None:
             raise ValueError("--layer names a layer of --model; give --model minilm too")
         if model is not None and numbers:
-            option = next(iter(numbers)).replace("_", "-")
-            raise ValueError(f"--{option} does not apply to --model, which has its own; leave it out")
+            option = terminal.flag(next(iter(numbers)))
+            raise ValueError(f"{option} does not apply to --model, which has its own; leave it out")
         story, begin = _story_of(text, settings, model, layer or 0, lang)
         if html is not None:
-            _write(html, as_page(begin, story, lang))
+            write_atomically(html, [as_page(begin, story, lang).encode()])
     if as_json:
         terminal.data(story.data(), indent=None)
     elif html is None:
-        _show(story, lang)
+        terminal.console().print(View(story, lang))
     if html is not None:
         typer.echo(say(STEPS, lang, "wrote", file=html), err=as_json)
 
 
 def _story_of(text: str | None, settings: Settings, model: str | None, layer: int, lang: str) -> tuple[Story, Begin]:
     """The story, and what a page of it begins with."""
-    from regard._display.texts import text as say
     from regard._walk import Begin, walk_example, walk_layer, walk_text
     from regard._walk._words import STEPS
+    from regard.lab import TOPICS
     from regard.lab._story import EXPERIMENTS, walk_experiment
 
     given = "E6" if text is None else text.strip()
     name = given.upper() if re.fullmatch(r"[Ee]\d{1,4}", given) else None
     read = "The cat sat on the mat." if name == "E6" else given
+    if name in TOPICS and name not in NAMES:
+        raise ValueError(f"there is no example {name} to walk; regard lab {name} runs it")
     if model is None:
         with terminal.saying(say(STEPS, lang, "computing")):
             if name is None:
@@ -121,15 +113,3 @@ def _story_of(text: str | None, settings: Settings, model: str | None, layer: in
     stories = {each: walk_layer(found, source, settings, each) for each in ("en", "zh")}
     begin = Begin(settings=settings, text=read, words=found.tokens, layer=found, stories=stories)
     return stories[lang], begin
-
-
-def _write(path: Path, page: str) -> None:
-    from regard._files.write import write_atomically
-
-    write_atomically(path, [page.encode("utf-8")])
-
-
-def _show(story: Story, lang: str) -> None:
-    from regard._walk import View
-
-    terminal.console().print(View(story, lang))
