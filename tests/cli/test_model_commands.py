@@ -250,5 +250,5 @@ def test_a_write_that_fails_leaves_the_folder_as_it_was(folder: Path, tmp_path: 
     assert {file.name: file.read_bytes() for file in out.iterdir()} == before
     assert result.exit_code == 2 and "the weights cannot be written" in result.stderr
     assert list((tmp_path / "new").iterdir()) == []
-    with pytest.raises(TypeError, match=r"stop must be token numbers \(ints\), got \['a'\]"):
+    with pytest.raises(TypeError, match=r"stop must be token numbers \(a list of ints\), got \['a'\]"):
         interop.save(model, out, stop=["a"])

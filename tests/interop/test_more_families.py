@@ -210,7 +210,7 @@ def test_configurations_that_cannot_be_are_refused() -> None:
         ("gpt2", {"head": False, "logit_softcap": 3.0}, "logit_softcap is for the output layer"),
         ("gpt2", {"attention_softcap": -1.0}, "attention_softcap must be finite and above 0"),
         ("bert-base", {"pooler_activation": "sigmoid"}, "pooler_activation must be one of tanh, relu"),
-        ("bert-base", {"position_offset": -1}, "position_offset must be at least 1"),
+        ("bert-base", {"position_offset": -1}, "position_offset must be at least 0"),
         ("gpt2", {"attention_scale": float("nan")}, "attention_scale must be finite"),
     ):
         with pytest.raises(ValueError, match=complaint):
