@@ -89,6 +89,7 @@ def test_a_model_that_writes_says_what_comes_next(tmp_path: Path) -> None:
         ('2@"@"', (edits.cut(keys="@"), 2, None, ("@",))),
         ("4:>:2", (edits.cut(queries=slice(4, None), keys=slice(None, 2)), None, None, ())),
         ("it>", (edits.cut(queries="it"), None, None, ("it",))),
+        ("0:2,5,cat", (edits.cut(keys=[slice(0, 2), 5, "cat"]), None, None, ("cat",))),
     ],
 )
 def test_what_is_typed(text: str, expected: Any) -> None:
@@ -126,7 +127,6 @@ def test_what_cannot_be_read_or_done_is_said_in_one_line(tmp_path: Path) -> None
     for arguments, expected in [
         (("--cut", ">"), "--cut '>' names no tokens; expected KEYS or QUERIES>KEYS"),
         (("--cut", "x@cat"), "--cut has 'x'; expected LAYER.HEAD, such as 3.5"),
-        (("--cut", "0:2,5"), "has a range among others"),
         (("--ablate", "3."), "--ablate has '3.'; expected LAYER.HEAD"),
         (("--ablate", "²"), "--ablate has '²'; expected LAYER.HEAD"),
         (("--ablate", "9.1"), "--ablate 9.1 names layer 9, and the layers that attend are 0 … 5"),
@@ -136,6 +136,7 @@ def test_what_cannot_be_read_or_done_is_said_in_one_line(tmp_path: Path) -> None
         ),
         (("--cut", "it>cat", "--cut", "2.12@0"), "--cut 2.12@0 names head 12, and"),
         (("--cut", "cat>it", "--cut", "dog"), "--cut dog has 'dog', which is not among the tokens"),
+        (("--cut", "0:2,dog"), "--cut 0:2,dog has 'dog', which is not among the tokens"),
         (("--cut", "40"), "--cut 40 changed nothing in 6 calls: no call had these queries and keys"),
     ]:
         code, printed, said = look("minilm", TEXT, *arguments, *out)

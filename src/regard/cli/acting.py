@@ -96,11 +96,7 @@ def _tokens(text: str, whole: str) -> Any:
             found.append(plain.strip())
     if not found:
         raise ValueError(f"--cut {whole!r} has no tokens on one side; expected positions, ranges as 0:4, or words")
-    if len(found) == 1:
-        return found[0]
-    if any(isinstance(one, slice) for one in found):
-        raise ValueError(f"--cut {whole!r} has a range among others; give one --cut for each")
-    return found
+    return found[0] if len(found) == 1 else found
 
 
 @contextlib.contextmanager
