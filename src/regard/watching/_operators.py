@@ -87,7 +87,7 @@ class Listening(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if kind.kernel is not None:
             kernel, out = kind.kernel, func(*args, **kwargs)
             result = out[0] if isinstance(out, (tuple, list)) else out
-            if result.numel():  # torch 2.11 runs its kernels for calls of no items and no queries, later ones do not
+            if result.numel():  # torch 2.11 runs its kernels for calls of no items too, later ones do not
                 self.watcher.see(lambda: kernel(_named(func, args, kwargs), out))
             return out
         if self.tracker and kind.in_place:
@@ -96,7 +96,7 @@ class Listening(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if kind.exponential and (self.watcher.entered or (kind.softmax and self.watcher.inside())):
             if kind.softmax and args[0].is_nested:
                 self.watcher.miss("nested tensors")
-            else:
+            elif not isinstance(out, Tensor) or out.numel():
                 begins = self._safely(kind.exponential, self.tracker, args, kwargs, out)
         if self.tracker and not begins:
             self._safely(self.tracker.follow, func, args, kwargs, out)
