@@ -223,3 +223,18 @@ def test_a_call_that_fails_leaves_the_cache_as_it_was(kind):
 def test_a_latent_cache_is_for_latent_attention():
     with pytest.raises(ValueError, match="value was given to a LatentCache"):
         module()(random(3, 5, 48), mask=CAUSAL, cache=LatentCache(7))
+
+
+def test_lengths_that_do_not_fit_the_batch_are_refused_before_anything_is_computed():
+    mha, x = module(), random(3, 30, 48)
+    for lengths in ([20, 4, 17], [30, 4], [30, 4, 17, 2], [1, 2, 31]):
+        with pytest.raises(
+            ValueError, match=r"got key \[3, 30, 48\]; give padded\(\) one length per item, and tokens="
+        ):
+            mha(x, mask=CAUSAL, cache=KVCache(40).padded(lengths))
+    cache = KVCache(40)
+    with torch.no_grad():
+        mha(x, mask=CAUSAL, cache=cache.padded([20, 4, 17], tokens=30))
+        with pytest.raises(ValueError, match="key has 2 items, but this cache holds 3"):
+            mha(x[:2, :1], mask=CAUSAL, cache=cache)
+    assert cache.lengths == [20, 4, 17]

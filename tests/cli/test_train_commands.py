@@ -156,6 +156,7 @@ def test_sentences_files_and_pipes_translate_alike(folder: Path, tmp_path: Path)
     assert len(said.splitlines()) == len(LINES)
     assert run(f"translate {model} --file {folder / 'val.en'}").stdout == said
     assert run(f"translate {model}", input="".join(f"{line}\n" for line in LINES)).stdout == said
+    assert run(f"translate {model} --file -", input="".join(f"{line}\n" for line in LINES)).stdout == said
     run(f"translate {model} --file {folder / 'val.en'} --out {tmp_path / 'found'}")
     assert (tmp_path / "found").read_text() == said
 

@@ -218,7 +218,8 @@ def _check_mask(attn_mask: Tensor, query: Tensor, is_causal: bool, autocast: boo
     if attn_mask.device != query.device and not rule:
         raise RuntimeError(f"attn_mask is on {attn_mask.device} but query is on {query.device}; move one of them")
     if not autocast and attn_mask.dtype not in (torch.bool, torch.float32, query.dtype):
-        raise RuntimeError(f"attn_mask must be bool, float32 or {query.dtype} as query, got {attn_mask.dtype}")
+        also = "" if query.dtype == torch.float32 else ", torch.float32"
+        raise RuntimeError(f"attn_mask must be torch.bool{also} or {query.dtype} as query, got {attn_mask.dtype}")
 
 
 def _nested(

@@ -60,10 +60,25 @@ def aside(function: Function) -> Function:
     return cast(Function, _disable_dynamo(function))
 
 
-def pads_of(cache: Cache, like: Tensor) -> Tensor | None:
-    """`[batch, token]`, True at the new tokens that are padding, where the cache knows of any."""
+def pads_of(cache: Cache, new: Tensor) -> Tensor | None:
+    """`[batch, token]`, True at the new tokens `[batch, token, dim]` that are padding, where the cache knows of any."""
     pads: Tensor | None = getattr(cache, "pads", None)
-    return None if pads is None else pads.to(like.device)
+    if pads is None:
+        return None
+    if pads.shape != new.shape[:2]:
+        raise ValueError(
+            f"the cache is padded for {pads.shape[0]} items of {pads.shape[1]} tokens, got key {list(new.shape)}; give "
+            "padded() one length per item, and tokens= where no item fills its row"
+        )
+    return pads.to(new.device)
+
+
+def position_of(cache: Cache, new: Tensor) -> int | Tensor:
+    """Where the first new token `[batch, …]` of each item stands."""
+    here = cache.position
+    if isinstance(here, Tensor) and here.shape != new.shape[:1]:
+        raise ValueError(f"key has {new.shape[0]} items, but this cache holds {here.numel()}")
+    return here
 
 
 def without_rows(mask: Mask | None, pads: Tensor | None) -> Mask | None:

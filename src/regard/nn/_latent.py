@@ -233,12 +233,12 @@ class LatentAttention(nn.Module):
         if cache is None:
             pads = _inputs.padding(mask, inputs.key.shape[1], inputs.key.device)
         else:
-            pads = _cached.pads_of(cache, query)
+            pads = _cached.pads_of(cache, inputs.key)
         inputs = _inputs.without_padding(inputs, pads, itself)
         plain, turned = torch.split_with_sizes(self._queries(inputs.query), [self.nope_dim, self.rope_dim], -1)
         latent, rotary = self._parts(self.kv_down_proj(inputs.key))
         latent, rotary = self.kv_norm(latent).unsqueeze(1), rotary.unsqueeze(1)  # [B, 1, T, …]
-        here = inputs.query_offset if cache is None else cache.position
+        here = inputs.query_offset if cache is None else _cached.position_of(cache, inputs.key)
         turned, rotary = self.positions(
             turned, rotary, query_offset=inputs.key.shape[1] - inputs.query.shape[1] if here is None else here
         )

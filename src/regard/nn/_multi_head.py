@@ -205,7 +205,7 @@ class MultiHeadAttention(ProjectedHeads):
             _checks.check_cache(cache, with_positions=positions is not None)
             _cached.claim(cache, self)
         keys = inputs.key
-        pads = _inputs.padding(mask, keys.shape[1], keys.device) if cache is None else _cached.pads_of(cache, query)
+        pads = _inputs.padding(mask, keys.shape[1], keys.device) if cache is None else _cached.pads_of(cache, keys)
         if pads is not None:
             _sharded.refuse_padding()
             inputs = _inputs.without_padding(inputs, pads, itself)
@@ -219,7 +219,7 @@ class MultiHeadAttention(ProjectedHeads):
         if (q_norm := self.q_norm) is not None and (k_norm := self.k_norm) is not None:
             q, k = q_norm(q), k_norm(k)
         if positions is not None:
-            here = inputs.query_offset if cache is None else cache.position
+            here = inputs.query_offset if cache is None else _cached.position_of(cache, keys)
             q, k = positions(q, k, query_offset=k.shape[2] - q.shape[2] if here is None else here)
         seen = inputs.mask
         if pads is not None and cache is not None and itself:

@@ -20,7 +20,9 @@ def translate(
         list[str] | None, typer.Argument(help="Sentences to translate (default: standard input).")
     ] = None,
     model: options.Trained = None,
-    file: Annotated[Path | None, typer.Option(help="Read one sentence per line from this file (also .gz).")] = None,
+    file: Annotated[
+        Path | None, typer.Option(help="Read one sentence per line from this file (.gz too; - is stdin).")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Write to this file (default: standard output).")] = None,
     beams: Annotated[int | None, typer.Option(help="Beam width; 1 is greedy search (default: 5).")] = None,
     best: Annotated[int, typer.Option(help="Number of translations per sentence, best first.")] = 1,
@@ -151,7 +153,7 @@ def _lines(sentences: list[str] | None, file: Path | None) -> list[str]:
         raise ValueError("sentences and --file were both given; give one")
     if sentences:
         return [terminal.readable(each, "a sentence") for each in sentences]
-    if file is not None:
+    if file is not None and str(file) != "-":
         return read_lines(file)
     if sys.stdin.isatty():
         raise ValueError("there is nothing to translate: give sentences, --file, or a pipe")
