@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 import os
 import shlex
 import shutil
@@ -359,7 +360,8 @@ def test_a_full_disk_is_told_with_what_to_do(tmp_path: Path, monkeypatch: pytest
 
 def test_a_long_run_says_early_how_long_it_takes(tmp_path: Path) -> None:
     done = run(f"train --toy --out {tmp_path} --steps 21 {SIZES} --set validate_every=100 --device cpu")
-    assert done.exit_code == 0 and "step     20  of 21: about 0 s to go" in done.stderr
+    # how long the last step takes depends on what else the machine does
+    assert done.exit_code == 0 and re.search(r"step     20  of 21: about \d+ s to go", done.stderr)
 
 
 def test_the_alignment_is_the_cross_attention_and_its_rows_sum_to_one(folder: Path, tmp_path: Path) -> None:
