@@ -90,21 +90,52 @@ def _wait_for(port: int, running: subprocess.Popen[bytes], log: Path) -> None:
     raise AssertionError(log.read_text()[-2000:])
 
 
-def test_a_notebook_runs_in_jupyterlab_and_what_it_shows_can_be_used(browser: Any, lab: tuple[str, Path]) -> None:
-    address, notebook = lab
-    context = browser.new_context(viewport={"width": 1300, "height": 1000})
-    opened = Opened(context.new_page())
-    page = opened.page
+def _wait_for_the_kernel(page: Any, address: str) -> None:
+    """Wait until the server says that the notebook's kernel is idle and that the page listens to it."""
+    server, token = address.split("/lab/")[0], address.split("token=")[1]
+    kernels: list[Any] = []
+    for _ in range(900):
+        kernels = page.request.get(f"{server}/api/kernels?token={token}").json()
+        if kernels and kernels[0]["connections"] and kernels[0]["execution_state"] == "idle":
+            return
+        page.wait_for_timeout(100)
+    raise AssertionError(f"no kernel is idle: {kernels}")
+
+
+def _run_the_first_cell(page: Any, address: str) -> str:
+    """Open the notebook and run its first cell, and return what JupyterLab asks instead where it cannot do so yet.
+
+    On a busy machine JupyterLab now and then asks for a kernel although one runs; a page opened anew finds it.
+    """
     page.goto(address)
     page.wait_for_selector('.jp-Notebook-ExecutionIndicator[data-status="idle"]', timeout=90000)
-    outputs = page.locator(".jp-Notebook .jp-Cell")
-    prompt = outputs.nth(0).locator(".jp-InputPrompt")
+    _wait_for_the_kernel(page, address)
+    prompt = page.locator(".jp-Notebook .jp-Cell .jp-InputPrompt").first
+    question = page.locator("dialog.jp-Dialog")
     for _ in range(30):  # what is run before the kernel listens is lost
-        page.click(".jp-Notebook .jp-Cell .jp-InputArea-editor")
+        if question.count():
+            return str(question.first.inner_text())
+        page.locator(".jp-Notebook .jp-Cell .jp-InputArea-editor").first.click(force=True)
         page.keyboard.press("Shift+Enter")
         page.wait_for_timeout(1000)
         if prompt.inner_text() != "[ ]:":
+            return ""
+    return "the first cell does not run"
+
+
+def test_a_notebook_runs_in_jupyterlab_and_what_it_shows_can_be_used(browser: Any, lab: tuple[str, Path]) -> None:
+    address, notebook = lab
+    context = browser.new_context(viewport={"width": 1300, "height": 1000})
+    asked: list[str] = []
+    for _ in range(3):
+        opened = Opened(context.new_page())
+        asked.append(_run_the_first_cell(opened.page, address))
+        if not asked[-1]:
             break
+        opened.page.close()
+    assert not asked[-1], asked
+    page = opened.page
+    outputs = page.locator(".jp-Notebook .jp-Cell")
     for _ in CELLS[1:]:
         page.keyboard.press("Shift+Enter")
     printed = outputs.nth(4).locator(".jp-OutputArea-output pre")
