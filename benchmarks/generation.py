@@ -21,10 +21,12 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 import torch
 import transformers
+from torch.nn import functional as F
 
 import regard
 from _harness import RESULTS, Row, Work, at_most, interleave, main
 from regard import models
+from regard.nn._products import generating, product
 
 PROMPT, NEW = 64, 32
 
@@ -147,7 +149,29 @@ def flat(sizes: Sizes) -> Iterator[Row]:
         yield at_most("flat", what, interleave(later, earlier, rounds=sizes.rounds), 1.05, note="apart from attention")
 
 
-GROUPS: dict[str, Callable[[Sizes], Iterator[Row]]] = {"peer": peer, "flat": flat}
+def products(sizes: Sizes) -> Iterator[Row]:
+    for outputs, inputs in ((576, 576), (576, 1536), (3072, 768), (768, 3072), (4096, 4096), (50_257, 768)):
+        count = 2 if sizes.quick else max(2, 100_000_000 // (4 * outputs * inputs))  # more than the caches hold
+        weights = [torch.randn(outputs, inputs) for _ in range(count)]
+        bias = torch.randn(outputs)
+        for rows in (1, 2, 4, 16, 64):
+            x = torch.randn(rows, inputs)
+
+            def ours(x: Any = x, weights: Any = weights, bias: Any = bias) -> None:
+                with torch.inference_mode(), generating():
+                    for weight in weights:
+                        product(F.linear, x, weight, bias)
+
+            def torchs(x: Any = x, weights: Any = weights, bias: Any = bias) -> None:
+                with torch.inference_mode():
+                    for weight in weights:
+                        F.linear(x, weight, bias)
+
+            samples = interleave(ours, torchs, rounds=sizes.rounds)
+            yield at_most("products", f"{rows} rows with a matrix of {outputs} × {inputs}", samples, 1.05)
+
+
+GROUPS: dict[str, Callable[[Sizes], Iterator[Row]]] = {"peer": peer, "flat": flat, "products": products}
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from regard.masks import Mask
 from regard.models import _parts
 from regard.models._parts import FeedForward, Hidden
 from regard.nn import MultiHeadAttention
+from regard.nn._products import product
 from regard.positions import LearnedPositions, Rotary, Scaling
 
 
@@ -241,7 +242,10 @@ class Decoder(nn.Module):
         """The output layer."""
         if not self.config.head:
             raise ValueError("this model was built with head=False: it has states, and no logits")
-        found: Tensor = F.linear(states, self.token_embedding.weight) if self.head is None else self.head(states)
+        if self.head is None:
+            found = product(F.linear, states, self.token_embedding.weight)
+        else:
+            found = product(self.head, states)
         cap = self.config.logit_softcap
         return found if cap is None else cap * torch.tanh(found / cap)
 

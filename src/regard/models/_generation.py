@@ -14,6 +14,7 @@ from regard.cache import CacheFull, KVCache, TokenCache
 from regard.models._parts import check_caches
 from regard.models._sampling import NOTHING, Draws, Sampling
 from regard.models._static import StaticSteps, is_worthwhile
+from regard.nn._products import generating
 
 if TYPE_CHECKING:
     from regard.models._decoder import Decoder
@@ -65,7 +66,7 @@ def _steps(
     run: _Run, items: int, count: int, sampling: Sampling, draws: Draws | None, stops: set[int]
 ) -> Iterator[list[int | None]]:
     alive = list(range(items))  # the item of each row
-    with torch.inference_mode():
+    with torch.inference_mode(), generating():
         logits = run.start()
     for step in range(count):
         with torch.inference_mode():
@@ -80,7 +81,7 @@ def _steps(
         if not stay or step + 1 == count:
             return
         alive = [alive[row] for row in stay]
-        with torch.inference_mode():  # not across the yield: it would hold in the caller's code too
+        with torch.inference_mode(), generating():  # not across the yield: it would hold in the caller's code too
             logits = run.advance([chosen[row] for row in stay], stay)
 
 

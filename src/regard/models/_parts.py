@@ -19,6 +19,7 @@ from regard.masks import Mask
 from regard.masks._arguments import plain
 from regard.masks._joins import both
 from regard.nn import LatentAttention
+from regard.nn._products import product
 from regard.positions import LearnedPositions, Rotary
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -80,10 +81,10 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         act = ACTIVATIONS[self.activation]
-        inner = act(self.up(x)) if self.gate is None else act(self.gate(x)) * self.up(x)
+        inner = act(product(self.up, x)) if self.gate is None else act(product(self.gate, x)) * product(self.up, x)
         if self.training and self.inner_dropout:
             inner = F.dropout(inner, self.inner_dropout)
-        out: Tensor = self.down(inner)
+        out = product(self.down, inner)
         return F.dropout(out, self.dropout) if self.training else out
 
     def extra_repr(self) -> str:

@@ -14,6 +14,7 @@ from torch import Tensor
 from regard._checks import check_count
 from regard.models._generation import check_generation, check_vocabulary, token_numbers
 from regard.models._sampling import Draws, Sampling
+from regard.nn._products import generating
 
 if TYPE_CHECKING:
     from regard.models._transformer import Transformer
@@ -55,7 +56,7 @@ def search(
     """
     for model in models:
         prefix = _check(model, start, stop, max_new_tokens, beams, length_penalty, best)
-    with torch.inference_mode():
+    with torch.inference_mode(), generating():
         run = _Run(models, source, prefix, max_new_tokens, use_cache)
         most = [max_new_tokens] * run.items if limits is None else limits
         items = [_Item(stop, limit, beams, length_penalty) for limit in most]

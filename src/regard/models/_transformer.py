@@ -16,6 +16,7 @@ from regard.masks import Mask
 from regard.models import _parts
 from regard.models._parts import FeedForward, Hidden
 from regard.nn import MultiHeadAttention
+from regard.nn._products import product
 from regard.positions import sinusoidal
 
 if TYPE_CHECKING:
@@ -273,7 +274,10 @@ class Transformer(nn.Module):
 
     def logits(self, states: Tensor) -> Tensor:
         """The output layer."""
-        found: Tensor = F.linear(states, self.output_embedding.weight) if self.head is None else self.head(states)
+        if self.head is None:
+            found = product(F.linear, states, self.output_embedding.weight)
+        else:
+            found = product(self.head, states)
         return found * self.config.embed_dim**-0.5 if self.config.scale == "output" else found
 
     def _encode(self, source: Tensor, lengths: Any, side: str, keep: bool) -> Hidden:

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from regard.nn import _checks, _inputs
 from regard.nn._inputs import Inputs
+from regard.nn._products import product
 from regard.nn._protocols import Positions
 
 _NAMES = ("q_proj", "k_proj", "v_proj")
@@ -104,7 +105,7 @@ class ProjectedHeads(nn.Module):
 
 def finish(module: Any, heads: Tensor, call: Any) -> Tensor:
     """The module's output from its heads `[B, H, L, D]`; rows of padding are 0."""
-    out: Tensor = module.out_proj(heads.transpose(1, 2).flatten(2))
+    out = product(module.out_proj, heads.transpose(1, 2).flatten(2))
     if module.training and module.out_dropout > 0.0:
         out = F.dropout(out, module.out_dropout)
     if call.pads is not None and call.itself:

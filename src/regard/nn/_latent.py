@@ -16,6 +16,7 @@ from regard.masks import Mask
 from regard.nn import _cached, _checks, _inputs
 from regard.nn._heads import check_inputs, finish
 from regard.nn._inputs import Inputs
+from regard.nn._products import product
 from regard.nn._protocols import Positions
 from regard.positions import Rotary
 from regard.statistics import Want
@@ -236,7 +237,7 @@ class LatentAttention(nn.Module):
             pads = _cached.pads_of(cache, inputs.key)
         inputs = _inputs.without_padding(inputs, pads, itself)
         plain, turned = torch.split_with_sizes(self._queries(inputs.query), [self.nope_dim, self.rope_dim], -1)
-        latent, rotary = self._parts(self.kv_down_proj(inputs.key))
+        latent, rotary = self._parts(product(self.kv_down_proj, inputs.key))
         latent, rotary = self.kv_norm(latent).unsqueeze(1), rotary.unsqueeze(1)  # [B, 1, T, …]
         here = inputs.query_offset if cache is None else _cached.position_of(cache, inputs.key)
         turned, rotary = self.positions(
@@ -288,7 +289,10 @@ class LatentAttention(nn.Module):
         return torch.einsum("mhv,hvr->mhr", by_head, self.up_projections[1]).flatten(1)
 
     def _queries(self, x: Tensor) -> Tensor:
-        q = self.q_proj(x) if self.q_lora_rank is None else self.q_up_proj(self.q_norm(self.q_down_proj(x)))
+        if self.q_lora_rank is None:
+            q = product(self.q_proj, x)
+        else:
+            q = product(self.q_up_proj, self.q_norm(product(self.q_down_proj, x)))
         return _inputs.split_heads(q, self.num_heads)
 
     def _check(self, inputs: Inputs, cache: object) -> None:

@@ -14,6 +14,7 @@ from regard.masks import Mask
 from regard.nn import _cached, _checks, _inputs
 from regard.nn._heads import Call, ProjectedHeads, check_inputs, finish, shown
 from regard.nn._inputs import Inputs
+from regard.nn._products import product
 from regard.nn._protocols import Cache, Positions
 from regard.statistics import Want
 
@@ -250,15 +251,15 @@ class MultiHeadAttention(ProjectedHeads):
     def _project(self, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
         query, key, value = inputs[:3]
         if not self.packed:
-            return self.q_proj(query), self.k_proj(key), self.v_proj(value)
+            return product(self.q_proj, query), product(self.k_proj, key), product(self.v_proj, value)
         widths = list(self.projection_widths)
         if query is key and key is value:
-            q, k, v = torch.split_with_sizes(self.qkv_proj(query), widths, dim=-1)
+            q, k, v = torch.split_with_sizes(product(self.qkv_proj, query), widths, dim=-1)
             return q, k, v
         weights = torch.split_with_sizes(self.qkv_proj.weight, widths)
         bias = self.qkv_proj.bias
         biases = (None, None, None) if bias is None else torch.split_with_sizes(bias, widths)
-        q, k, v = (F.linear(x, w, b) for x, w, b in zip((query, key, value), weights, biases, strict=True))
+        q, k, v = (product(F.linear, x, w, b) for x, w, b in zip((query, key, value), weights, biases, strict=True))
         return q, k, v
 
     def extra_repr(self) -> str:

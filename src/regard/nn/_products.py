@@ -1,0 +1,81 @@
+"""Products with weight matrices while text is generated on a CPU.
+
+Every new token reads all weights for a few rows. PyTorch gives these products to MKL, which uses one thread for them
+on AMD's processors; oneDNN takes 0.3 to 1.0 of its time there (`benchmarks/generation.py --only products`). Only
+generation uses oneDNN: training and the forward pass do not change, and layers stay `torch.nn.Linear`.
+"""
+
+from __future__ import annotations
+
+import platform
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+SMALLEST = 1 << 18  # numbers of a matrix: below, finding the kernel takes longer than MKL's whole product
+
+
+class _Here(threading.local):
+    generating = False
+
+
+_here = _Here()
+
+
+@contextmanager
+def generating() -> Iterator[None]:
+    """Inside, in this thread, `product` takes oneDNN's products where they are the faster ones."""
+    before, _here.generating = _here.generating, _is_faster()
+    try:
+        yield
+    finally:
+        _here.generating = before
+
+
+def product(function: Callable[..., Tensor], *given: Tensor) -> Tensor:
+    """`function(*given)`, where the function is a layer or `F.linear`.
+
+    The layer itself is called: its hooks run, and whatever took its place (a quantised layer, say) does as it does.
+    """
+    if torch.compiler.is_compiling() or not _here.generating:
+        return function(*given)
+    with _OneDnn():
+        return function(*given)
+
+
+class _OneDnn(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is F.linear and not kwargs and _fits(*args):
+            x, weight, *bias = args
+            return torch.ops.mkldnn._linear_pointwise(x, weight, bias[0] if bias else None, "none", [], "")
+        return func(*args, **(kwargs or {}))
+
+
+def _fits(x: Any, weight: Any, bias: Any = None) -> bool:
+    """Whether these are plain float32 tensors on a CPU, without gradients, and the matrix is large enough."""
+    if type(x) is not Tensor or not {type(weight), type(bias)} <= {Tensor, nn.Parameter, type(None)}:
+        return False
+    if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
+        return False
+    if not x.dtype == weight.dtype == torch.float32 or not x.device.type == weight.device.type == "cpu":
+        return False
+    return bool(weight.numel() >= SMALLEST and weight.is_contiguous() and x.numel())
+
+
+@cache
+def _is_faster() -> bool:
+    """On AMD's processors; on others nobody has measured it."""
+    if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):  # type: ignore[no-untyped-call]
+        return False
+    try:
+        return "AuthenticAMD" in Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return "AuthenticAMD" in platform.processor()  # Windows says it here
