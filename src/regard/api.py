@@ -51,7 +51,7 @@ def attention(
     query_offset: int | Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """softmax(softcap(scale·q·kᵀ) + bias)·v over the keys that the mask permits.
+    """Attention: softmax(softcap(scale·q·kᵀ) + bias)·v over the keys that the mask permits.
 
     Shapes: query [batch, head, L, dim]; key [batch, kv head, S, dim]; value [batch, kv head, S, value dim];
     result [batch, head, L, value dim]. Query head h uses kv head ⌊h·Hkv/H⌋.
@@ -216,16 +216,16 @@ def explain(
     backend: str = "auto",
     **linear: Any,
 ) -> Plan:
-    """How ``attention`` (or ``observe``, with ``want``) would run this call; runs nothing.
+    """Say how ``attention`` (or ``observe``, with ``want``) would run this call, without running it.
 
-    Only shapes, dtypes and devices matter: tensors on the device "meta" are enough. Print the plan for a table, or
+    Only shapes, dtypes and devices matter: tensors on the device "meta" are enough. Print the plan to get a table, or
     read ``plan.backend``, ``plan.reason``, ``plan.refusals`` and ``plan.cost``.
 
     ``kind="linear"`` explains ``linear_attention`` instead, with that call's keywords; ``backend`` is then its form.
 
     Raises:
         TypeError, ValueError: as ``attention`` does, for a call that could not run.
-        Refused: ``backend`` names one that cannot do the call; the message says why.
+        Refused: the backend named by ``backend`` cannot do the call; the message says why.
     """
     if kind != "softmax":
         softmax_only = {"want": want, "bias": bias, "softcap": softcap, "sinks": sinks, "dropout": dropout or None}
@@ -255,8 +255,8 @@ def _explain_linear(
 
 
 def make_plan(call: Call, choice: Choice, want: Want | None = None) -> Plan:
-    """The plan of a call; with ``want``, its cost includes the observation after the forward pass. A table of blocks
-    that would be too large to be made for the cost alone is left out of it, and its most bytes are added."""
+    """The plan of a call; with ``want``, its cost includes the observation after the forward pass. If a table of
+    blocks is too large to build for the cost alone, the cost adds the most bytes that it can take."""
     spec, mask, offset = call.spec, call.mask, call.offset
 
     def cost() -> Cost:
@@ -288,7 +288,7 @@ def make_plan(call: Call, choice: Choice, want: Want | None = None) -> Plan:
 
 
 def draw_seed(query: Tensor) -> Tensor:
-    """The seed of a call's dropout; drawn from torch's generator, so that manual_seed governs it."""
+    """The seed of a call's dropout, drawn from torch's generator: torch.manual_seed sets it."""
     return torch.randint(0, 2**31 - 1, (), device=query.device)
 
 
@@ -310,18 +310,18 @@ def observe(
     output: Tensor | None = None,
     differentiable: bool = False,
 ) -> Observation:
-    """``attention`` that also returns exact statistics of its weights (before dropout).
+    """Compute ``attention``, and exact statistics of its weights (before dropout).
 
-    ``.out`` equals what ``attention`` returns for the same call: the same backend and the same random draw. The
-    matrix of weights is never stored: memory grows with the length, not with its square.
+    ``.out`` equals what ``attention`` returns for the same call: the same backend and the same random draw. regard
+    never stores the matrix of weights: memory grows with the length, not with its square.
 
     Args:
         want: which statistics, ``regard.Want()`` when None. The other arguments are those of ``attention``.
         value_norms: for ``Want(value_mass=True)``, the length of each value, [batch, head, key]; ‖v‖ when None.
-        output: instead, the weight [model dim, heads · value dim] of the output projection that follows: then the
-            length of each value is ‖v W_O‖, as it enters the residual stream.
-        differentiable: ``entropy``, ``key_mass`` and ``first_mass`` carry gradients (once) to query, key, bias and
-            sinks, in memory O(L): for an entropy or sink penalty. The other statistics stay detached.
+        output: instead of ``value_norms``, the weight [model dim, heads · value dim] of the output projection that
+            follows. The length of each value is then ‖v W_O‖, as it enters the residual stream.
+        differentiable: ``entropy``, ``key_mass`` and ``first_mass`` carry gradients (first derivatives only) to query,
+            key, bias and sinks, in O(L) memory: for an entropy or sink penalty. Other statistics stay detached.
 
     Raises:
         TypeError, ValueError: as ``attention`` does.

@@ -1,15 +1,15 @@
-"""Caches of keys and values for decoding, one for each attention layer.
+"""KV caches for decoding, one for each attention layer.
 
-    cache = KVCache(4096)                                  every token, in memory set aside at once
-    cache = RollingCache(window=1023, sinks=4)             the first few and the newest: bounded for ever
+    cache = KVCache(4096)                                  every token, in memory allocated at once
+    cache = RollingCache(window=1023, sinks=4)             the first few and the newest tokens: bounded memory
     cache = PagedCache(BlockPool(1024, block_size=16))     blocks that sequences share, copied when written to
-    cache = keep("key_mass", budget=64).caches(model)      of `regard.edits`: those keys that received most
+    cache = keep("key_mass", budget=64).caches(model)      from `regard.edits`: the keys that received most weight
     cache = LatentCache(4096)                              one small tensor per token, for `regard.nn.LatentAttention`
 
-All of them have `attend`, `reorder`, `fork`, `position`, `lengths` and `bytes`. All but `KeptCache`, which drops what
-it cannot bring back, take `int8=True` (of a `PagedCache`, its pool) and have `update`, `padded`, `truncate`, `to` and
-`save`, which `regard.cache.load` reads.
-`regard.nn.Cache` says what the modules ask of a cache of your own.
+All have `attend`, `reorder`, `fork`, `position`, `lengths` and `bytes`. All but `KeptCache`, which cannot bring back
+what it drops, take `int8=True` (for a `PagedCache`, its pool does) and have `update`, `padded`, `truncate`, `to` and
+`save`, whose files `regard.cache.load` reads.
+To write a cache of your own, see `regard.nn.Cache`.
 """
 
 from __future__ import annotations

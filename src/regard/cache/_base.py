@@ -1,4 +1,4 @@
-"""What all caches share: what the modules call, and what refuses a call before anything has changed."""
+"""What all caches share: the methods that modules call, and the checks before anything changes."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class CacheFull(ValueError):
 class TokenCache(ABC):
     """Keys and values of the tokens that came before, for one attention layer.
 
-    Room is made at the first `update`, for the batch, heads, dims, dtype and device of what it is given.
-    Gradients reach the tokens of the call they are computed in; tokens of earlier calls are constants.
+    The first `update` allocates memory, for the batch, heads, dims, dtype and device of its tokens.
+    Gradients reach the tokens of the current call; tokens of earlier calls are constants.
     """
 
     def __init__(self, int8: bool) -> None:
@@ -50,7 +50,7 @@ class TokenCache(ABC):
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens seen so far, item by item."""
+        """Number of tokens seen so far, item by item."""
         return list(self._seen.counts)
 
     @property
@@ -65,11 +65,11 @@ class TokenCache(ABC):
     @property
     @abstractmethod
     def bytes(self) -> int:
-        """Memory set aside for keys and values."""
+        """Memory allocated for keys and values, in bytes."""
 
     @property
     def filled(self) -> Mask | None:
-        """Hides the slots without a token among the keys that `update` last gave; None where there are none."""
+        """A mask that hides the slots without a token in the last result of `update`; None if there are none."""
         return None if self._view.same is not None else masks.padding(self._view.tensor)
 
     pads: Tensor | None = None  # [batch, token]: new tokens that are padding; see `padded`
@@ -77,7 +77,7 @@ class TokenCache(ABC):
     def padded(self, lengths: Any, side: str = "right", tokens: int | None = None) -> Padded:
         """This cache for one call whose tokens are padded: item b has `lengths[b]` real ones, and only those are kept.
 
-        `tokens` is how many there are with the padding; the longest item's number when not given.
+        `tokens` is the number of tokens including padding; that of the longest item when not given.
 
             out = mha(x, mask=masks.causal(), cache=cache.padded([7, 3, 5]))     # then as usual: cache=cache
         """
@@ -90,21 +90,21 @@ class TokenCache(ABC):
         return Padded(self, Fresh(longest if tokens is None else tokens, tuple(counts), side))
 
     def check(self, query: Tensor, key: Tensor, value: Tensor | None, *, mask: Mask | None, bias: Any) -> None:
-        """Raise where `update` and attention over its result would fail, or mean something else than they seem to."""
+        """Raise if `update`, or attention over its result, would fail or silently compute something else."""
         self._check(Asked(_all_of(key), query, key, value, mask, bias))
 
     def update(self, key: Tensor, value: Tensor | None = None) -> Updated:
-        """Store `[batch, num_kv_heads, token, dim]`; give all keys and values, and the first new one's place there.
+        """Store `[batch, num_kv_heads, token, dim]`; return all keys and values, and the position of the first new one.
 
-        Without values (latent attention, where they are a part of the keys) the keys are given twice.
+        Without values (latent attention, where they are a part of the keys), the keys are returned twice.
         """
         fresh = _all_of(key)
         self._check_new(fresh, key, value)
         return self._update(fresh, key, value, torch.is_grad_enabled())
 
     def preview(self, key: Tensor, value: Tensor | None = None) -> Preview:
-        """What `update` would give, as tensors that take no memory; then `filled`, and in how many pieces `attend`
-        would read it. Changes nothing."""
+        """What `update` would return, as tensors that take no memory; then `filled`, and the number of pieces in which
+        `attend` would read it. Changes nothing."""
         return self._preview(_all_of(key), key, value)
 
     def attend(
@@ -121,20 +121,20 @@ class TokenCache(ABC):
         value_dim: int | None = None,
         backend: str = "auto",
     ) -> Tensor:
-        """`update`, and attention from the new tokens' queries over all that is held, without a copy of it.
+        """`update`, then attend from the new tokens' queries to everything in the cache, without copying it.
 
-        `mask` and `bias` speak about positions of the item's own tokens, as in `regard.attention`. Where the cache
-        holds keys only, the values are their first `value_dim` numbers.
+        `mask` and `bias` count positions of the item's own tokens, as in `regard.attention`. If the cache holds only
+        keys, the values are their first `value_dim` numbers.
         """
         fresh = Fresh(key.shape[2]) if type(key) is Tensor and key.dim() == 4 else _all_of(key)
         return self._attend(Asked(fresh, query, key, value, mask, bias, scale, softcap, sinks, value_dim, backend))
 
     @abstractmethod
     def truncate(self, length: int | Sequence[int]) -> None:
-        """Forget all tokens from `length` on (of each item): as if they had never been seen."""
+        """Forget all tokens from `length` on, in each item, as if they had never been seen."""
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
-        """Move what is held to a device, to a dtype, or both; gives the cache itself. int8 numbers stay int8 and are
+        """Move the contents to a device, to a dtype, or both; returns the cache itself. int8 numbers stay int8 and are
         read as the new dtype."""
         if isinstance(device, torch.dtype):  # to(torch.bfloat16), as a tensor takes it
             device, dtype = None, device
@@ -149,19 +149,19 @@ class TokenCache(ABC):
 
     @abstractmethod
     def save(self, path: str | Path) -> None:
-        """Write what is held to a safetensors file, complete or not at all; `regard.cache.load` reads it."""
+        """Write the contents to a safetensors file, completely or not at all; `regard.cache.load` reads it."""
 
     @abstractmethod
     def reorder(self, index: Any) -> None:
-        """Item i becomes what item `index[i]` was (a step of beam search); there may be more or fewer than before."""
+        """Item i becomes what item `index[i]` was (a step of beam search); the number of items may change."""
 
     @abstractmethod
     def fork(self) -> Self:
-        """Another cache that holds the same and goes its own way."""
+        """An independent copy of this cache."""
 
     @abstractmethod
     def fill_unused(self, number: float) -> None:
-        """Write `number` wherever no token is held. It cannot reach any result: tests put NaN there."""
+        """Write `number` to every slot without a token. It cannot reach any result: tests write NaN."""
 
     # What a kind of cache defines.
 

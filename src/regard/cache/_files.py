@@ -1,4 +1,4 @@
-"""Caches in files (safetensors): of a paged one, blocks that sequences share are written once, and shared again."""
+"""Caches in safetensors files. Blocks that sequences of a paged cache share are written once, and shared again."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MOST_BLOCKS = 1 << 24
 
 
 def save(cache: _Slots, path: Path) -> None:
-    """The tokens that are held, and what the cache was built with; complete or not at all."""
+    """Write the tokens in the cache and its settings, completely or not at all."""
     used = cache._held.longest
     tensors = cache._memory.change(lambda part: part.narrow(2, 0, used)).named()
     gone = getattr(cache, "_gone", None)
@@ -65,10 +65,10 @@ def _write(
 
 
 def load(path: str | Path, *, device: torch.device | str | None = None) -> Any:
-    """The cache that `cache.save(path)` wrote, on a device (the CPU when not given).
+    """Load the cache that `cache.save(path)` wrote, to a device (the CPU when not given).
 
     Raises:
-        ValueError: the file is no cache, or is damaged; says what is wrong.
+        ValueError: the file is not a cache, or is damaged; the message says what is wrong.
     """
     try:
         tensors, metadata = safetensors_files.read(Path(path))

@@ -1,4 +1,4 @@
-"""Checks of what a cache is given, and what it remembers of the first tokens."""
+"""Checks of a cache's inputs, and what it remembers of the first tokens."""
 
 from __future__ import annotations
 

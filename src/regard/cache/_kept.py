@@ -1,4 +1,4 @@
-"""A cache that keeps a budget of keys, chosen by what they received; and the choice itself."""
+"""A KV cache that keeps a budget of keys, chosen by the weight they received; and the choice itself."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ POLICIES = ("key_mass", "recent", "window")
 
 
 class Budget(NamedTuple):
-    """Which keys stay when there are more than ``keys``: the first few, the newest, and those that received most.
+    """Which keys stay when there are more than ``keys``: the first few, the newest, and those with most weight.
 
-    key_mass  by the weight that all queries so far have given (H2O)
-    window    by what the last ``recent`` queries of each call have given (SnapKV)
+    key_mass  by the weight from all queries so far (H2O)
+    window    by the weight from the last ``recent`` queries of each call (SnapKV)
     recent    the newest only (StreamingLLM)
     """
 
@@ -56,14 +56,14 @@ class Budget(NamedTuple):
 
 
 class KeptCache:
-    """Keys and values of as many tokens as a budget allows, for each head its own; memory shrinks to it after a call.
+    """Keys and values of a budget of tokens, chosen for each head; after each call, memory shrinks to the budget.
 
-    A call sees all that was kept before it and its own tokens. After it the budget is kept of all that the call saw:
+    A call sees the keys kept so far and its own tokens. Afterwards, the budget is chosen from all that the call saw:
     the memory of a layer is ``[batch, num_kv_heads, budget, dim]``, whatever the length of the text. Heads that share
     keys share the choice. Made by ``regard.edits.keep(…).caches(model)``.
 
-    With a ``pool`` they lie in its blocks, as those of a `PagedCache` do: no more than the budget needs are taken, and
-    forks share them until one of the two reads on.
+    With a ``pool``, keys and values lie in its blocks, as in a `PagedCache`. The cache takes only the blocks that the
+    budget needs, and forks share them until one of the two reads more tokens.
     """
 
     attends_whole = True
@@ -79,7 +79,7 @@ class KeptCache:
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens seen so far, item by item."""
+        """Number of tokens seen so far, item by item."""
         return [] if self._places is None else [self._seen] * self._places.shape[0]
 
     @property
@@ -89,7 +89,7 @@ class KeptCache:
 
     @property
     def held(self) -> int:
-        """Tokens of which keys and values are in memory."""
+        """Number of tokens whose keys and values are in memory."""
         return 0 if self._places is None else self._places.shape[2]
 
     @property
@@ -101,7 +101,7 @@ class KeptCache:
 
     @property
     def bytes(self) -> int:
-        """Memory of keys and values."""
+        """Memory of keys and values, in bytes."""
         if self._paged is not None:
             return self._paged.bytes
         return 0 if self._whole is None else sum(part.nbytes for part in self._whole)
@@ -114,7 +114,7 @@ class KeptCache:
         raise ValueError("a KeptCache holds as many tokens of every item: give prompts of one length, or one at a time")
 
     def check(self, query: Tensor, key: Tensor, value: Tensor | None, *, mask: Mask | None, bias: Any) -> None:
-        """Refuse what means something else once keys are gone."""
+        """Refuse a call that would mean something else because keys are gone."""
         if value is None:
             raise ValueError("a KeptCache holds keys and values; latent attention takes a LatentCache")
         if bias is not None:
@@ -139,7 +139,7 @@ class KeptCache:
         value_dim: int | None = None,
         backend: str = "auto",
     ) -> Tensor:
-        """Attention from the new tokens over what is held and themselves; then the budget is kept."""
+        """Attend from the new tokens to the kept keys and to themselves; then keep the budget."""
         self.check(query, key, value, mask=mask, bias=bias)
         assert value is not None
         if self._places is not None and key.shape[:2] != (held := self._places.shape)[:2]:
@@ -205,20 +205,20 @@ class KeptCache:
         self._mass, self._places = self._mass[order], self._places[order]
 
     def truncate(self, length: int | Sequence[int]) -> None:
-        """Only to nothing: what was dropped cannot come back."""
+        """Only to length 0: what was dropped cannot come back."""
         if length != 0:
             raise ValueError(f"a KeptCache can go back to 0 tokens only, got length {length}")
         self.free()
 
     def free(self) -> None:
-        """Forget everything; blocks go back to their pool."""
+        """Forget everything; blocks return to their pool."""
         if self._paged is not None:
             self._paged.free()
         self._whole = self._mass = self._places = None
         self._seen = 0
 
     def fork(self) -> Self:
-        """A copy that goes its own way."""
+        """An independent copy of this cache."""
         other = copy.copy(self)  # a step makes new tensors, and changes none
         other._paged = None if self._paged is None else self._paged.fork()
         return other

@@ -1,4 +1,4 @@
-"""How many tokens each batch item has: numbers on the host, so that no device is asked for them."""
+"""The number of tokens of each batch item, kept on the host so that no call waits for a device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from regard._checks import check_count
 
 
 class Lengths:
-    """A count for each item; a tensor of them on the device is made only where items differ. Never changed in place."""
+    """A count for each item; becomes a tensor on the device only where items differ. Never changed in place."""
 
     def __init__(self, counts: Sequence[int], device: torch.device, tensor: Tensor | None = None) -> None:
         self.counts = tuple(counts)

@@ -1,4 +1,4 @@
-"""A cache for one call whose tokens are padded."""
+"""A view of a cache for one call with padded tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Padded:
-    """A cache in a call whose tokens are padded; made by `padded`."""
+    """A cache for one call with padded tokens; made by `TokenCache.padded`."""
 
     def __init__(self, cache: TokenCache, fresh: Fresh) -> None:
         self.cache = cache

@@ -1,4 +1,4 @@
-"""A cache in blocks that several sequences can share."""
+"""A paged KV cache: blocks that several sequences can share."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from regard.cache._storage import Memory, Parts
 class BlockPool:
     """Memory for `blocks` blocks of `block_size` tokens, shared by any number of `PagedCache`s.
 
-    Blocks are reference-counted: one that nobody uses is handed out again.
+    Blocks are reference-counted: an unused block is reused.
     """
 
     def __init__(self, blocks: int, block_size: int = 16, *, int8: bool = False) -> None:
@@ -41,7 +41,7 @@ class BlockPool:
 
     @property
     def free_blocks(self) -> int:
-        """Blocks that nobody uses."""
+        """Number of unused blocks."""
         return len(self._free)
 
     @property
@@ -51,7 +51,7 @@ class BlockPool:
 
     @property
     def bytes(self) -> int:
-        """Memory that the pool takes, used or not."""
+        """Memory that the pool takes, used or not, in bytes."""
         return self._memory.bytes
 
     def __repr__(self) -> str:
@@ -88,16 +88,16 @@ class _Need(NamedTuple):
 class PagedCache(TokenCache):
     """Sequences of any length in blocks of a shared pool.
 
-    `fork` and `reorder` copy nothing: sequences share the blocks of what they have in common, and one that writes into
-    a shared block gets a copy of that block first. `free` and `truncate` give back what no other sequence uses.
+    `fork` and `reorder` copy nothing: sequences share the blocks of their common tokens. A sequence that writes to a
+    shared block gets a copy of it first. `free` and `truncate` return blocks that no other sequence uses.
 
         pool = BlockPool(1024, block_size=16)
         cache = PagedCache(pool)
         y = mha(prompt, mask=masks.causal(), cache=cache)           # one sequence
-        cache.reorder([0, 0, 0])                                    # three, that share the prompt
+        cache.reorder([0, 0, 0])                                    # three sequences that share the prompt
 
     Args:
-        pool: the memory; one pool serves one layer (its heads and dims), and many caches.
+        pool: the memory. A pool serves one layer (its heads and dims) and any number of caches.
     """
 
     def __init__(self, pool: BlockPool) -> None:
@@ -111,7 +111,7 @@ class PagedCache(TokenCache):
 
     @property
     def bytes(self) -> int:
-        """Memory of the blocks in use by this cache; a shared block counts once."""
+        """Memory of the blocks that this cache uses, in bytes; a shared block counts once."""
         mine = len({block for blocks in self._blocks for block in blocks})
         return self.pool.bytes * mine // self.pool.blocks
 
@@ -121,7 +121,7 @@ class PagedCache(TokenCache):
         return [list(blocks) for blocks in self._blocks]
 
     def truncate(self, length: int | Sequence[int]) -> None:
-        """Forget the tokens after the first `length`; empty blocks go back to the pool."""
+        """Forget the tokens after the first `length`; empty blocks return to the pool."""
         wanted = shortened(self._held.counts, length)
         for item, count in enumerate(wanted):
             kept = -(-count // self.pool.block_size)
@@ -149,7 +149,7 @@ class PagedCache(TokenCache):
         return other
 
     def free(self) -> None:
-        """Give all blocks back; the cache is then empty."""
+        """Return all blocks; the cache is then empty."""
         for blocks in self._blocks:
             self.pool._give_back(blocks)
         self._take_over(None, [], Lengths((), self._held.device))
@@ -166,7 +166,7 @@ class PagedCache(TokenCache):
 
     @classmethod
     def join(cls, caches: Sequence[PagedCache]) -> PagedCache:
-        """One cache with the sequences of several, in order; those are empty afterwards."""
+        """One cache with the sequences of several caches, in order; those are empty afterwards."""
         if isinstance(caches, (str, bytes)) or not isinstance(caches, Sequence):
             raise TypeError(f"caches must be a sequence of PagedCaches, got {type(caches).__name__}")
         for cache in caches:
@@ -188,9 +188,9 @@ class PagedCache(TokenCache):
         return whole
 
     def save(self, path: str | Path) -> None:
-        """Write what is held to a safetensors file, complete or not at all; `regard.cache.load` makes a pool for it.
+        """Write the contents to a safetensors file, completely or not at all; `regard.cache.load` makes a pool for it.
 
-        Blocks that sequences share are written once, and are shared again.
+        Shared blocks are written once, and are shared again when loaded.
         """
         _files.save_paged(self, Path(path))
 

@@ -1,6 +1,6 @@
-"""Attention over keys that are read piece by piece: working memory does not grow with the cache.
+"""Attention over a cache that is read piece by piece, so that working memory does not grow with the cache.
 
-Each piece is a call of its own, whose result merges with the others' by log-sum-exp, exactly.
+Each piece is a call of its own; the results are merged exactly, by log-sum-exp.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Caches whose items lie in one tensor, slot after slot: all tokens, or the newest and the first few."""
+"""Caches that store items in one tensor, slot after slot: all tokens, or the newest and the first few."""
 
 from __future__ import annotations
 
@@ -113,17 +113,17 @@ class _Slots(TokenCache):
 class KVCache(_Slots):
     """Keeps every token, in memory allocated for `capacity` tokens.
 
-    `update` writes the new tokens in place and returns views: a decoding step allocates nothing that grows.
-    With gradients on it returns copies, which later tokens do not change.
+    `update` writes the new tokens in place and returns views, so a decoding step allocates nothing that grows.
+    With gradients enabled, it returns copies, which later tokens do not change.
 
         cache = KVCache(4096)
-        y = mha(prompt, mask=masks.causal(), cache=cache)           # in one go, or in chunks
-        y = mha(next_token, mask=masks.causal(), cache=cache)       # [batch, 1, dim]
+        y = mha(prompt, mask=masks.causal(), cache=cache)           # prefill, at once or in chunks
+        y = mha(next_token, mask=masks.causal(), cache=cache)       # decoding, [batch, 1, dim]
 
     Args:
         capacity: maximum number of tokens per item; more raise `CacheFull` and leave the cache unchanged.
-        int8: store numbers in one byte, with a scale for every 32: 1.125 bytes per number. On normal data the output is
-            within 1 % of its norm.
+        int8: store each number in one byte, with a scale for every 32 numbers: 1.125 bytes per number. On normally
+            distributed data, the output is within 1 % of its norm.
     """
 
     def __init__(self, capacity: int, *, int8: bool = False) -> None:
@@ -155,9 +155,9 @@ class KVCache(_Slots):
 
 
 class LatentCache(KVCache):
-    """A `KVCache` of one tensor per token, from which latent attention makes both keys and values.
+    """A `KVCache` for latent attention: one vector per token, from which both keys and values are made.
 
-    `kv_lora_rank + rope_dim` numbers per token, whatever the number of heads.
+    It stores `kv_lora_rank + rope_dim` numbers per token, whatever the number of heads.
     """
 
     def _check_new(self, fresh: Fresh, key: Tensor, value: Tensor | None) -> None:
@@ -170,13 +170,13 @@ class LatentCache(KVCache):
 
 
 class RollingCache(_Slots):
-    """The first `sinks` tokens and the newest ones, of which `window` precede the current one: memory is bounded.
+    """The first `sinks` tokens (attention sinks), and the current token with the `window` before it: bounded memory.
 
     Use it with `cache.mask`, which is `masks.causal() & (masks.window(left=window) | masks.columns(sinks))`, or with a
     narrower mask of such rules; any other is refused. Positions count all tokens so far.
 
-    Keys come as [sinks, newest …], up to twice the window: the mask hides what is older. Distances within the newest
-    are what they were; a sink stands nearer than it was, and still outside the window.
+    `update` returns keys as [sinks, newest …], up to twice the window; the mask hides the older ones. Distances among
+    the newest tokens do not change. A sink comes nearer than it was, but stays outside the window.
     """
 
     _forgets = True
@@ -192,7 +192,7 @@ class RollingCache(_Slots):
 
     @property
     def mask(self) -> Mask:
-        """The mask that sees all that is kept, and nothing that is not."""
+        """The mask that sees exactly the tokens that are kept."""
         near = masks.window(left=self.window)
         return masks.causal() & (near | masks.columns(self.sinks) if self.sinks else near)
 

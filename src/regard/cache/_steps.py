@@ -1,7 +1,7 @@
-"""The memory of `KVCache`s for steps that are all alike: how many tokens there are is known to the device alone.
+"""The memory of `KVCache`s for identical steps: only the device knows the number of tokens.
 
-A step reads and writes the same memory at places that it looks up there, and gives attention all slots with a mask that
-hides the empty ones. So nothing of it changes on the host from token to token, and a CUDA graph of it stays valid.
+A step reads and writes the same memory, at positions that it reads on the device, and gives attention all slots with a
+mask that hides the empty ones. Nothing changes on the host from token to token, so a CUDA graph of a step stays valid.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class StepCache:
 
 
 def step_caches(caches: Sequence[KVCache]) -> tuple[Steps, list[StepCache]]:
-    """Go on in the memory of these caches, which must not be used any more."""
+    """Continue in the memory of these caches, which must not be used any more."""
     with torch.inference_mode(False):
         steps = Steps(torch.tensor(caches[0].lengths, device=caches[0].memory[0].device))
     return steps, [StepCache(*cache.memory, steps) for cache in caches]

@@ -1,7 +1,7 @@
-"""How numbers are kept: as they come, or in one byte each with a scale for every few of them.
+"""How caches store numbers: unchanged, or in int8 with a scale for every few of them.
 
-Stored numbers are a tuple of tensors with the same leading dims: (numbers,), or (codes, scales). Whatever moves tokens
-about does the same to each of them.
+Stored numbers are a tuple of tensors with the same leading dims: (numbers,), or (codes, scales). Code that moves tokens
+does the same to each of them.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Whole models around the attention of this library.
+"""Whole models built on regard's attention.
 
-    model = models.build("gpt2")                                     of a name, with weights as before training
-    model = models.Decoder(models.config("gpt2", num_layers=3))      with something changed
-    models.build("gpt3-175b", device="meta")                         sizes only
+    model = models.build("gpt2")                                     by name, with untrained weights
+    model = models.Decoder(models.config("gpt2", num_layers=3))      with a changed configuration
+    models.build("gpt3-175b", device="meta")                         sizes only, without memory
 
 `Encoder` is BERT and ViT, `Decoder` GPT and Llama, `DeepSeek` a decoder with latent attention and experts,
-`Transformer` the encoder-decoder of 2017, `T5` and `Whisper` its relatives. Each is one file to be read from top to
-bottom.
+`Transformer` the encoder-decoder of 2017; `T5` and `Whisper` are variants of it. Each model is one file that reads
+from top to bottom.
 """
 
 from __future__ import annotations

@@ -26,9 +26,9 @@ class DecoderConfig:
     """Configuration of a `Decoder`. The defaults are GPT-2's; those of Llama are in `models.config("llama-2-7b")`.
 
     Args:
-        max_tokens: the longest input; learned positions end there, rotary ones are only meant to.
+        max_tokens: the longest input. Learned positions end there; rotary positions can go on, beyond their range.
         num_kv_heads, head_dim: as in `regard.nn.MultiHeadAttention`.
-        positions: "learned", a vector for each position, added to the token; or "rotary", which turns queries and keys.
+        positions: "learned", a vector per position, added to the token; or "rotary", which rotates queries and keys.
         rotary_base, rotary_scaling, rotary_interleaved: as in `regard.positions.Rotary`.
         window: a token sees itself and this many tokens before it; all of them when None.
         windowed: which layers have that window, one flag per layer; all of them when None.
@@ -36,14 +36,14 @@ class DecoderConfig:
         attention_scale, attention_softcap: `scale` and `softcap` of the attention.
         norm: "layer" or "rms", before attention, before the feed-forward, and at the end.
         norm_plus_one: the gain of a norm ("rms") is 1 + its weight (Gemma).
-        post_norms: norms also on what attention and feed-forward give, before it is added (Gemma 2).
+        post_norms: norms also on the outputs of attention and feed-forward, before they are added (Gemma 2).
         activation: relu, gelu, gelu_tanh or silu; with `gated`, of the gate.
         packed: one matrix for query, key and value.
         tied: the output layer is the token embedding.
-        head: whether there is an output layer; without one, a call gives the states.
+        head: whether there is an output layer; without one, the model returns states.
         logit_softcap: c of c · tanh(logit / c) on the output.
         scaled_embedding: the embedding of a token is multiplied by √embed_dim (Gemma).
-        dropout: of embeddings and of what attention and feed-forward add; `attention_dropout`: of the weights.
+        dropout: on embeddings and on the outputs of attention and feed-forward; `attention_dropout`: on the weights.
         init_std: of all matrices and the token embedding; `position_std` of learned positions.
         scaled_residual: matrices whose output is added to the residual start smaller by √(2 · num_layers) (GPT-2).
     """
@@ -157,7 +157,7 @@ class Decoder(nn.Module):
         logits = decoder(tokens, lengths=[7, 3])                     # a batch padded on the right; side="left" too
         new = decoder.eval().generate([[464, 3797]], max_new_tokens=20)
 
-    `checkpoint_layers = True` saves memory in training: what happens inside a layer is computed again in the backward.
+    `checkpoint_layers = True` saves memory in training: the backward pass computes the inside of each layer again.
     """
 
     def __init__(
@@ -217,9 +217,9 @@ class Decoder(nn.Module):
         Args:
             tokens: `[batch, token]`, integers; with caches, only the new ones.
             lengths, side: item b has `lengths[b]` tokens, and padding on this side. Positions count real tokens.
-            mask: in place of what the configuration says (causal, and its window) or the caches do (`RollingCache`).
+            mask: replaces the mask of the configuration (causal, and its window) or of the caches (`RollingCache`).
             caches: one of `regard.cache` for each layer, such as `decoder.caches(capacity)`.
-            hidden_states: give `(logits, states)`: the input of the first layer and the output of every layer,
+            hidden_states: return `(logits, states)`: the input of the first layer and the output of every layer,
                 before the last norm.
         """
         states, hidden = self._run(tokens, lengths, side, mask, caches, hidden_states)
@@ -235,7 +235,7 @@ class Decoder(nn.Module):
         mask: Mask | None = None,
         caches: Sequence[Any] | None = None,
     ) -> Tensor:
-        """What `logits` is computed from, `[batch, token, embed_dim]`; arguments as those of `forward`."""
+        """The input of `logits`, `[batch, token, embed_dim]`; arguments as in `forward`."""
         return self._run(tokens, lengths, side, mask, caches, False)[0]
 
     def logits(self, states: Tensor) -> Tensor:
@@ -333,10 +333,10 @@ class Decoder(nn.Module):
             top_k: sample from the k likeliest tokens.
             top_p: sample from the smallest set of likeliest tokens whose probabilities add up to p.
             stop: an item ends with any of these; its row leaves the batch.
-            seed: of the draws: one for each item, or one from which theirs are made. An item's draws do not depend on
-                the others, nor on the device. By default torch's generator gives it.
-            caches: one of `regard.cache` for each layer; a `KVCache` of the right size when not given. What they hold
-                already is the beginning of every prompt.
+            seed: seed of the sampling, one per item or one for all; drawn from torch's generator when not given. An
+                item's samples depend neither on the other items nor on the device.
+            caches: one of `regard.cache` per layer; a `KVCache` of the right size when not given. Tokens that they
+                already hold are the beginning of every prompt.
             use_cache: False recomputes everything for every token.
         """
         found: list[list[int]] = []

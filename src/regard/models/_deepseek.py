@@ -17,19 +17,19 @@ from regard.positions import Rotary
 
 @dataclass(frozen=True, kw_only=True)
 class DeepSeekConfig(DecoderConfig):
-    """What a `DeepSeek` looks like: a decoder with rotary positions and rms norms, and what is below. The rest of a
-    `DecoderConfig` that is about attention heads (`num_kv_heads`, `head_dim`, `qk_norm`, `packed`) has no place here.
+    """Configuration of a `DeepSeek`: a decoder with rotary positions and rms norms, and the fields below. The fields of
+    a `DecoderConfig` for attention heads (`num_kv_heads`, `head_dim`, `qk_norm`, `packed`) do not exist here.
 
     Args:
         kv_lora_rank, nope_dim, rope_dim, value_head_dim, q_lora_rank: as in `regard.nn.LatentAttention`.
         dense_layers: number of layers at the start that have a feed-forward of `ff_dim`; the others have experts.
-        experts, active_experts: how many a layer has, and how many a token goes through.
+        experts, active_experts: number of experts per layer, and per token.
         expert_dim: `ff_dim` of an expert.
         shared_experts: every token goes through these too; they are one feed-forward of this many times `expert_dim`.
-        expert_groups, active_groups: experts are in groups of equal size, and a token chooses among the experts of its
+        expert_groups, active_groups: experts are in groups of equal size. A token chooses among the experts of its
             best groups (those whose two best experts have the largest sum).
-        expert_scale: what the experts give is multiplied by this.
-        normed_experts: whether the shares of a token's experts add up to 1 before that.
+        expert_scale: factor of the experts' output.
+        normed_experts: whether the shares of a token's experts are normalised to 1 before that.
     """
 
     kv_lora_rank: int
@@ -82,7 +82,7 @@ _FIXED: dict[str, Any] = {
 
 
 class Mixture(nn.Module):
-    """A feed-forward of many experts, of which each token goes through a few, next to one that all go through."""
+    """Mixture of experts: each token goes through a few of many feed-forwards, and through one that all share."""
 
     def __init__(self, config: DeepSeekConfig, **made: Any) -> None:
         super().__init__()

@@ -21,17 +21,17 @@ class EncoderConfig:
     """Configuration of an `Encoder`. The defaults are BERT's; those of ViT are in `models.config("vit-base")`.
 
     Args:
-        vocab_size, max_tokens, token_types: of words; None, None and 0 for images.
-        image_size, patch_size, channels: of images, square ones; a first token (cls) stands before the patches.
+        vocab_size, max_tokens, token_types: for words; None, None and 0 for images.
+        image_size, patch_size, channels: for square images; a first token (cls) comes before the patches.
         norm: "post", LayerNorm(x + f(x)), with one after the embeddings (BERT); or "pre", x + f(LayerNorm(x)), with
             one at the end (ViT).
         activation: relu, gelu, gelu_tanh or silu.
-        dropout: of embeddings and of what attention and feed-forward add; `attention_dropout`: of the weights.
+        dropout: on embeddings and on the outputs of attention and feed-forward; `attention_dropout`: on the weights.
         position_offset: rows of the position table before that of the first token (2 in RoBERTa, never read there).
         pooler: a linear layer on the first token, then `pooler_activation`, tanh or relu.
         masked_lm: a head that predicts every token, its last matrix the token embedding.
-        classes: a linear layer on the pooler's output, or where there is none on the first token.
-        head_dropout: of what that layer reads from a pooler; `dropout` when None.
+        classes: a linear layer on the pooler's output, or on the first token if there is no pooler.
+        head_dropout: on the input of that layer from a pooler; `dropout` when None.
         init: "normal", truncated at two `init_std` (BERT), or "xavier" (ViT).
     """
 
@@ -173,7 +173,7 @@ class MaskedLM(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Words or images in, one vector per token out, and what the task heads make of them.
+    """Words or images in, one vector per token out; or the output of a task head.
 
         bert = Encoder(models.config("bert-base", masked_lm=True))
         states = bert(tokens, lengths=[7, 3])                        # [batch, token, embed_dim]
@@ -181,7 +181,7 @@ class Encoder(nn.Module):
         vit = Encoder(models.config("vit-base", pooler=False, classes=1000))
         logits = vit(images, head="classes")                         # [batch, 1000]
 
-    `checkpoint_layers = True` saves memory in training: what happens inside a layer is computed again in the backward.
+    `checkpoint_layers = True` saves memory in training: the backward pass computes the inside of each layer again.
     """
 
     def __init__(
@@ -225,9 +225,9 @@ class Encoder(nn.Module):
             inputs: token numbers `[batch, token]`, or images `[batch, channel, height, width]`.
             token_types: of words, `[batch, token]`; all 0 when not given.
             lengths, side: item b has `lengths[b]` tokens, and padding on this side. Positions count real tokens.
-            mask: what tokens may see of each other; everything when not given.
-            head: "pooled" `[batch, embed_dim]`, "masked-lm" or "classes", of those that the model was built with.
-            hidden_states: give `(result, states)`: the input of the first layer and the output of every layer.
+            mask: which tokens may attend to which; everything when not given.
+            head: "pooled" `[batch, embed_dim]`, "masked-lm" or "classes", if the model has it.
+            hidden_states: return `(result, states)`: the input of the first layer and the output of every layer.
         """
         x = self.embedding(inputs, token_types, lengths, side)
         if self.config.norm == "post":
@@ -244,7 +244,7 @@ class Encoder(nn.Module):
         return (x, hidden) if hidden_states else x
 
     def read(self, states: Tensor, head: str, *, first: int | Tensor = 0) -> Tensor:
-        """The output of a head for states that `forward` gave; `first` is where each item begins (`[batch]`)."""
+        """The output of a head for states from `forward`; `first` is where each item begins (`[batch]`)."""
         if head == "masked-lm" and self.masked_lm is not None:
             return self.masked_lm(states, self.embedding.token_embedding.weight)  # type: ignore[union-attr, no-any-return]
         if head in ("pooled", "classes"):

@@ -1,4 +1,4 @@
-"""Text from a `Decoder`: one step for each new token, rows that end leave the batch."""
+"""Text generation with a `Decoder`: one step per new token; rows that end leave the batch."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def stream(
     caches: Sequence[TokenCache] | None = None,
     use_cache: bool = True,
 ) -> Iterator[list[int | None]]:
-    """See `Decoder.generate`. What is wrong with the arguments is said at once, not at the first step."""
+    """See `Decoder.generate`. Wrong arguments raise at once, not at the first step."""
     rows = _rows(prompts)
     sampling = Sampling(temperature, top_k, top_p)
     if seed is not None and not sampling.draws:

@@ -1,4 +1,4 @@
-"""What a model that predicts tokens is trained to make small."""
+"""The loss of a model that predicts tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def label_smoothed_loss(
 
     Args:
         logits: `[batch, token, vocab]`.
-        targets: `[batch, token]`; where they are `ignore` (padding) nothing is counted.
+        targets: `[batch, token]`; targets equal to `ignore` (padding) do not count.
     """
     if not 0.0 <= smoothing < 1.0:
         raise ValueError(f"smoothing must be in [0, 1), got {smoothing}")

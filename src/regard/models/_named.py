@@ -1,4 +1,4 @@
-"""Configurations by name, and models made of them."""
+"""Named configurations, and models built from them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from regard.positions import Scaling, YaRN
 
 @dataclass(frozen=True, kw_only=True)
 class LatentConfig:
-    """What a `regard.nn.LatentAttention` looks like; `init_std` is that of its matrices."""
+    """Configuration of a `regard.nn.LatentAttention`; `init_std` is that of its matrices."""
 
     embed_dim: int
     num_heads: int
@@ -131,7 +131,7 @@ NAMED: dict[str, Config] = {
 
 
 def names() -> list[str]:
-    """Of all configurations that have one."""
+    """The names of all named configurations."""
     return list(NAMED)
 
 
@@ -151,7 +151,7 @@ def config(name: str, **changes: Any) -> Any:
 def build(
     config: Config | str, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
 ) -> nn.Module:
-    """The model of a configuration or of a name; on the device "meta" it has its sizes and takes no memory."""
+    """Build the model of a configuration or of a name; on the device "meta", it takes no memory."""
     given = NAMED.get(config) if isinstance(config, str) else config
     for kind in type(given).__mro__:
         if kind in MODELS:

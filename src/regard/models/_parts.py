@@ -1,4 +1,4 @@
-"""What all models are made of besides attention: feed-forward, norms, positions of padded batches, checks."""
+"""Parts that all models share, besides attention: feed-forward, norms, positions of padded batches, checks."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def latent_attention(config: Any, positions: Rotary | None, **more: Any) -> Late
 def through(layers: Iterable[Any], x: Tensor, given: Iterable[Any], *, checkpointed: bool, keep: bool) -> Hidden:
     """`x` through the layers, each with what it is given; with `keep`, the input of the first and every output too.
 
-    Checkpointed, the inside of a layer is computed again in the backward pass instead of being kept.
+    With checkpointing, the backward pass computes the inside of a layer again instead of keeping it.
     """
     hidden = [x] if keep else []
     for layer, more in zip(layers, given, strict=True):
@@ -156,7 +156,7 @@ def add_positions(table: LearnedPositions, x: Tensor, first: int | Tensor) -> Te
 
 
 def embed(name: str, table: nn.Embedding, tokens: Tensor) -> Tensor:
-    """The vector of each token; one that the table does not have is refused where the lookup itself says so."""
+    """The vector of each token; a token that is not in the table is refused where the lookup itself detects it."""
     try:
         return table(tokens)  # type: ignore[no-any-return]
     except IndexError:
@@ -218,7 +218,7 @@ _NUMBERS: dict[str, tuple[str, Callable[[float], bool]]] = {
 
 
 def check_fields(config: Any) -> None:
-    """Each field of a configuration by its type: sizes, flags and numbers; None where it may be left out."""
+    """Check each field of a configuration by its type: sizes, flags and numbers; None where it is optional."""
     for field in dataclasses.fields(config):
         name, value, kind = field.name, getattr(config, field.name), str(field.type)
         if value is None and kind.endswith("| None"):

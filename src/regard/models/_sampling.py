@@ -17,7 +17,7 @@ NOTHING = -1  # in place of a token where the logits are NaN
 
 @dataclass(frozen=True)
 class Sampling:
-    """Temperature 0 is greedy; else a token is drawn, from the `top_k` likeliest and from the `top_p` nucleus."""
+    """Temperature 0 is greedy; otherwise a token is sampled from the `top_k` likeliest and the `top_p` nucleus."""
 
     temperature: float = 0.0
     top_k: int | None = None

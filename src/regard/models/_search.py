@@ -1,4 +1,4 @@
-"""Targets from a `Transformer`: the likeliest token each time, tokens that are drawn, or beam search."""
+"""Generating targets with a `Transformer`: greedy search, sampling, or beam search."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def search(
     seed: int | Sequence[int] | None = None,
     limits: Sequence[int] | None = None,
 ) -> list[list[Hypothesis]]:
-    """See `Transformer.generate`. Several models write together: the mean of their probabilities decides.
+    """See `Transformer.generate`. Several models form an ensemble: the mean of their probabilities decides.
 
-    `limits` are the most new tokens of each item, at most `max_new_tokens`: an item then ends as it would alone.
+    `limits` is the maximum number of new tokens per item, at most `max_new_tokens`: an item ends as it would alone.
     """
     for model in models:
         prefix = _check(model, start, stop, max_new_tokens, beams, length_penalty, best)
@@ -154,7 +154,7 @@ class _Run:
     def advance(self, rows: list[int], tokens: list[int], *, same_items: bool) -> None:
         """Row i becomes what row `rows[i]` was, followed by `tokens[i]`.
 
-        `same_items` says that every row still belongs to the item it did: what was read of the source stays in place.
+        `same_items`: every row still belongs to the same item, so what was read of the source stays in place.
         """
         if rows != list(range(self.tokens.shape[0])):
             at = torch.tensor(rows, device=self.device)
@@ -187,7 +187,7 @@ class _Item:
     def grow(self, candidates: Sequence[tuple[float, int, int]]) -> list[tuple[int, int]]:
         """Take the best candidates (log P, which alive one it continues, token), best first.
 
-        What ends goes to the finished ones; of the others, as many as there are beams go on: (which, token) of each.
+        Candidates that end are finished. Of the others, one per beam continues: (which, token) of each.
         """
         if math.isnan(candidates[0][0]):  # it sorts before all numbers
             raise ValueError(
@@ -216,7 +216,7 @@ class _Item:
         return len(self.finished) == self.beams and self.finished[-1].score >= hope
 
     def best(self, count: int) -> list[Hypothesis]:
-        """The finished ones, and where those are too few the unfinished."""
+        """The finished ones; if there are too few, also unfinished ones."""
         rest = [self._hypothesis(log_p, node, False) for log_p, node in self.alive]
         return (self.finished + rest)[:count]
 

@@ -1,7 +1,7 @@
-"""Steps of a `Decoder` that are all alike, and so can be replayed as a CUDA graph.
+"""Identical decoding steps of a `Decoder`, which can be replayed as a CUDA graph.
 
-A step takes its tokens from the device and leaves the next ones there: the host launches it without knowing them, and
-reads them while the device works on the step after. Rows that have ended go on in the batch, and nobody looks at them.
+A step reads its tokens from the device and leaves the next ones there. The host launches it without knowing them, and
+reads them while the device runs the next step. Rows that have ended stay in the batch, and their tokens are dropped.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _dispatch_modes, _function_modes = torch._C._len_torch_dispatch_stack, torch._C.
 
 
 def is_worthwhile(model: Decoder, new_tokens: int) -> bool:
-    """Whether graphs can hold the model's steps, and enough of them are asked for."""
+    """Whether the model's steps can be recorded as a graph, and there are enough of them to be worth it."""
     weight = model.token_embedding.weight
     usual = weight.device.type == "cuda" and weight.dtype != torch.float64 and type(weight) is nn.Parameter
     return usual and new_tokens >= _FEWEST and can_be_recorded(model) and not _is_watched(model)
@@ -54,8 +54,8 @@ class StaticSteps:
 
     Args:
         logits: of the first new token, `[batch, vocab]`.
-        caches: what came before it, with room for all that will come; used up.
-        count: how many tokens each item gets.
+        caches: hold the tokens before it, with room for all new ones; must not be used afterwards.
+        count: number of tokens per item.
     """
 
     def __init__(

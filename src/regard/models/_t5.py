@@ -14,12 +14,12 @@ from regard.models._transformer import Transformer, TransformerConfig
 
 @dataclass(frozen=True, kw_only=True)
 class T5Config(TransformerConfig):
-    """What a `T5` looks like: a `TransformerConfig` with the defaults of T5 small, and the sizes of its bias.
+    """Configuration of a `T5`: a `TransformerConfig` with the defaults of T5 small, and the sizes of its bias.
 
     Args:
         buckets, max_distance: `num_buckets` and `max_distance` of the two `regard.bias.T5Bias`.
-        scaled_output: states are divided by √embed_dim before the output layer (the first T5, whose layers are tied).
-        head: whether there is an output layer; without one, a call gives the states.
+        scaled_output: divide states by √embed_dim before the output layer (the first T5, whose layers are tied).
+        head: whether there is an output layer; without one, the model returns states.
     """
 
     vocab_size: int = 32_128
@@ -68,7 +68,7 @@ class T5(Transformer):
         return _parts.embed(name, embedding, tokens)  # positions are in the bias
 
     def forward(self, *given: Any, **more: Any) -> Any:
-        """As of `Transformer`; states where the model has no output layer."""
+        """As in `Transformer`; returns states if the model has no output layer."""
         if self.config.head:
             return super().forward(*given, **more)
         return self.states(*given, **more)
@@ -88,6 +88,6 @@ class T5(Transformer):
         target_lengths: Any = None,
         side: str = "right",
     ) -> Tensor:
-        """What `logits` is computed from, `[batch, target token, embed_dim]`; arguments as those of `forward`."""
+        """The input of `logits`, `[batch, target token, embed_dim]`; arguments as in `forward`."""
         memory = self.encode(source, lengths=source_lengths, side=side)
         return self.decode(target, memory, memory_lengths=source_lengths, target_lengths=target_lengths, side=side)

@@ -27,20 +27,20 @@ LayerCaches = tuple[TokenCache, TokenCache]  # of the decoder's self attention, 
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerConfig:
-    """What a `Transformer` looks like. The defaults are the paper's base model, but for the vocabulary.
+    """Configuration of a `Transformer`. The defaults are the paper's base model, except for the vocabulary.
 
     Args:
-        vocab_size: of source and target alike, which then share their embedding.
-        target_vocab_size: where the target has a vocabulary, and so an embedding, of its own.
-        num_layers: of the encoder; `decoder_layers` of the decoder, as many when not given.
+        vocab_size: vocabulary size of source and target, which then share their embedding.
+        target_vocab_size: vocabulary size of the target, if it has a vocabulary and an embedding of its own.
+        num_layers: of the encoder; `decoder_layers` of the decoder, the same when not given.
         norm: "post", LayerNorm(x + f(x)), as in the paper; or "pre", x + f(LayerNorm(x)), with one at the end.
         rms_norm: norms without mean and bias.
         activation: relu, gelu, gelu_tanh or silu; with `gated`, of the gate. `ff_bias`: of those layers.
         attention_scale: `scale` of `regard.nn.MultiHeadAttention`.
-        attention_bias: of the four projections; `key_bias=False` leaves it out for keys, where it changes nothing.
+        attention_bias: of the four projections; `key_bias=False` omits it for keys, where it changes nothing.
         tied: the output layer is the target's embedding.
-        dropout: of embeddings and of what every sub-layer adds; `attention_dropout`: of the weights; `ff_dropout`:
-            inside feed-forward layers, after the activation.
+        dropout: on embeddings and on the output of every sub-layer; `attention_dropout`: on the weights;
+            `ff_dropout`: inside feed-forward layers, after the activation.
         head_dim, value_head_dim: widths of a query or key head and of a value head; `embed_dim / num_heads`, and
             `head_dim`, when not given.
         scale: "embedding" multiplies embeddings by √embed_dim, as in the paper; "output" divides logits by it instead;
@@ -156,7 +156,7 @@ class Transformer(nn.Module):
         loss = models.label_smoothed_loss(logits, target[:, 1:], ignore=pad)
         best = model.eval().generate(source, source_lengths=lengths, start=2, stop=3, max_new_tokens=50, beams=4)
 
-    `checkpoint_layers = True` saves memory in training: what happens inside a layer is computed again in the backward.
+    `checkpoint_layers = True` saves memory in training: the backward pass computes the inside of each layer again.
     """
 
     def __init__(
@@ -235,12 +235,12 @@ class Transformer(nn.Module):
         side: str = "right",
         hidden_states: bool = False,
     ) -> Tensor | tuple[Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """Logits `[batch, token, vocab]` of what follows each target token; those at padding mean nothing.
+        """Logits `[batch, token, vocab]` of the next token at each target token; those at padding are undefined.
 
         Args:
-            source, target: `[batch, token]`; the target begins with a start token and lacks its last one.
+            source, target: `[batch, token]`; the target begins with a start token, without its last token.
             source_lengths, target_lengths, side: number of tokens per item, and the side of its padding.
-            hidden_states: give `(logits, encoder states, decoder states)`: of both, the input of the first layer and
+            hidden_states: return `(logits, encoder states, decoder states)`: of both, the input of the first layer and
                 the output of every layer.
         """
         memory, seen = self._encode(source, source_lengths, side, hidden_states)
@@ -249,7 +249,7 @@ class Transformer(nn.Module):
         return (logits, seen, written) if hidden_states else logits
 
     def encode(self, source: Tensor, *, lengths: Any = None, side: str = "right") -> Tensor:
-        """What the decoder reads, `[batch, source token, embed_dim]`."""
+        """The encoder's output, which the decoder reads, `[batch, source token, embed_dim]`."""
         return self._encode(source, lengths, side, False)[0]
 
     def decode(
@@ -266,9 +266,9 @@ class Transformer(nn.Module):
 
         Args:
             target: `[batch, token]`; with caches, only the new ones.
-            memory: of `encode`; with caches, read in the first call only.
-            memory_lengths: the source's.
-            caches: of `model.caches(…)`.
+            memory: from `encode`; with caches, read in the first call only.
+            memory_lengths: lengths of the source.
+            caches: from `model.caches(…)`.
         """
         return self._decode(target, memory, memory_lengths, target_lengths, side, caches, False)[0]
 
@@ -320,7 +320,7 @@ class Transformer(nn.Module):
         return x if self.decoder_norm is None else self.decoder_norm(x), hidden
 
     def caches(self, capacity: int, memory_tokens: int) -> list[LayerCaches]:
-        """For each decoder layer, room for `capacity` target tokens, and for the source's."""
+        """Caches for each decoder layer, for `capacity` target tokens and for those of the source."""
         return [(KVCache(capacity), KVCache(max(memory_tokens, 1))) for _ in self.decoder_layers]
 
     def generate(
@@ -344,16 +344,16 @@ class Transformer(nn.Module):
         """The best continuations of each item, best first, with their scores.
 
         Args:
-            source: as of `forward`; with `source_lengths` and `side`.
+            source: as in `forward`; with `source_lengths` and `side`.
             start: the token or tokens that the target begins with.
             stop: the token that ends it.
             max_new_tokens: maximum number of tokens to generate, including the stop token.
             beams: 1 takes the likeliest token each time; more keep that many partial targets in parallel.
             length_penalty: α of log P / ((5 + length) / 6)^α, by which targets are ranked (Wu et al., 2016).
-            best: how many to give, at most `beams`.
-            use_cache: False computes everything anew for every token.
-            temperature: above 0 tokens are drawn, with one beam; of the `top_k` likeliest, of the `top_p` nucleus.
-            seed: the same seed draws the same targets; one int, or one for each item.
+            best: number of targets to return per item, at most `beams`.
+            use_cache: False recomputes everything for every token.
+            temperature: above 0, tokens are sampled, with one beam, from the `top_k` likeliest and the `top_p` nucleus.
+            seed: the same seed gives the same samples; one int, or one per item.
         """
         from regard.models._sampling import Sampling
         from regard.models._search import search

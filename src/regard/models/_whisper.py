@@ -17,13 +17,13 @@ from regard.positions import LearnedPositions
 
 @dataclass(frozen=True, kw_only=True)
 class WhisperConfig(TransformerConfig):
-    """What a `Whisper` looks like: a `TransformerConfig` with other defaults, and the sizes of the sound.
+    """Configuration of a `Whisper`: a `TransformerConfig` with other defaults, and the sizes of the spectrogram.
 
     Args:
         mel_bins: frequencies of the spectrogram.
         max_frames: the encoder's positions; the spectrogram has twice as many frames.
         max_tokens: the decoder's positions.
-        init_std: of all weights but the encoder's positions, which are sinusoidal.
+        init_std: of all weights except the encoder's positions, which are sinusoidal.
     """
 
     mel_bins: int = 80

@@ -1,4 +1,4 @@
-"""What a module does with a cache: ask it, hand it the new tokens, attend to what it gives."""
+"""How modules use a cache: check the call, store the new tokens, attend to what the cache holds."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _users: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictio
 
 
 def claim(cache: Any, module: Any) -> None:
-    """Refuse a cache that holds tokens of another layer: its keys would be read as this one's."""
+    """Refuse a cache that holds tokens of another layer, whose keys this layer would read as its own."""
     if torch.compiler.is_compiling():
         return
     own = getattr(cache, "cache", cache)  # a padded call speaks for its cache
@@ -51,17 +51,17 @@ def claim(cache: Any, module: Any) -> None:
 
 
 def aside(function: Function) -> Function:
-    """The function for calls from compiled code: it runs outside of the graph.
+    """The function for calls from compiled code: it runs outside the graph.
 
-    What a cache holds is counted in Python. Traced, each count would become part of the graph, and every token get a
-    graph of its own; so attention with a cache is a step between the graphs of what surrounds it.
+    A cache counts its tokens in Python. If the compiler traced these counts, every token would get a graph of its own.
+    So attention with a cache runs between two graphs.
     """
     # torch's own way to say so of a function without loading its compiler: `torch.compiler.disable` loads it at once
     return cast(Function, _disable_dynamo(function))
 
 
 def pads_of(cache: Cache, new: Tensor) -> Tensor | None:
-    """`[batch, token]`, True at the new tokens `[batch, token, dim]` that are padding, where the cache knows of any."""
+    """`[batch, token]`, True at the new tokens `[batch, token, dim]` that the cache knows to be padding."""
     pads: Tensor | None = getattr(cache, "pads", None)
     if pads is None:
         return None
@@ -74,7 +74,7 @@ def pads_of(cache: Cache, new: Tensor) -> Tensor | None:
 
 
 def position_of(cache: Cache, new: Tensor) -> int | Tensor:
-    """Where the first new token `[batch, …]` of each item stands."""
+    """The position of the first new token `[batch, …]` of each item."""
     here = cache.position
     if isinstance(here, Tensor) and here.shape != new.shape[:1]:
         raise ValueError(f"key has {new.shape[0]} items, but this cache holds {here.numel()}")
@@ -82,7 +82,7 @@ def position_of(cache: Cache, new: Tensor) -> int | Tensor:
 
 
 def without_rows(mask: Mask | None, pads: Tensor | None) -> Mask | None:
-    """The mask, with rows of padding that see nothing."""
+    """The mask, in which rows of padding see nothing."""
     if pads is None or not (mask is None or isinstance(mask, Mask)):
         return mask
     if torch.compiler.is_compiling() or not plain(pads) or (mask is not None and mask.tensors):
@@ -104,15 +104,15 @@ def _joined(mask: Mask | None, real: Tensor) -> Mask:
 
 
 def check_call(cache: Cache | None, tensors: Heads, keywords: dict[str, Any]) -> None:
-    """Let the cache refuse before anything has changed."""
+    """Let the cache refuse the call before anything has changed."""
     check = getattr(cache, "check", None)
     if check is not None:
         check(*tensors, mask=keywords["mask"], bias=keywords["bias"])
 
 
 def can_attend(cache: Cache, keywords: dict[str, Any]) -> bool:
-    """Whether the cache itself attends. Dropout draws for whole rows of weights; and a mask that calls keys padding
-    calls rows so too, which is asked of all keys."""
+    """Whether the cache itself attends. Not with dropout, which draws whole rows of weights; nor with a mask that
+    marks keys as padding, because it marks rows too, and needs all keys to do so."""
     if not callable(getattr(cache, "attend", None)) or keywords["dropout"]:
         return False
     mask = keywords["mask"]
@@ -122,7 +122,7 @@ def can_attend(cache: Cache, keywords: dict[str, Any]) -> bool:
 def update(
     cache: Cache, tensors: Heads, keywords: dict[str, Any]
 ) -> tuple[tuple[Tensor, Tensor, Tensor], dict[str, Any]]:
-    """The call over all that the cache holds."""
+    """The call over everything that the cache holds."""
     query, key, value = tensors
     key, value, offset = check_update(cache.update(key, value))  # type: ignore[arg-type]
     mask = both(keywords["mask"], getattr(cache, "filled", None))

@@ -1,4 +1,4 @@
-"""What the modules refuse, in the caller's own names and shapes."""
+"""Checks of what callers give to modules; errors use the callers' names and shapes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CAST = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def check_sizes(sizes: dict[str, int | None]) -> None:
-    """Sizes of the constructor by name; None is one that was left out."""
+    """Check the constructor's sizes by name; None means not given."""
     for name, size in sizes.items():
         if size is not None:
             check_count(name, size)
@@ -52,7 +52,7 @@ def check_tensors(named: dict[str, Tensor]) -> None:
 
 
 def check_dtypes(module: Any, query: Tensor, key: Tensor | None = None, value: Tensor | None = None) -> None:
-    """Refuse a dtype that a projection's own product would refuse."""
+    """Refuse a dtype that the projection's matrix product would refuse."""
     projections = (module.qkv_proj,) * 3 if module.packed else (module.q_proj, module.k_proj, module.v_proj)
     for name, x, projection in zip(("query", "key", "value"), (query, key, value), projections, strict=True):
         if x is not None:
@@ -93,7 +93,7 @@ def check_cache(cache: Any, with_positions: bool) -> None:
 
 
 def check_update(returned: Any) -> tuple[Tensor, Tensor, int | Tensor | None]:
-    """What `cache.update` returned."""
+    """Check what `cache.update` returned."""
     if isinstance(returned, (tuple, list)) and len(returned) == 3:
         key, value, offset = returned
         place = offset is None or (isinstance(offset, (int, torch.SymInt, Tensor)) and not isinstance(offset, bool))

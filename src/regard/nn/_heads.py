@@ -1,4 +1,4 @@
-"""What the modules with projections of query, key and value share: sizes, projections, first weights, output."""
+"""What modules that project query, key and value share: sizes, projections, initial weights, output."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TUTORIAL = {"q_linear": "q_proj", "k_linear": "k_proj", "v_linear": "v_proj", "
 
 
 class Call(NamedTuple):
-    """What goes into the heads of a call, and what is needed to finish its result."""
+    """The inputs of the heads of a call, and what finishes its result."""
 
     inputs: Inputs
     tensors: tuple[Tensor, Tensor, Tensor]  # query, key, value: [B, head, token, dim]; the new tokens' with a cache
@@ -30,7 +30,7 @@ class Call(NamedTuple):
 
 
 class ProjectedHeads(nn.Module):
-    """Sizes as `MultiHeadAttention` has them, and `q_proj`, `k_proj`, `v_proj`, or `qkv_proj` in their place."""
+    """The sizes of `MultiHeadAttention`, and `q_proj`, `k_proj`, `v_proj`, or one `qkv_proj` instead."""
 
     out_proj: nn.Linear
 
@@ -116,7 +116,7 @@ def finish(module: Any, heads: Tensor, call: Any) -> Tensor:
 def check_inputs(
     module: Any, inputs: Inputs, cached: bool, widths: tuple[str, ...] = ("embed_dim", "key_dim", "value_dim")
 ) -> None:
-    """Refuse what the module cannot take; `widths` names those it was built with. A cache looks at the batch itself."""
+    """Refuse what the module cannot take; `widths` names the widths it has. A cache checks the batch itself."""
     if inputs.ragged is None and not cached:
         _checks.check_batch(*inputs[:3])
     if inputs.ragged is not None and cached:
@@ -131,7 +131,7 @@ def check_inputs(
 
 
 def shown(module: Any, usual: dict[str, Any], **given: Any) -> str:
-    """The text of `extra_repr`: sizes, and of the others those that are not as usual; `given` replaces attributes."""
+    """The text of `extra_repr`: sizes, and settings that differ from their default; `given` replaces attributes."""
     others = {name: given.get(name, getattr(module, name)) for name in usual}
     parts = {name: getattr(module, name) for name in ("embed_dim", "num_heads", "head_dim")}
     parts |= {name: value for name, value in others.items() if value != usual[name]}

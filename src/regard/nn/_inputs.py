@@ -1,4 +1,4 @@
-"""From what the module is given (padded or nested, self or cross) to one plain `[batch, token, dim]` call."""
+"""Turns a module's inputs (padded or nested, self or cross) into one plain `[batch, token, dim]` call."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from regard.nn._checks import check_tensors
 
 
 class Inputs(NamedTuple):
-    """One call. Where query, key and value are the same tensor, they are the same object here too."""
+    """One call. If query, key and value are the same tensor, they are the same object here too."""
 
     query: Tensor  # [B, L, E_q]
     key: Tensor  # [B, S, E_k]
@@ -33,9 +33,9 @@ class Ragged(NamedTuple):
 
 
 def arrange(query: Tensor, key: Tensor | None, value: Tensor | None, mask: Mask | None, *, may_pack: bool) -> Inputs:
-    """Fill in the defaults and lay nested input out.
+    """Fill in the defaults, and turn nested input into a packed or padded batch.
 
-    `may_pack` says that nothing but the mask depends on where a token stands in its item.
+    `may_pack`: nothing but the mask depends on a token's position in its item.
     """
     if key is None:
         if value is not None:
@@ -97,7 +97,7 @@ def _padded(x: Tensor) -> Tensor:
 def apply_once(
     change: Callable[[Tensor], Tensor], query: Tensor, key: Tensor, value: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`change` of the three, so that those that were one object still are."""
+    """Apply `change` to the three; those that were one object stay one object."""
     new_query = change(query)
     new_key = new_query if key is query else change(key)
     new_value = new_key if value is key else new_query if value is query else change(value)
@@ -122,7 +122,7 @@ def _same_lengths(a: Tensor, b: Tensor) -> bool:
 
 
 def token_places(offsets: Tensor, total: int) -> tuple[Tensor, Tensor]:
-    """For each of `total` packed tokens: the item it belongs to, and its place there."""
+    """For each of `total` packed tokens: the item it belongs to, and its position there."""
     items = torch.arange(offsets.shape[0] - 1, device=offsets.device)
     item = torch.repeat_interleave(items, offsets.diff(), output_size=total)
     place = torch.arange(total, device=offsets.device) - offsets[item]
@@ -149,7 +149,7 @@ def padding_of_new_rows(mask: Mask | None, query: Tensor, key: Tensor, offset: i
 
 
 def without_padding(inputs: Inputs, pads: Tensor | None, itself: bool) -> Inputs:
-    """Zeros in place of padding tokens: a NaN there would pass through a projection's weight gradient as 0 · NaN."""
+    """Replace padding tokens by zeros: a NaN there would reach a projection's weight gradient as 0 · NaN."""
     if pads is None:
         return inputs
     hide = pads.unsqueeze(-1)

@@ -46,28 +46,28 @@ class _Call(NamedTuple):
 class LatentAttention(nn.Module):
     """Multi-head latent attention (MLA) of DeepSeek-V2 and -V3.
 
-    Keys and values of all heads are made from one latent per token, c = norm(W^DKV x), plus one rotary key that the
-    heads share; queries come from a latent of their own, or from x itself. Only c and the rotary key are cached.
+    One latent per token, c = norm(W^DKV x), gives the keys and values of all heads, together with one rotary key that
+    the heads share. Queries come from a latent of their own, or from x itself. Caches hold only c and the rotary key.
 
         mla = LatentAttention(7168, 128, q_lora_rank=1536, kv_lora_rank=512, nope_dim=128, rope_dim=64,
                               value_head_dim=128)
         cache = regard.cache.LatentCache(4096)                      # 576 numbers per token
-        y = mla(prompt, mask=masks.causal(), cache=cache)           # keys and values of the prompt are expanded
-        y = mla(next_token, mask=masks.causal(), cache=cache)       # and never again: what is cached stays as it is
+        y = mla(prompt, mask=masks.causal(), cache=cache)           # prefill: keys and values are expanded
+        y = mla(next_token, mask=masks.causal(), cache=cache)       # decoding: attends to the latents as cached
 
     Args:
         embed_dim: width of the input and of the output.
-        num_heads: heads.
+        num_heads: number of heads.
         kv_lora_rank: width of the latent.
         nope_dim: width of a head's query and key without positions.
         rope_dim: width of the rotary part of a query, and of the shared rotary key.
         value_head_dim: width of a value head; `nope_dim` when not given.
-        q_lora_rank: width of the queries' latent; None makes queries from the input directly.
+        q_lora_rank: width of the queries' latent; None makes queries directly from the input.
         bias: whether the projections into latents and out of the module have a bias.
         eps: of the RMS norms.
         positions: encodes the rotary parts (`regard.nn.Positions`); `Rotary(rope_dim, interleaved=True)` if not given.
         scale: of the logits; 1/√(nope_dim + rope_dim) when not given, times the `logit_factor` of a YaRN scaling.
-        dropout, out_dropout: on the weights and on the output, in training only.
+        dropout, out_dropout: on the attention weights and on the output, in training only.
 
     State dicts with DeepSeek's names (`q_a_proj`, `kv_a_proj_with_mqa`, …) load too.
     """
@@ -151,11 +151,11 @@ class LatentAttention(nn.Module):
 
         Args:
             query: `[batch, L, embed_dim]`, padded or nested.
-            key: `[batch, S, embed_dim]`, what latents are made from; `query` when not given (self attention).
-            value: nothing else than `key`: keys and values come from one latent.
+            key: `[batch, S, embed_dim]`, from which latents are made; `query` when not given (self-attention).
+            value: not needed; if given, must be `key`, since keys and values come from one latent.
             mask, bias: as in `MultiHeadAttention.forward`.
-            cache: of `regard.cache`, such as a `LatentCache`. The first tokens it is given are expanded; later ones
-                attend by the absorbed form, over the latents as they are.
+            cache: of `regard.cache`, such as a `LatentCache`. The first tokens of a cache are expanded; later ones
+                attend in absorbed form, to the latents themselves.
         """
         if cache is not None and torch.compiler.is_compiling() and not is_exporting():
             return self._forward_aside(query, key, value, mask=mask, bias=bias, cache=cache)
@@ -183,9 +183,9 @@ class LatentAttention(nn.Module):
         want: Want | None = None,
         differentiable: bool = False,
     ) -> Any:
-        """`forward`, also returning what the heads did: a `regard.Observation` whose `.out` is the module's output.
+        """`forward` with statistics of the heads: a `regard.Observation` whose `.out` is the module's output.
 
-        `differentiable` as in `regard.observe`: some statistics then carry gradients, for a penalty on them.
+        `differentiable`, as in `regard.observe`, gives some statistics gradients, for a penalty on them.
         """
         api.check_want(want)  # a cache keeps the tokens of a call that goes on
         call = self._prepare(query, key, value, mask, bias, cache)
@@ -207,9 +207,9 @@ class LatentAttention(nn.Module):
         cache: TokenCache | Padded | None = None,
         want: Want | None = None,
     ) -> Any:
-        """How `forward` (or `observe`, with `want`) would attend, as a `regard.Plan`.
+        """Say how `forward` (or `observe`, with `want`) would attend, as a `regard.Plan`.
 
-        Only the projections run; a cache stays as it is.
+        Only the projections run; a cache does not change.
         """
         call = self._prepare(query, key, value, mask, bias, cache)
         if cache is None or call.absorbed is None or not _is_in_use(cache):

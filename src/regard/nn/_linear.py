@@ -28,20 +28,20 @@ class LinearAttention(ProjectedHeads):
         layer = LinearAttention(512, 8)
         y = layer(x, mask=masks.causal())                       # time O(L)
         state = LinearState()
-        y = layer(x, mask=masks.causal(), cache=state)          # the state takes the place of a cache of keys,
-        z = layer(new, mask=masks.causal(), cache=state)        # and stays as large as it is
+        y = layer(x, mask=masks.causal(), cache=state)          # a state in place of a KV cache,
+        z = layer(new, mask=masks.causal(), cache=state)        # whose size does not grow
 
     Args:
-        embed_dim, num_heads, num_kv_heads, head_dim, value_head_dim: as in `MultiHeadAttention`, whose state dicts
-            load here and the other way round.
-        key_dim, value_dim, qkv_bias, out_bias, qk_norm, out_dropout, positions: likewise.
+        embed_dim, num_heads, num_kv_heads, head_dim, value_head_dim: as in `MultiHeadAttention`; each loads the
+            state dicts of the other.
+        key_dim, value_dim, qkv_bias, out_bias, qk_norm, out_dropout, positions: as in `MultiHeadAttention`.
         feature_map: "elu", "relu", "identity", a `regard.linear.RandomFeatures` or another module or function.
-        normalize: whether the weights of a row are divided by their sum.
+        normalize: whether to divide the weights of a row by their sum.
         decay: None, one number in (0, 1] per head, or "retention" for 1 − 2^(−5−head).
         gate: earlier tokens fade by one factor per token and head, computed from `key` (`gate_proj`).
         out_norm: RMS-normalise each head's result (`out_norm`), as models without a normaliser do.
 
-    The weights start as those of `MultiHeadAttention`.
+    Weights are initialised as in `MultiHeadAttention`.
     """
 
     _decay_bits: Tensor | None
@@ -104,10 +104,10 @@ class LinearAttention(ProjectedHeads):
 
         Args:
             query, key, value: as in `MultiHeadAttention`.
-            mask: what `regard.linear_attention` can honour: causal, padding, documents. Rows that are padding come out
-                as exactly 0, and nothing they hold reaches another row or any gradient.
-            cache: a `regard.linear.LinearState`. It needs `masks.causal()`; masks speak about all tokens, those in the
-                state included.
+            mask: one that `regard.linear_attention` can honour: causal, padding, documents. Padding rows of the output
+                are exactly 0, and nothing in them reaches another row or any gradient.
+            cache: a `regard.linear.LinearState`; needs `masks.causal()`. Masks count all tokens, including those in the
+                state.
         """
         call = self._prepare(query, key, value, mask, cache)
         heads = linear_attention(*call.tensors, **call.keywords)
@@ -124,7 +124,7 @@ class LinearAttention(ProjectedHeads):
         mask: Mask | None = None,
         cache: LinearState | None = None,
     ) -> LinearPlan:
-        """How the heads of this call would be computed; the projections run, the attention does not."""
+        """Say how this call would compute its heads; the projections run, the attention does not."""
         with torch.no_grad():
             call = self._prepare(query, key, value, mask, cache)
             return explain_linear(*call.tensors, **call.keywords)

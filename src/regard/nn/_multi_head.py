@@ -23,10 +23,10 @@ class MultiHeadAttention(ProjectedHeads):
     """Concat(head_1 … head_H) W^O, with head_i = attention(Q W_i^Q, K W_i^K, V W_i^V).
 
         mha = MultiHeadAttention(512, 8)
-        y = mha(x)                                  # self attention, [batch, token, 512]
+        y = mha(x)                                  # self-attention, [batch, token, 512]
         y = mha(x, mask=masks.causal())             # causal; masks.window(left=256) for local
-        y = mha(x, memory)                          # cross attention: queries from x, keys and values from memory
-        y = mha(x, mask=masks.padding(lengths))     # a padded batch: pad rows come out as 0
+        y = mha(x, memory)                          # cross-attention: queries from x, keys and values from memory
+        y = mha(x, mask=masks.padding(lengths))     # a padded batch: padding rows are 0
         y = mha(torch.nested.nested_tensor(items, layout=torch.jagged), mask=masks.causal())    # no padding at all
 
     Args:
@@ -37,19 +37,19 @@ class MultiHeadAttention(ProjectedHeads):
         value_head_dim: width of a value head; `head_dim` when not given.
         key_dim, value_dim: widths of `key` and `value`; `embed_dim`, and `key_dim`, when not given.
         qkv_bias, out_bias: whether those projections have a bias.
-        packed: one matrix `qkv_proj` in place of `q_proj`, `k_proj`, `v_proj`, applied once where the three inputs are
-            the same tensor; where they are not, each input meets its own rows of it. State dicts of either layout load
-            into the other. Needs `key_dim == value_dim == embed_dim`.
+        packed: one matrix `qkv_proj` in place of `q_proj`, `k_proj`, `v_proj`. It is applied once if the three inputs
+            are the same tensor; otherwise each input is multiplied with its own rows. State dicts of either layout
+            load into the other. Needs `key_dim == value_dim == embed_dim`.
         qk_norm: RMS-normalise each head of the projected query and key (`q_norm`, `k_norm`, with a learned gain).
         dropout: on the attention weights, in training only.
         out_dropout: on the projected output, in training only.
         positions: a position encoding (`regard.nn.Positions`) for the heads of query and key.
         scale, softcap, backend: as in `regard.attention`, for every call; a call may give others.
-        sinks: whether the module learns one logit for each head (`sinks`, zeros at first), as in `regard.attention`.
+        sinks: whether to learn one sink logit per head (`sinks`, initially 0), as in `regard.attention`.
 
-    Weights start as those of `torch.nn.MultiheadAttention`: Xavier uniform for the input projections (a packed matrix
-    is drawn as one), `torch.nn.Linear`'s own for the output projection, zeros for all biases. A state dict with the
-    names `q_linear`, `k_linear`, `v_linear` and `out`, which many tutorials have, loads too.
+    Weights are initialised as in `torch.nn.MultiheadAttention`: Xavier uniform for the input projections (a packed
+    matrix as one), `torch.nn.Linear`'s default for the output projection, zeros for all biases. A state dict with the
+    names `q_linear`, `k_linear`, `v_linear` and `out`, common in tutorials, loads too.
     """
 
     def __init__(
@@ -112,18 +112,18 @@ class MultiHeadAttention(ProjectedHeads):
 
         Args:
             query: `[batch, L, embed_dim]`, padded or nested (`torch.nested`, layout jagged).
-            key: `[batch, S, key_dim]`; `query` when not given (self attention).
+            key: `[batch, S, key_dim]`; `query` when not given (self-attention).
             value: `[batch, S, value_dim]`; `key` when not given.
-            mask: from `regard.masks`. In self attention the rows that `masks.padding` (or a document id of −1) calls
-                padding come out as exactly 0, and nothing they hold reaches another row or any gradient.
+            mask: from `regard.masks`. In self-attention, rows that are padding by `masks.padding` (or a document id of
+                −1) are exactly 0 in the output, and nothing in them reaches another row or any gradient.
             bias: added to the logits, as in `regard.attention`.
             cache: keys and values of earlier tokens (`regard.nn.Cache`).
-            how: `scale`, `softcap`, `sinks` (a tensor `[num_heads]`), `backend`, in place of the module's own; as in
-                `regard.attention`.
+            how: `scale`, `softcap`, `sinks` (a tensor `[num_heads]`), `backend`, as in `regard.attention`: they replace
+                the module's own.
 
-        Nested input is computed as one packed sequence in which an item sees only itself, or, where the mask, a bias or
-        `positions` depend on where a token stands, as a padded batch; either way positions start at 0 in each item,
-        `masks.keep` and a bias index rows and columns of the padded batch, and the result is nested as `query` is.
+        Nested input runs as one packed sequence in which an item sees only itself; or as a padded batch, if the mask, a
+        bias or `positions` depend on a token's position. In both cases positions start at 0 in each item, `masks.keep`
+        and a bias index rows and columns of the padded batch, and the result is nested as `query` is.
         """
         if cache is not None and torch.compiler.is_compiling() and not is_exporting():
             return self._forward_aside(query, key, value, mask=mask, bias=bias, cache=cache, **how)
@@ -153,11 +153,11 @@ class MultiHeadAttention(ProjectedHeads):
         differentiable: bool = False,
         **how: Any,
     ) -> Any:
-        """`forward`, also returning what the heads did: a `regard.Observation` whose `.out` is the module's output.
+        """`forward` with statistics of the heads: a `regard.Observation` whose `.out` is the module's output.
 
-        For nested input the statistics are those of the call as computed (see `forward`): packed, or padded. With
-        `Want(value_mass=True)` the lengths of values are those behind the module's output projection. `differentiable`
-        as in `regard.observe`: some statistics then carry gradients, for a penalty on them.
+        For nested input the statistics are those of the packed or padded call (see `forward`). With
+        `Want(value_mass=True)`, values are measured after the module's output projection. `differentiable`, as in
+        `regard.observe`, gives some statistics gradients, for a penalty on them.
         """
         api.check_want(want)  # a cache keeps the tokens of a call that goes on
         call = self._prepare(query, key, value, mask, bias, cache, how)
@@ -179,9 +179,9 @@ class MultiHeadAttention(ProjectedHeads):
         want: Want | None = None,
         **how: Any,
     ) -> Any:
-        """How `forward` (or `observe`, with `want`) would run this call, as a `regard.Plan`.
+        """Say how `forward` (or `observe`, with `want`) would run this call, as a `regard.Plan`.
 
-        Only the projections run; a cache stays as it is.
+        Only the projections run; a cache does not change.
         """
         call = self._prepare(query, key, value, mask, bias, cache, how)
         _cached.check_call(cache, call.tensors, call.keywords)

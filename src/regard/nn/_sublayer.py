@@ -15,11 +15,11 @@ from regard.nn._protocols import Cache
 class AttentionSublayer(nn.Module):
     """`LayerNorm(x + attention(x))` (`norm="post"`, as in 2017), or `x + attention(LayerNorm(x))` (`norm="pre"`).
 
-    In cross attention the residual and the norm are the query's; `key` and `value` are used as they come. Rows that are
-    padding get nothing from attention and keep their residual.
+    In cross-attention, residual and norm apply to the query; `key` and `value` are used unchanged. Padding rows get
+    nothing from attention and keep their residual.
 
     Args:
-        embed_dim, num_heads: as in `MultiHeadAttention`, which takes all other keywords too.
+        embed_dim, num_heads: as in `MultiHeadAttention`, which also gets all other keywords.
         norm: `"post"` or `"pre"`.
         eps: of the LayerNorm.
     """

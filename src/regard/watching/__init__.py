@@ -1,8 +1,8 @@
 """How ``regard.watch`` sees the attention of any model while it runs.
 
-_block         the ``with`` block, and what it says when it ends
-_watcher       one watch: which modules run, which calls they make, what is written down
-_operators     where attention is met: torch's operators, as they run
+_block         the ``with`` block, and its warnings when it ends
+_watcher       one watch: which modules run, which calls they make, what is recorded
+_operators     where attention is found: torch's operators, as they run
 _fused         fused attention kernels as calls in regard's terms
 _written       a softmax and the product that follows; _exponentials: the ways in which code takes a softmax
 _effects       what operators that are neither views nor products make of weights
