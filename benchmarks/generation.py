@@ -168,7 +168,7 @@ def products(sizes: Sizes) -> Iterator[Row]:
                         F.linear(x, weight, bias)
 
             samples = interleave(ours, torchs, rounds=sizes.rounds)
-            yield at_most("products", f"{rows} rows with a matrix of {outputs} × {inputs}", samples, 1.05)
+            yield at_most("products", f"{rows} rows with a matrix of {outputs} × {inputs}", samples, 1.1)
 
 
 GROUPS: dict[str, Callable[[Sizes], Iterator[Row]]] = {"peer": peer, "flat": flat, "products": products}
