@@ -48,6 +48,9 @@ def product(function: Callable[..., Tensor], *given: Tensor) -> Tensor:
     """
     if torch.compiler.is_compiling() or not _here.generating:
         return function(*given)
+    weight = given[1] if function is F.linear else getattr(function, "weight", None)
+    if not isinstance(weight, Tensor) or weight.numel() < SMALLEST:
+        return function(*given)
     with _OneDnn():
         return function(*given)
 
