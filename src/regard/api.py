@@ -118,7 +118,7 @@ def _prepared(given: tuple[Any, ...], backend: str) -> tuple[Program, Call]:
         and sinks is None
         and type(query) is type(key) is type(value) is Tensor
         and (mask is None or isinstance(mask, Mask))
-        and _is_plain()
+        and is_plain()
         and (known := _described(given, backend)) is not None
     ):
         call = prepare(*given)
@@ -194,7 +194,7 @@ def _described(given: tuple[Any, ...], backend: str) -> tuple[Any, ...] | None:
     return rows, keys, batch * heads, grad, rest
 
 
-def _is_plain() -> bool:
+def is_plain() -> bool:
     """No transform, no forward-mode derivative, no autocast is in force."""
     return _transforms() is None and forward_ad._current_level < 0 and not _autocasts()
 

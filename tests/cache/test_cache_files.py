@@ -96,6 +96,19 @@ def test_a_cache_moves_to_another_dtype_and_device(name: str) -> None:
     assert all(part.is_meta for part in held.update(new, None if name == "LatentCache" else new)[:2])
 
 
+@pytest.mark.parametrize("name", MADE)
+def test_a_device_may_be_named_with_its_number_or_without(name: str, tmp_path: Path) -> None:
+    module = module_for(name)
+    x = torch.randn(2, 11, module.embed_dim)
+    held = MADE[name]()
+    steps(module, held, x, [0, 6])
+    expected = steps(module, held.fork(), x, [6, 9])
+    held.save(tmp_path / "some")
+    again = cache.load(tmp_path / "some", device="cpu:0")
+    for moved in (held.to("cpu:0"), again):
+        assert torch.equal(steps(module, moved, x, [6, 9]), expected)
+
+
 def test_paged_sequences_share_their_blocks_after_a_move_and_in_a_file(tmp_path: Path) -> None:
     module, pool = module_for(""), BlockPool(17, 4)
     x = torch.randn(1, 6, 24)

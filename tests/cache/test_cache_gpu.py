@@ -48,6 +48,16 @@ def test_the_same_numbers_as_on_the_cpu_without_waiting(kind, ragged):
     assert apart <= (0.01 if "int8" in kind else 1e-10)  # a number between two codes may go either way
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_cache_that_is_moved_goes_on(kind):
+    mha, cache, x = build(64, 4, num_kv_heads=2).eval(), KINDS[kind](), random(3, 51, 64)
+    with torch.no_grad():
+        mha(x[:, :50], mask=mask_of(cache), cache=cache)
+        expected = mha(x[:, 50:], mask=mask_of(cache), cache=cache.fork())
+        found = mha.cuda()(x[:, 50:].cuda(), mask=mask_of(cache), cache=cache.to("cuda"))
+    assert (found.cpu() - expected).norm() <= 1e-2 * expected.norm()
+
+
 def test_latents_too():
     sizes = {"kv_lora_rank": 32, "nope_dim": 16, "rope_dim": 8, "q_lora_rank": 24, "dtype": torch.float64}
     mla = LatentAttention(64, 4, **sizes, positions=lambda query, key, *, query_offset: (query, key)).eval()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,15 @@ def test_it_generates_as_theirs_does(ids: torch.Tensor) -> None:
     new = ours.generate(given, max_new_tokens=7)
     expected = model.generate(given, max_new_tokens=7, do_sample=False, pad_token_id=0)[0, 5:]
     assert torch.as_tensor(new[0])[-7:].tolist() == expected.tolist()
+
+
+def test_experts_start_smaller_where_a_residual_is_scaled() -> None:
+    config = interop.from_hf(theirs(rope_parameters=PLAIN)).config
+    model = DeepSeek(dataclasses.replace(config, scaled_residual=True, num_layers=8, embed_dim=111, expert_dim=63))
+    mixture: Any = model.layers[1].feed_forward
+    for matrix in (mixture.experts[11].down, mixture.shared.down, model.layers[1].attention.out_proj):
+        assert matrix.weight.std().item() == pytest.approx(config.init_std / 4, rel=0.1)  # √(2 · 8 layers)
+    assert mixture.experts[11].up.weight.std().item() == pytest.approx(config.init_std, rel=0.1)
 
 
 def test_what_does_not_fit_is_refused() -> None:

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+import torch.autograd.forward_ad as forward_ad
 from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounter
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import regard
@@ -111,7 +113,11 @@ def test_a_quantised_model_generates(decoder: models.Decoder) -> None:
     assert products_of_onednn(lambda: small.generate(PROMPTS, max_new_tokens=2)) == 0
 
 
-@pytest.mark.parametrize("change", ["float64", "bfloat16", "gradients", "small", "one row", "transposed", "no rows"])
+CHANGES = ["float64", "bfloat16", "gradients", "small", "one row", "no rows", "transposed", "sparse"]
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+@pytest.mark.parametrize("change", [*CHANGES, "strided bias", "one bias"])
 def test_what_onednn_is_not_asked_for(decoder: models.Decoder, change: str) -> None:
     layer, x = nn.Linear(512, 576), torch.randn(3, 512)
     if change in ("float64", "bfloat16"):
@@ -122,10 +128,48 @@ def test_what_onednn_is_not_asked_for(decoder: models.Decoder, change: str) -> N
         layer.weight = nn.Parameter(layer.weight.detach().t().contiguous().t())
     elif change in ("one row", "no rows"):
         x = x[: 1 if change == "one row" else 0]
+    elif change == "sparse":
+        layer.weight = nn.Parameter(layer.weight.detach().to_sparse_csr())
+    elif change == "strided bias":
+        layer.bias = nn.Parameter(torch.randn(2 * 576)[::2])
+    elif change == "one bias":
+        layer.bias = nn.Parameter(torch.randn(1))
     with torch.set_grad_enabled(change == "gradients"), _products.generating():
         out = _products.product(layer, x)
         assert products_of_onednn(lambda: _products.product(layer, x)) == 0
     assert torch.equal(out, layer(x))
+
+
+def test_onednn_is_not_asked_where_it_is_switched_off(decoder: models.Decoder) -> None:
+    layer, x = nn.Linear(512, 576), torch.randn(3, 512)
+    was = torch.backends.mkldnn.set_flags(False)  # type: ignore[no-untyped-call]
+    try:
+        with torch.no_grad(), _products.generating():
+            assert products_of_onednn(lambda: _products.product(layer, x)) == 0
+    finally:
+        torch.backends.mkldnn.set_flags(*was)  # type: ignore[no-untyped-call]
+
+
+def test_a_derivative_in_forward_mode_is_kept(decoder: models.Decoder) -> None:
+    layer, x, along = nn.Linear(512, 576), torch.randn(3, 512), torch.randn(3, 512)
+    with torch.no_grad(), _products.generating(), forward_ad.dual_level():
+        out = _products.product(layer, forward_ad.make_dual(x, along))
+        tangent = forward_ad.unpack_dual(out).tangent
+    torch.testing.assert_close(tangent, along @ layer.weight.T)
+
+
+@pytest.mark.parametrize("wrong", ["x", "bias", "dtype of the bias"])
+def test_sizes_that_do_not_fit_are_refused_in_the_words_of_torch(decoder: models.Decoder, wrong: str) -> None:
+    layer, x = nn.Linear(512, 576), torch.randn(3, 510 if wrong == "x" else 512)
+    if wrong == "bias":
+        layer.bias = nn.Parameter(torch.randn(7))
+    elif wrong == "dtype of the bias":
+        layer.bias = nn.Parameter(layer.bias.detach().double())
+    with torch.no_grad(), pytest.raises(RuntimeError) as expected:
+        layer(x)
+    with torch.no_grad(), _products.generating(), pytest.raises(RuntimeError) as found:
+        _products.product(layer, x)
+    assert str(found.value) == str(expected.value)
 
 
 def test_other_threads_do_not_notice(decoder: models.Decoder) -> None:
@@ -144,7 +188,23 @@ def test_other_threads_do_not_notice(decoder: models.Decoder) -> None:
     assert found == [0, 1]
 
 
-def test_a_compiled_layer_generates(decoder: models.Decoder) -> None:
+@pytest.mark.parametrize("place", ["alone", "in another"])
+def test_a_compiled_layer_runs_as_it_was_compiled(decoder: models.Decoder, place: str) -> None:
     expected = decoder.generate(PROMPTS, max_new_tokens=3)
-    decoder.layers[0].feed_forward.up.compile(backend="eager")  # type: ignore[union-attr, operator]
+    layer: Any = decoder.layers[0].feed_forward.up
+    before, after = CompileCounter(), CompileCounter()
+    layer.compile(backend=before)
+    with torch.no_grad():
+        layer(torch.randn(1, 512))
+    layer.compile(backend=after)
+    if place == "in another":
+        decoder.layers[0].feed_forward.up = nn.Sequential(layer)  # type: ignore[union-attr, assignment]
+    assert decoder.generate(PROMPTS, max_new_tokens=3) == expected
+    assert after.frame_count == before.frame_count  # nothing of ours is compiled with it
+
+
+def test_a_layer_that_is_one_graph_generates(decoder: models.Decoder) -> None:
+    expected = decoder.generate(PROMPTS, max_new_tokens=3)
+    layer = decoder.layers[0].feed_forward.up
+    decoder.layers[0].feed_forward.up = torch.compile(layer, backend="eager", fullgraph=True)  # type: ignore[union-attr, arg-type, assignment]
     assert decoder.generate(PROMPTS, max_new_tokens=3) == expected

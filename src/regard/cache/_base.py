@@ -141,7 +141,9 @@ class TokenCache(ABC):
         check_dtype(dtype)
         place, made = None if device is None else torch.device(device), self._made
         if made is not None:  # else it takes the place and dtype of its first tokens
-            moved = made._replace(device=made.device if place is None else place, dtype=dtype or made.dtype)
+            if place is not None:
+                place = torch.empty(0, device=place).device  # as tensors there name it: "cuda" is "cuda:0"
+            moved = made._replace(device=place or made.device, dtype=dtype or made.dtype)
             if moved != made:
                 with torch.inference_mode(False):
                     self._move(moved)

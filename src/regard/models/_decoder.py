@@ -198,9 +198,9 @@ class Decoder(nn.Module):
             nn.init.normal_(self.position_embedding.weight, std=self.config.position_std)
         if self.config.scaled_residual:
             std = self.config.init_std / math.sqrt(2 * self.config.num_layers)
-            for layer in self.layers:
-                nn.init.normal_(layer.attention.out_proj.weight, std=std)  # type: ignore[union-attr, arg-type]
-                nn.init.normal_(layer.feed_forward.down.weight, std=std)  # type: ignore[union-attr, arg-type]
+            for name, module in self.layers.named_modules():
+                if name.endswith((".out_proj", ".down")):  # of all experts, where there are some
+                    nn.init.normal_(module.weight, std=std)
 
     def forward(
         self,

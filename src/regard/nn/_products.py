@@ -20,6 +20,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from regard.api import is_plain
+
 # Numbers of a matrix, for one row and for more: below, what oneDNN needs to find its kernel (15 µs) is not won back.
 SMALLEST_ALONE, SMALLEST = 1 << 19, 1 << 18
 
@@ -46,7 +48,7 @@ def product(function: Callable[..., Tensor], *given: Tensor) -> Tensor:
 
     The layer itself is called: its hooks run, and whatever took its place (a quantised layer, say) does as it does.
     """
-    if torch.compiler.is_compiling() or not _here.generating:
+    if torch.compiler.is_compiling() or not _here.generating or _is_compiled(function):
         return function(*given)
     weight = given[1] if function is F.linear else getattr(function, "weight", None)
     if not isinstance(weight, Tensor) or weight.numel() < SMALLEST:
@@ -55,24 +57,35 @@ def product(function: Callable[..., Tensor], *given: Tensor) -> Tensor:
         return function(*given)
 
 
+def _is_compiled(function: Any) -> bool:
+    """Whether a layer, or a part of it, was compiled: `_OneDnn` would be compiled with it, for each layer again."""
+    return isinstance(function, nn.Module) and any(part._compiled_call_impl for part in function.modules())
+
+
 class _OneDnn(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is F.linear and not kwargs and _fits(*args):
+        if not torch.compiler.is_compiling() and func is F.linear and not kwargs and _fits(*args):
             x, weight, *bias = args
             return torch.ops.mkldnn._linear_pointwise(x, weight, bias[0] if bias else None, "none", [], "")
         return func(*args, **(kwargs or {}))
 
 
 def _fits(x: Any, weight: Any, bias: Any = None) -> bool:
-    """Whether these are plain float32 tensors on a CPU, without gradients, and the matrix is large enough."""
+    """Whether oneDNN, which checks nothing, computes the same: of plain float32 tensors on a CPU, whose sizes fit and
+    which no derivative is asked of. The matrix is large enough."""
     if type(x) is not Tensor or not {type(weight), type(bias)} <= {Tensor, nn.Parameter, type(None)}:
         return False
-    if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
+    if torch.is_grad_enabled() or not torch._C._get_mkldnn_enabled() or not is_plain():
         return False
-    if not x.dtype == weight.dtype == torch.float32 or not x.device.type == weight.device.type == "cpu":
+    given = (x, weight) if bias is None else (x, weight, bias)
+    if any(each.dtype != torch.float32 or not each.is_cpu or each.layout != torch.strided for each in given):
+        return False
+    if weight.dim() != 2 or x.shape[-1:] != weight.shape[1:] or (bias is not None and bias.shape != weight.shape[:1]):
+        return False
+    if not weight.is_contiguous() or not (bias is None or bias.is_contiguous()):  # it reads a bias as if it were
         return False
     alone = x.numel() == x.shape[-1]
-    return bool(weight.numel() >= (SMALLEST_ALONE if alone else SMALLEST) and weight.is_contiguous() and x.numel())
+    return bool(weight.numel() >= (SMALLEST_ALONE if alone else SMALLEST) and x.numel())
 
 
 @cache
