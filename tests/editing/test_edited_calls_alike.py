@@ -83,6 +83,24 @@ def test_whether_a_call_has_an_edge_is_asked_of_each_mask() -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("how", ["fused", "linear"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_cuts_by_positions_that_are_joined_keep_their_own_positions(how: str, causal: bool) -> None:
+    m, x = model(), torch.randn(2, 7, 12, dtype=torch.float64)
+    cut, every = edits.cut, slice(None)
+    for joined, hide in [
+        (cut(keys=1) | cut(keys=3), columns(7, every, 1) | columns(7, every, 3)),
+        (cut(queries=[4, 5]) & cut(keys=slice(1, 4)), columns(7, slice(4, 6), slice(1, 4))),
+        (cut(queries=-1) & cut(queries=[5, 6], keys=2), columns(7, 6, 2)),
+        (cut(keys=slice(1, 4)) & ~cut(keys=2), columns(7, every, 1) | columns(7, every, 3)),
+    ]:
+        wanted = m(x, causal, how, hide)
+        with regard.edit(m, joined):
+            for _ in range(2):
+                torch.testing.assert_close(m(x, causal, how), wanted, rtol=0, atol=1e-12)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("how", ["fused", "linear"])
 def test_steers_of_calls_of_several_kinds_are_their_own(how: str) -> None:
     m = model()
     inputs = [torch.randn(b, n, 12, dtype=torch.float64) for b, n in ((1, 5), (3, 5), (1, 8))]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import regard
@@ -84,6 +85,31 @@ def test_an_output_that_depends_on_the_weights_by_a_second_way_is_refused(way: W
         pytest.raises(edits.CannotEdit, match="computed from"),
         regard.edit(model, edits.cut(keys=1)),
     ):
+        model(x)
+
+
+class Gone(Twice):
+    """The weights live no more when what was computed from them is used."""
+
+    def attended(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        q, k, v = (part.unflatten(-1, (3, 8)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        w = (q @ k.mT).softmax(-1)
+        return self.joined(w @ v), w.amax((1, 2))
+
+    def forward(self, x: Tensor, cut: bool = False) -> Tensor:
+        out, most = self.attended(x)
+        x = F.layer_norm(x + out, (24,)) * 1.5
+        if self.way is afterwards:
+            return x * most.sqrt().unsqueeze(-1)
+        return x.gather(1, most.argsort(-1)[:, -3:, None].expand(-1, -1, 24))
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad, torch.inference_mode])
+@pytest.mark.parametrize("way", [afterwards, picked_tokens])
+def test_what_was_computed_from_weights_that_are_gone_is_a_second_way_too(way: Ways, mode: Any) -> None:
+    torch.manual_seed(0)
+    model, x = Gone(way).double().eval(), torch.randn(2, 5, 24, dtype=torch.float64)
+    with mode(), pytest.raises(edits.CannotEdit, match="computed from"), regard.edit(model, edits.cut(keys=1)):
         model(x)
 
 

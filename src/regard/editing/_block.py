@@ -107,7 +107,7 @@ def acting(
     with contextlib.ExitStack() as restore:
         restore.enter_context(listening(editor))
         functions = Functions(editor, lambda: _others(editor))
-        editor.check_ended = functions.written.check_ended
+        editor.check_ended, editor.forget_pass = functions.written.check_ended, functions.written.clear
         leaving = model.register_forward_hook(_Leaving(functions), prepend=True)
         restore.callback(leaving.remove)
         restore.callback(functions.written.clear)

@@ -70,32 +70,43 @@ class Chain:
         self.nodes: dict[int, Node] = {}
         self._alive: dict[int, weakref.ref[Tensor]] = {}
         # what was computed from weights and is none itself: the softmaxes of each
-        self._aside: dict[int, tuple[weakref.ref[Tensor], set[int]]] = {}
+        self.aside: dict[int, tuple[weakref.ref[Tensor], set[int]]] = {}
 
     def __bool__(self) -> bool:
-        return bool(self.nodes)
+        return bool(self.nodes) or bool(self.aside)
 
     def clear(self) -> None:
         self.nodes.clear()
         self._alive.clear()
-        self._aside.clear()
+        self.aside.clear()
+
+    def numbers(self) -> set[int]:
+        """Those of all nodes that something living was computed from."""
+        found: dict[int, Node] = {}
+        left = list(self.nodes.values())
+        while left:
+            node = left.pop()
+            if node.number not in found:
+                found[node.number] = node
+                left.extend(nodes(node.args, node.kwargs))
+        return set(found)
 
     def of(self, tensor: object) -> Node | None:
         return self.nodes.get(id(tensor)) if self.nodes else None
 
     def softmaxes_aside(self, given: list[Tensor]) -> set[int]:
         """Of what was computed aside from the chain, among these tensors."""
-        if not self._aside:
+        if not self.aside:
             return set()
-        found = (self._aside.get(id(each)) for each in given)
+        found = (self.aside.get(id(each)) for each in given)
         return {softmax for each in found if each is not None for softmax in each[1]}
 
     def is_aside(self, tensor: Tensor) -> bool:
-        return id(tensor) in self._aside
+        return id(tensor) in self.aside
 
     def note_aside(self, tensor: Tensor, softmaxes: set[int]) -> None:
         at = id(tensor)
-        self._aside[at] = weakref.ref(tensor, lambda _: self._aside.pop(at, None)), softmaxes
+        self.aside[at] = weakref.ref(tensor, lambda _: self.aside.pop(at, None)), softmaxes
 
     def living(self) -> list[Tensor]:
         return [tensor for ref in list(self._alive.values()) if (tensor := ref()) is not None]

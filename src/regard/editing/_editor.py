@@ -84,6 +84,7 @@ class Editor(Follower):
         self.trouble: CannotEdit | None = None
         self.acted: set[int] = set()  # which of the edits, by number, have changed something
         self.check_ended: Callable[[], None] = lambda: None  # raises where an output went away unedited
+        self.forget_pass: Callable[[], None] = lambda: None  # what was written out in a pass that has ended
         self.last: Place | None = None  # of which the output was asked for
         self._met_before: Counter[Site] = Counter()
         self._memories: dict[tuple[int, Site], dict[Any, Any]] = {}
@@ -171,6 +172,14 @@ class Editor(Follower):
         layer = self._asked_layer(site)
         if not self.busy and layer is not None:
             self.trouble = self.trouble or self._refuse(site, layer, reason)
+
+    def _pass_ended(self, out: Any) -> None:
+        try:
+            if out is not None and not self.busy:
+                self.check_ended()
+        except CannotEdit as error:
+            self.trouble = self.trouble or error
+        self.forget_pass()
 
     def turns_met(self) -> list[int]:
         """How many calls of each edited site were met."""

@@ -40,7 +40,8 @@ class Functions(ListeningToFunctions):
     def __init__(self, editor: Editor, others_listen: Callable[[], bool]) -> None:
         super().__init__()
         self.editor, self.written, self.others_listen = editor, Written(editor), others_listen
-        self._chained, self._tracked = self.written.chain.nodes, editor.tracker.known
+        chain = self.written.chain
+        self._chained, self._aside, self._tracked = chain.nodes, chain.aside, editor.tracker.known
 
     @never_compiled
     def __torch_function__(
@@ -48,8 +49,9 @@ class Functions(ListeningToFunctions):
     ) -> Any:
         kwargs = kwargs or {}
         editor = self.editor
-        nothing_known = not self._tracked and not self._chained and editor.trouble is None
-        if nothing_known and (func in PLAIN or (func in PLAIN_WITH and is_plain_with(func, args))):
+        nothing_known = not self._tracked and not self._chained and not self._aside
+        plain = func in PLAIN or (func in PLAIN_WITH and is_plain_with(func, args))
+        if plain and nothing_known and editor.trouble is None:
             return run_unseen(editor, func, args, kwargs)
         if isinstance(func, torch._ops.OpOverload) and _in_operator():
             return func(*args, **kwargs)

@@ -25,6 +25,7 @@ from regard.watching._tracked import Partial, Product, Trace, Weights
 
 if TYPE_CHECKING:
     from regard.editing._editor import Editor, Met, Used
+    from regard.recording import Site
 
 # Logits so far below the largest of their row are those that a model has hidden, whatever number it writes there.
 HIDDEN = 5000.0
@@ -38,12 +39,22 @@ class Written:
         self._nodes: dict[int, Node] = {}  # by use: the product
         self._uses: dict[int, Used] = {}  # by the numbers of softmaxes and products: of several attentions, which it is
         self._replays: dict[int, tuple[Used, Replay]] = {}
+        self._late: dict[int, tuple[Site, int]] = {}  # by the numbers of softmaxes that were edited: where they are
 
     def clear(self) -> None:
         self.chain.clear()
         self._nodes.clear()
         self._uses.clear()
         self._replays.clear()
+        self._late.clear()
+
+    def _let_go(self) -> None:
+        """Forget calls of which nothing lives any more: what is known of one holds its weights."""
+        alive = self.chain.numbers()
+        self._uses = {number: use for number, use in self._uses.items() if number in alive}
+        used = {id(use) for use in self._uses.values()}
+        self._nodes = {at: node for at, node in self._nodes.items() if node.number in alive}
+        self._replays = {at: found for at, found in self._replays.items() if at in used}
 
     def step(self, func: Any, args: Any, kwargs: Any, others_listen: Callable[[], bool]) -> Any:
         """Run a function, edited where attention comes to its end in it."""
@@ -85,11 +96,10 @@ class Written:
                 node = self.chain.of(tensor)
                 if node is not None and isinstance(self.editor.tracker.of(tensor), Weights):
                     found |= node.softmaxes()
-        uses = (self._uses.get(number) for number in found)
-        late = next((use for use in uses if use is not None and id(use) in self._replays), None)
-        if late is not None and late.met is not None and self._meets_others(given):
+        late = next((self._late[number] for number in found if number in self._late), None)
+        if late is not None and self._meets_others(given):
             what = f"its output, and once more by {name_of(func)} of something else that was computed from them"
-            raise self.editor._refuse(late.met.site, late.met.layer, f"the model uses its weights in {what}")
+            raise self.editor._refuse(*late, f"the model uses its weights in {what}")
 
     def _meets_others(self, given: list[Tensor]) -> bool:
         others = [one for one in given if self.chain.of(one) is None and not self.chain.is_aside(one)]
@@ -155,7 +165,7 @@ class Written:
 
     def _note(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         tracker = self.editor.tracker
-        if not tracker:
+        if not tracker and not self.chain.aside:
             return
         several = out if isinstance(out, (tuple, list)) else ()
         parts = [(None, out)] if isinstance(out, Tensor) else list(enumerate(several))
@@ -251,8 +261,11 @@ class Written:
             own = self._uses.get(node.number)
             return call.output(node, out) if own is use or own is None else self._replay(own, trace).output(node, out)
 
+        self._let_go()
         replay = Replay(weights, output)
         self._replays[id(use)] = (use, replay)
+        numbers = [number for number, one in self._uses.items() if one is use]
+        self._late.update(dict.fromkeys(numbers, (met.site, met.layer)))
         return replay
 
 

@@ -71,7 +71,7 @@ class _Between(Cut):
 
     def _chosen(self, place: Place) -> tuple[Chosen, Chosen]:
         found: tuple[Chosen, Chosen] = place.once(
-            "chosen", lambda: (_places.queries(self.queries, place), _places.keys(self.keys, place))
+            ("chosen", self), lambda: (_places.queries(self.queries, place), _places.keys(self.keys, place))
         )
         return found
 

@@ -150,6 +150,7 @@ class Follower:
                 self._all_ended()
             if not self._stack and not self._enclosed(module):
                 self._end_of(None)
+                self._pass_ended(out)
                 self.tracker.clear()
                 self._direct.clear()
 
@@ -166,6 +167,9 @@ class Follower:
 
     def _all_ended(self) -> None:
         """No module is under way any more."""
+
+    def _pass_ended(self, out: Any) -> None:
+        """The model, or a part of it that was called by itself, has given its output, or None where it failed."""
 
     def _end_of(self, frame: Frame | None) -> None:
         """What is still open of a module's call, or of all, is settled with what is known."""
