@@ -355,7 +355,8 @@ def test_a_full_disk_is_told_with_what_to_do(tmp_path: Path, monkeypatch: pytest
         patched.setattr(Trainer, "save", full)
         done = run(f"{words} --steps 2")
         assert done.exit_code == 2 and done.stderr.splitlines()[-1] == (
-            f"regard: {tmp_path / LAST}: No space left on device; nothing was saved yet: free some space and start again"
+            f"regard: {tmp_path / LAST}: No space left on device; nothing was saved yet: free some space and start "
+            "again"
         )
     shutil.rmtree(tmp_path)
     assert run(f"{words} --steps 2").exit_code == 0
