@@ -350,8 +350,18 @@ def test_a_full_disk_is_told_with_what_to_do(tmp_path: Path, monkeypatch: pytest
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(tmp_path / LAST))
 
+    words = f"train --toy --out {tmp_path} {SIZES} --device cpu"
+    with monkeypatch.context() as patched:
+        patched.setattr(Trainer, "save", full)
+        done = run(f"{words} --steps 2")
+        assert done.exit_code == 2 and done.stderr.splitlines()[-1] == (
+            f"regard: {tmp_path / LAST}: No space left on device; nothing was saved yet: free some space and start "
+            "again"
+        )
+    shutil.rmtree(tmp_path)
+    assert run(f"{words} --steps 2").exit_code == 0
     monkeypatch.setattr(Trainer, "save", full)
-    done = run(f"train --toy --out {tmp_path} --steps 2 {SIZES} --device cpu")
+    done = run(f"{words} --steps 4 --resume")
     assert done.exit_code == 2 and done.stderr.splitlines()[-1] == (
         f"regard: {tmp_path / LAST}: No space left on device; what was saved before is whole: free some space, then "
         "--resume"

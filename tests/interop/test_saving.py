@@ -214,3 +214,30 @@ def test_what_others_write_at_this_moment_stays(tmp_path: Path) -> None:
     alive.commit()
     assert file.read_bytes() == b"later"
     assert sorted(os.listdir(tmp_path)) == [".run.regard.mine.partial", "run.regard"]
+
+
+SMALL: dict[str, Any] = {"vocab_size": 11, "embed_dim": 8, "num_layers": 1, "num_heads": 2, "ff_dim": 12}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        models.DecoderConfig(**SMALL, max_tokens=64, positions="rotary", rotary_base=1_000_000),
+        models.DecoderConfig(**SMALL, max_tokens=10**7, positions="rotary", window=10**6),
+        models.T5Config(**SMALL, max_distance=100_000),
+    ],
+)
+def test_large_numbers_that_need_no_weights_do_not_hinder_loading(config: Any, tmp_path: Path) -> None:
+    """A rotary base is often written as a whole number; it is no size."""
+    interop.save(models.build(config), tmp_path)
+    assert interop.load(tmp_path).config == config
+
+
+def test_sizes_that_the_weights_cannot_have_are_refused(tmp_path: Path) -> None:
+    interop.save(models.build(models.DecoderConfig(**SMALL, max_tokens=64)), tmp_path)
+    described = json.loads((tmp_path / "config.json").read_text())
+    for name, size in (("num_layers", 10**6), ("ff_dim", 10**9), ("num_kv_heads", 10**9)):
+        changed = {**described, "config": {**described["config"], name: size}}
+        (tmp_path / "config.json").write_text(json.dumps(changed))
+        with pytest.raises(ValueError, match=f"the configuration says {name} = {size}, and there are"):
+            interop.load(tmp_path)

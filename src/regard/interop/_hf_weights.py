@@ -24,6 +24,8 @@ from regard.interop._single import attention_of, is_attention_of_hf
 from regard.positions import Rotary
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+# sizes that say nothing about how many weights there are: a long text needs none
+_WITHOUT_WEIGHTS = ("max_tokens", "window", "max_distance")
 
 
 def from_hf(
@@ -183,7 +185,7 @@ def check_amounts(config: Any, shapes: list[list[int]]) -> None:
     numbers = sum(math.prod(shape) for shape in shapes)
     for field in dataclasses.fields(config):
         size = getattr(config, field.name)
-        if not isinstance(size, int) or field.name in ("max_tokens", "window"):  # a long text needs no weights
+        if not isinstance(size, int) or "int" not in str(field.type) or field.name in _WITHOUT_WEIGHTS:
             continue
         if size > (len(shapes) if field.name in ("num_layers", "decoder_layers") else numbers):
             raise ValueError(

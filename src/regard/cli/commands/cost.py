@@ -34,7 +34,7 @@ ARGUMENTS = {"latent": "kv_lora_rank", "q_latent": "q_lora_rank"} | {
     name: name
     for name in (
         "heads", "kv_heads", "length", "batch", "dtype", "device", "source_length", "int8", "rolling", "sinks",
-        "rope_dim", "threads", "link", "between",
+        "rope_dim", "threads", "link", "between", "experts",
     )
 }  # fmt: skip
 OPTIONS = {argument: option for names in (FIELDS, ARGUMENTS) for option, argument in names.items()}
@@ -170,7 +170,8 @@ def _print(bill: Cost, times: dict[str, Any], on: str | None, plot: Path | None,
 
 def _refuse(typed: dict[str, Any], options: Iterable[str], why: str) -> None:
     for option in options:
-        if typed[option] not in (None, False, 0):
+        value = typed[option]
+        if value is not None and value is not False and (option, value) != ("sinks", 0):
             raise ValueError(f"{terminal.flag(option)} {why}")
 
 

@@ -145,7 +145,10 @@ def train(
     except (ValueError, TypeError) as error:
         terminal.stop(str(error))
     except OSError as error:
-        hint = "; what was saved before is whole: free some space, then --resume" if error.errno == errno.ENOSPC else ""
+        saved = (out / engine.LAST).is_file()
+        then = "nothing was saved yet: free some space and start again"
+        then = "what was saved before is whole: free some space, then --resume" if saved else then
+        hint = f"; {then}" if error.errno == errno.ENOSPC else ""
         terminal.stop(f"{error.filename or out}: {error.strerror or error}{hint}")
     if not as_json and trainer.processes.first:
         _say_end(trainer, out, toy)
