@@ -60,6 +60,12 @@ export function pieces(tokens: string[]): (at: number) => Piece {
   };
 }
 
+/** Some tokens of a list as a text. */
+export function joined(tokens: string[], from: number, to: number): string {
+  const piece = pieces(tokens);
+  return tokens.slice(from, to).map((_, at) => (piece(from + at).space ? " " : "") + piece(from + at).text).join("");
+}
+
 const RTL = /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufeff]/u;
 const LTR = /[A-Za-z\u00c0-\u058f\u0900-\u1fff\u3040-\u9fff\uac00-\ud7af]/u;
 
