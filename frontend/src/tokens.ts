@@ -55,7 +55,7 @@ export function pieces(tokens: string[]): (at: number) => Piece {
     const goesOn = marks && token.startsWith("##") && token.length > 2;
     const shown = goesOn ? token.slice(2) : token;
     const closes = /^[.,;:!?)\]}’”'%…。，、；：！？）]+$/u.test(token);
-    const wide = /^[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]/u.test(token) && at > 0 && /[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]$/u.test(tokens[at - 1]!);
+    const wide = /^[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]/u.test(token) && at > 0 && /[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff][₁-₉]?$/u.test(tokens[at - 1]!);
     return { text: visible(shorten(shown)) || "∅", space: at > 0 && !goesOn && !closes && !wide, breaks };
   };
 }
