@@ -347,7 +347,7 @@ def test_tokens_that_are_parts_of_a_character_are_named_by_it() -> None:
     recording.tokens_from(Bytes(), torch.tensor([list("a猫é🐱".encode())]))
     assert recording.tokens == [["a", "猫₁", "猫₂", "猫₃", "é₁", "é₂", "🐱₁", "🐱₂", "🐱₃", "🐱₄"]]
     # parts without the rest, and a sign that stands for such parts in the text itself, keep the tokenizer's names
-    cut = [*"猫".encode()[1:], *"b".encode(), *"猫".encode()[:2]]
+    cut = [*"猫".encode()[1:], *b"b", *"猫".encode()[:2]]
     recording.tokens_from(Bytes(), torch.tensor([cut, [0xEF, 0xBF, 0xBD, 0x61, 0x62]]))
     names = [[chr(0x100 + one) for one in row] for row in ([0x8C, 0xAB, 0xE7, 0x8C], [0xEF, 0xBF, 0xBD])]
     assert recording.tokens == [[*names[0][:2], "b", *names[0][2:]], [*names[1], "a", "b"]]
