@@ -57,7 +57,7 @@ SDPA_NAMES = {
 }
 MODULE_NAMES = {
     "attn_mask": "give a boolean tensor (True = hidden) as mask=masks.drop(tensor), a float tensor as bias=tensor",
-    "key_padding_mask": "give mask=masks.drop(tensor[:, None, None, :]) (True = padding) or mask=masks.padding(lengths)",
+    "key_padding_mask": "give masks.drop(tensor[:, None, None, :]) (True = padding) or masks.padding(lengths) as mask=",
     "is_causal": "give mask=masks.causal()",
     "need_weights": "leave it out, and call observe for weights and their statistics",
     "average_attn_weights": "leave it out, and call observe for weights and their statistics",

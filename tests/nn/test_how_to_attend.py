@@ -108,7 +108,7 @@ def test_keywords_of_torchs_module_are_refused_with_their_names_here(name: str) 
     x = torch.randn(1, 3, 12, dtype=torch.float64)
     for theirs, ours in {
         "attn_mask": ["True = hidden", "mask=masks.drop(tensor)", "bias=tensor"],
-        "key_padding_mask": ["mask=masks.drop(tensor[:, None, None, :])", "mask=masks.padding(lengths)"],
+        "key_padding_mask": ["masks.drop(tensor[:, None, None, :])", "masks.padding(lengths)", "mask="],
         "is_causal": ["mask=masks.causal()"],
         "need_weights": ["leave it out, and call observe"],
         "average_attn_weights": ["call observe"],
