@@ -215,3 +215,21 @@ def test_an_offset_far_beyond_the_keys_sees_all_or_nothing_under_causal(offset: 
     expected = regard.attention(q, k, v, backend=backend) if offset > 0 else torch.zeros_like(q)
     assert torch.allclose(out, expected, rtol=0, atol=1e-6)
     assert not regard.attention(q, k, v, mask=masks.window(left=3), query_offset=offset, backend=backend).any()
+
+
+@pytest.mark.parametrize("call", [regard.attention, regard.observe, regard.explain], ids=lambda call: call.__name__)
+def test_arguments_of_torchs_function_are_refused_with_their_names_here(call: Callable[..., Any]) -> None:
+    given = query(), key(), key()
+    name = "attention" if call is regard.explain else call.__name__
+    for theirs, ours in {
+        "attn_mask": ["True = may attend", "mask=masks.keep(tensor)", "bias=tensor"],
+        "is_causal": ["mask=masks.causal()", "query_offset=0"],
+        "dropout_p": ["give dropout="],
+        "enable_gqa": ["leave it out"],
+    }.items():
+        with pytest.raises(TypeError) as raised:
+            call(*given, **{theirs: True})
+        said = str(raised.value)
+        assert said.startswith(f"{name} has no argument {theirs}; {theirs}: ") and all(part in said for part in ours)
+    with pytest.raises(TypeError, match=f"{name} has no argument tempreature; (it takes mask, bias, |explain linear)"):
+        call(*given, tempreature=2.0)

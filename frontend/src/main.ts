@@ -2,7 +2,7 @@ import { palette } from "./colours";
 import { Data, fromBase64, inflate, matrixFrom } from "./data";
 import { el, fill, reveal } from "./dom";
 import { opening } from "./opening";
-import { pieces } from "./tokens";
+import { joined } from "./tokens";
 import { pickers } from "./pickers";
 import { type State, Store, type View } from "./state";
 import style from "./style.css";
@@ -127,8 +127,7 @@ function run(store: Store, page: HTMLElement, back: Around["back"]): void {
 
 /** The text as one would say it: what a walk begins with. */
 function spoken(store: Store): string {
-  const tokens = store.layer.keyText, piece = pieces(tokens);
-  const text = tokens.slice(0, 14).map((_, at) => (piece(at).space ? " " : "") + piece(at).text).join("").replace(/\[(CLS|SEP|PAD)\]|<[^>]{0,20}>/g, " ").trim();
+  const text = joined(store.layer.keyText, 0, 14).replace(/\[(CLS|SEP|PAD)\]|<[^>]{0,20}>/g, " ").trim();
   return /\p{L}/u.test(text) ? text : "The cat sat on the mat.";
 }
 

@@ -55,9 +55,15 @@ export function pieces(tokens: string[]): (at: number) => Piece {
     const goesOn = marks && token.startsWith("##") && token.length > 2;
     const shown = goesOn ? token.slice(2) : token;
     const closes = /^[.,;:!?)\]}’”'%…。，、；：！？）]+$/u.test(token);
-    const wide = /^[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]/u.test(token) && at > 0 && /[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]$/u.test(tokens[at - 1]!);
+    const wide = /^[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]/u.test(token) && at > 0 && /[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff][₁-₉]?$/u.test(tokens[at - 1]!);
     return { text: visible(shorten(shown)) || "∅", space: at > 0 && !goesOn && !closes && !wide, breaks };
   };
+}
+
+/** Some tokens of a list as a text. */
+export function joined(tokens: string[], from: number, to: number): string {
+  const piece = pieces(tokens);
+  return tokens.slice(from, to).map((_, at) => (piece(from + at).space ? " " : "") + piece(from + at).text).join("");
 }
 
 const RTL = /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufeff]/u;

@@ -77,3 +77,8 @@ test("more weight is further from the paper in lightness, so colours are read wi
   assert.ok(rises(every(HEAT_DARK, 0, 255)) && rises(every(HEAT_LIGHT, 255, 0)));
   for (const end of [0, 255]) assert.ok(rises(every(DIFFERENCE_DARK, 128, end)) && rises(every(DIFFERENCE_LIGHT, end, 128)));
 });
+
+test("parts of characters of a script without spaces stand without spaces", () => {
+  const piece = pieces(["猫₁", "猫₂", "坐₁", "a"]);
+  assert.deepEqual([0, 1, 2, 3].map((at) => piece(at).space), [false, false, false, true]);
+});

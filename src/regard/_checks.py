@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from numbers import Integral
 from os import PathLike
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, NoReturn, TypeGuard
 
 import torch
 
@@ -45,3 +46,31 @@ def as_path(name: str, given: Any) -> Path:
 def autocasts(device: str) -> bool:
     """Whether torch makes one dtype of what it is given, on devices of this kind."""
     return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+
+
+# what arguments of torch's scaled_dot_product_attention are here, and those of its MultiheadAttention
+SDPA_NAMES = {
+    "attn_mask": "give a boolean tensor (True = may attend) as mask=masks.keep(tensor), a float tensor as bias=tensor",
+    "is_causal": "give mask=masks.causal(), and query_offset=0 if the first query stands at the first key",
+    "dropout_p": "give dropout=",
+    "enable_gqa": "leave it out: key and value may have fewer heads",
+}
+MODULE_NAMES = {
+    "attn_mask": "give a boolean tensor (True = hidden) as mask=masks.drop(tensor), a float tensor as bias=tensor",
+    "key_padding_mask": "give masks.drop(tensor[:, None, None, :]) (True = padding) or masks.padding(lengths) as mask=",
+    "is_causal": "give mask=masks.causal()",
+    "need_weights": "leave it out, and call observe for weights and their statistics",
+    "average_attn_weights": "leave it out, and call observe for weights and their statistics",
+}
+
+
+def unknown_names(given: Iterable[str], known: Mapping[str, str], otherwise: str) -> str:
+    """What to write for arguments that there are not: by torch's names, or in general."""
+    found = {name: known[name] for name in sorted(given) if name in known}
+    return "; ".join(f"{name}: {hint}" for name, hint in found.items()) or otherwise
+
+
+def refuse_names(call: str, given: Iterable[str], otherwise: str) -> NoReturn:
+    """Refuse arguments that a function does not have."""
+    names = sorted(given)
+    raise TypeError(f"{call} has no argument {', '.join(names)}; {unknown_names(names, SDPA_NAMES, otherwise)}")

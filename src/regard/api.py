@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, Never, NoReturn
 
 import torch
 import torch.autograd.forward_ad as forward_ad
@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from regard import _sharded
 from regard._arguments import prepare
+from regard._checks import refuse_names
 from regard.backends import _guard
 from regard.backends._base import Program, accumulation, reads_values
 from regard.bias import Bias
@@ -34,6 +35,7 @@ _transforms = torch._C._functorch.peek_interpreter_stack
 _autocasts = torch._C._is_any_autocast_enabled
 _derives = torch.is_grad_enabled
 _STRIDED = torch.strided
+_TAKES = "it takes mask, bias, scale, softcap, sinks, dropout, query_offset and backend"
 _WHOLE, _REAL = (type(None), int), (type(None), float)
 
 
@@ -50,6 +52,7 @@ def attention(
     dropout: float = 0.0,
     query_offset: int | Tensor | None = None,
     backend: str = "auto",
+    **others: Never,
 ) -> Tensor:
     """Attention: softmax(softcap(scale·q·kᵀ) + bias)·v over the keys that the mask permits.
 
@@ -75,6 +78,8 @@ def attention(
     >>> attention(q, k, v)[0, 0]
     tensor([[1., 1., 1., 1.]])
     """
+    if others:
+        refuse_names("attention", others, _TAKES)
     given = (query, key, value, mask, bias, scale, softcap, sinks, dropout, query_offset)
     if torch.compiler.is_compiling():
         from regard._compiled import attention as compiled
@@ -232,7 +237,7 @@ def explain(
         given = {"mask": mask, "scale": scale, "query_offset": query_offset, "form": backend, **linear}
         return _explain_linear(kind, (query, key, value), softmax_only, given)
     if linear:
-        raise TypeError(f"attention has no argument {', '.join(linear)}; explain linear attention with kind='linear'")
+        refuse_names("attention", linear, "explain linear attention with kind='linear'")
     check_want(want)
     softmax = (query, key, value, mask, bias, scale, softcap, sinks, dropout, query_offset)
     if (spread := _sharded.of(query, key, value)) is not None:
@@ -309,6 +314,7 @@ def observe(
     value_norms: Tensor | None = None,
     output: Tensor | None = None,
     differentiable: bool = False,
+    **others: Never,
 ) -> Observation:
     """Compute ``attention``, and exact statistics of its weights (before dropout).
 
@@ -327,6 +333,8 @@ def observe(
         TypeError, ValueError: as ``attention`` does.
         Refused: under torch.compile, vmap and other transforms, where the numbers cannot be read.
     """
+    if others:
+        refuse_names("observe", others, _TAKES)
     want = Want() if want is None else want
     check_want(want)
     if torch.compiler.is_compiling():

@@ -261,3 +261,90 @@ def test_the_page_speaks_chinese_and_its_theme_can_be_changed(open_page) -> None
     assert opened.page.inner_text("[role=tab] >> nth=0") == "Text"
     opened.page.click(".tools .chip:nth-child(2)")
     assert opened.page.get_attribute(".regard", "data-theme") == "dark"
+
+
+def test_a_cell_between_two_of_the_map_belongs_to_the_one_that_holds_its_pair(open_page) -> None:
+    recording = sentence([f"w{n}" for n in range(100)], layers=1, heads=1, size=64)
+    one = recording[0, 0]
+    first = [row * 100 // 64 for row in range(65)]
+
+    def cell(at: int) -> int:
+        return max(row for row in range(64) if first[row] <= at)
+
+    at = next(at for at in range(100) if cell(at) != int((at + 0.5) * 64 / 100))  # rounding would take its neighbour
+    key = next(key for key in range(100) if key not in one.top_keys[at].tolist())
+    opened = open_page(recording, layer=0, head=0)
+    opened.view("head")
+    opened.page.focus(".map canvas")
+    for _ in range(at):
+        opened.page.keyboard.press("ArrowDown")
+    for _ in range(key):
+        opened.page.keyboard.press("ArrowRight")
+    opened.settle()
+    said = opened.page.inner_text(".tip b")
+    row, column = cell(at), cell(key)
+    pairs = (first[row + 1] - first[row]) * (first[column + 1] - first[column])
+    assert f"mean of {pairs} weights" in said
+    # eight bits of the square root
+    assert float(said.split()[-2]) / 100 == pytest.approx(float(one.map[row, column]), abs=4e-3 * float(one.map.max()))
+
+
+def test_compared_maps_have_scales_with_the_largest_weight_and_the_largest_difference(open_page) -> None:
+    recording = sentence(layers=1)
+    opened = open_page(recording, layer=0, head=1)
+    opened.view("compare")
+    a, b = recording[0, 1].map, recording[0, 2].map
+    scales = opened.page.eval_on_selector_all(".three .scale", "all => all.map(one => one.textContent)")
+    top, most = 100 * max(float(a.max()), float(b.max())), 100 * float((a - b).abs().max())
+    assert scales == [f"weight 0 %{top:.1f} %"] * 2 + [f"−{most:.1f} %+{most:.1f} %"]
+    # colours go with square roots, and the scale's numbers evenly: nearly half of the colours lie below a quarter
+    for nth, place in ((0, (8 / 17) ** 2), (2, (1 - (1 / 17) ** 2) / 2)):
+        ground = opened.page.evaluate(f"document.querySelectorAll('.three .scale i')[{nth}].style.background")
+        assert float(ground.split("rgb")[9].split(")")[1].strip(" ,%")) == pytest.approx(100 * place, abs=0.01)
+
+
+def test_a_difference_of_nearly_nothing_says_so(open_page) -> None:
+    before, after = sentence(layers=1, title="a"), sentence(layers=1, title="b")
+    after.calls[0].parts["map"] = after.calls[0].parts["map"] + 3e-5
+    opened = open_page(before, against=after, layer=0, head=1)
+    opened.view("compare")
+    assert opened.page.inner_text(".three section:nth-child(3) .scale").split("\n") in (
+        ["< 0.01 %", "< 0.01 %"],
+        ["< 0.01 % < 0.01 %"],
+    )
+
+
+def test_the_strip_of_entropies_is_named_beside_it_and_not_across_the_labels_of_keys(open_page) -> None:
+    opened = open_page(sentence(["a", "b", "c"], layers=1), layer=0, head=0)
+    opened.view("compare")
+    inked = """canvas => {
+      const ratio = canvas.width / canvas.clientWidth, width = canvas.clientWidth, height = canvas.clientHeight;
+      const left = width < 420 ? 62 : 104, top = width < 420 ? 56 : 84;
+      const size = Math.min(width - left - 38, height - top - 26), right = left + size;
+      const ink = (x, y, w, h) => canvas.getContext('2d').getImageData(x * ratio, y * ratio, w * ratio, h * ratio).data
+        .filter((value, at) => at % 4 === 3 && value > 0).length;
+      return [ink(right + 2, top - 45, 34, 40), ink(right + 26, top, 12, 45)];
+    }"""
+    above, beside = opened.page.eval_on_selector(".three section:nth-child(1) canvas", inked)
+    assert above == 0 and beside > 0
+
+
+def test_the_overview_says_what_its_strongest_colour_is(open_page) -> None:
+    opened = open_page(sentence())
+    opened.view("overview")
+    assert "up to that head's largest" in opened.page.inner_text(".overview .help")
+
+
+@pytest.mark.parametrize("view", ["walk", "overview"])
+def test_print_has_all_of_a_view_not_its_first_screen(open_page, view) -> None:
+    opened = open_page(sentence(layers=9), size=(900, 500))
+    opened.view(view)
+    opened.page.emulate_media(media="print")
+    opened.settle()
+    last = opened.page.evaluate("[...document.querySelectorAll('.step, .cell')].at(-1).getBoundingClientRect().bottom")
+    assert last > 900
+    assert opened.page.evaluate("document.documentElement.scrollHeight") >= last
+    clipped = opened.page.evaluate("""[...document.querySelectorAll('.regard, main, main *')].filter(one =>
+      one.scrollHeight > one.clientHeight + 1 && /auto|hidden|scroll/.test(getComputedStyle(one).overflowY)
+      && one.querySelector('.step, .cell')).length""")
+    assert clipped == 0

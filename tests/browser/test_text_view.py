@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tests.browser.recordings import WORDS, generated, sentence, translation
+from tests.browser.recordings import WORDS, call_of, generated, recording_of, sentence, translation
 
 import regard
 from regard import models
@@ -333,3 +333,67 @@ def test_a_right_to_left_text_runs_from_right_to_left(open_page) -> None:
         opened.page.get_attribute(".t.chosen", "data-at") == "0"
         or opened.page.get_attribute(".t.chosen", "data-at") == "1"
     )
+
+
+def test_what_a_long_text_receives_is_said_of_runs_of_tokens_not_of_single_ones(open_page) -> None:
+    recording = sentence([f" w{at % 23}" for at in range(1100)], layers=1, heads=1)
+    opened = open_page(recording, layer=0, head=0)
+    opened.page.focus(".pane .scroller")
+    opened.page.keyboard.press("Escape")
+    opened.settle()
+    mass = recording[0, 0].key_mass.double()
+    rows = opened.page.eval_on_selector_all(
+        ".looks li[data-at]",
+        "all => all.map(li => [li.querySelector('bdi').textContent, li.querySelector('.place').textContent, "
+        "Number(li.dataset.at), Number(li.dataset.weight)])",
+    )
+    assert len(rows) == 12
+    for words, place, at, weight in rows:
+        start, end = (int(part) for part in place.split("–"))
+        assert start == at and end - start in (1, 2)
+        assert weight == pytest.approx(float(mass[start : end + 1].sum() / mass.sum()), rel=1e-3)
+        assert words == " ".join(f"w{n % 23}" for n in range(start, end + 1))
+    assert "runs of about 2 tokens" in opened.page.inner_text(".panel")
+
+
+def test_a_short_text_says_what_each_token_receives(open_page) -> None:
+    recording = sentence(layers=1, heads=1)
+    opened = open_page(recording, layer=0, head=0)
+    opened.page.focus(".pane .scroller")
+    opened.page.keyboard.press("Escape")
+    opened.settle()
+    mass = recording[0, 0].key_mass
+    rows = opened.page.eval_on_selector_all(
+        ".looks li[data-at]", "all => all.map(li => [Number(li.dataset.at), Number(li.dataset.weight)])"
+    )
+    for at, weight in rows:
+        assert weight == pytest.approx(float(mass[at] / mass.sum()), rel=1e-3)
+    assert "runs of" not in opened.page.inner_text(".panel")
+
+
+def test_weights_that_were_rounded_to_save_room_are_not_called_exact(open_page, monkeypatch) -> None:
+    from regard._page import _pack
+
+    recording = sentence([f" w{at % 23}" for at in range(301)], layers=2, heads=4)
+    opened = open_page(recording, layer=0, head=0)
+    assert "They are exact." in opened.page.inner_text(".panel .note")
+    monkeypatch.setattr(_pack, "SMALL", 45_000)
+    monkeypatch.setattr(_pack, "LARGE", 45_000)
+    opened = open_page(recording, layer=0, head=0)
+    opened.word(7)
+    note = opened.page.inner_text(".panel .note")
+    assert "rounded, by up to 0.4 percentage points" in note and "exact" not in note
+    one = recording[0, 0]
+    known = dict(zip(one.top_keys[7].tolist(), one.top_weights[7].tolist(), strict=True))
+    found = opened.listed()
+    assert found and max(abs(known[at] - weight) for at, weight in found) <= 0.004
+
+
+@pytest.mark.parametrize(("tokens", "listed"), [(12, 12), (13, 13), (14, 12)])
+def test_a_list_does_not_say_and_one_more_where_that_one_would_fit(open_page, tokens: int, listed: int) -> None:
+    even = call_of(torch.zeros(1, 1, tokens, tokens, dtype=torch.float64), 0)
+    opened = open_page(recording_of([even], [f"w{n}" for n in range(tokens)]), layer=0, head=0)
+    opened.word(3)
+    assert len(opened.listed()) == listed
+    rest = opened.page.eval_on_selector_all(".looks .rest", "all => all.map(one => one.textContent)")
+    assert rest == ([] if listed == tokens else ["and 2 more"])

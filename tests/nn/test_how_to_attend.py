@@ -101,3 +101,19 @@ def test_what_cannot_be_is_refused() -> None:
             regard.interop.to_torch(MultiHeadAttention(12, 4, **how))
     assert "scale=0.5" in repr(made(scale=0.5))
     assert "sinks=True" in repr(made(sinks=True)) and "sinks" not in repr(made())
+
+
+@pytest.mark.parametrize("name", ["forward", "observe"])
+def test_keywords_of_torchs_module_are_refused_with_their_names_here(name: str) -> None:
+    x = torch.randn(1, 3, 12, dtype=torch.float64)
+    for theirs, ours in {
+        "attn_mask": ["True = hidden", "mask=masks.drop(tensor)", "bias=tensor"],
+        "key_padding_mask": ["masks.drop(tensor[:, None, None, :])", "masks.padding(lengths)", "mask="],
+        "is_causal": ["mask=masks.causal()"],
+        "need_weights": ["leave it out, and call observe"],
+        "average_attn_weights": ["call observe"],
+    }.items():
+        with pytest.raises(TypeError) as raised:
+            getattr(made(), name)(x, **{theirs: None})
+        assert str(raised.value).startswith(f"{theirs}: no such keyword; {theirs}: ")
+        assert all(part in str(raised.value) for part in ours)

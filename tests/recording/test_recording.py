@@ -330,3 +330,37 @@ def test_an_id_that_the_tokenizer_has_no_word_for_keeps_its_number() -> None:
     recording = regard.Recording()
     recording.tokens_from(Few(), torch.tensor([[3, 7]]))
     assert recording.tokens == [["cat", "<id 7>"]]
+
+
+class Bytes:
+    """A tokenizer of single bytes, which reads and writes UTF-8 and names each byte by a letter of its own."""
+
+    def decode(self, ids: list[int]) -> str:
+        return bytes(ids).decode("utf-8", errors="replace")
+
+    def convert_ids_to_tokens(self, ids: list[int]) -> list[str]:
+        return [chr(0x100 + one) for one in ids]
+
+
+def test_tokens_that_are_parts_of_a_character_are_named_by_it() -> None:
+    recording = regard.Recording()
+    recording.tokens_from(Bytes(), torch.tensor([list("a猫é🐱".encode())]))
+    assert recording.tokens == [["a", "猫₁", "猫₂", "猫₃", "é₁", "é₂", "🐱₁", "🐱₂", "🐱₃", "🐱₄"]]
+    # parts without the rest, and a sign that stands for such parts in the text itself, keep the tokenizer's names
+    cut = [*"猫".encode()[1:], *b"b", *"猫".encode()[:2]]
+    recording.tokens_from(Bytes(), torch.tensor([cut, [0xEF, 0xBF, 0xBD, 0x61, 0x62]]))
+    names = [[chr(0x100 + one) for one in row] for row in ([0x8C, 0xAB, 0xE7, 0x8C], [0xEF, 0xBF, 0xBD])]
+    assert recording.tokens == [[*names[0][:2], "b", *names[0][2:]], [*names[1], "a", "b"]]
+
+
+def test_many_parts_of_characters_take_no_more_than_linear_time() -> None:
+    class Counted(Bytes):
+        calls = 0
+
+        def decode(self, ids: list[int]) -> str:
+            Counted.calls += 1
+            return super().decode(ids)
+
+    recording = regard.Recording()
+    recording.tokens_from(Counted(), torch.full((1, 501), 0x80))
+    assert Counted.calls <= 12 * 501 + 1 and recording.tokens == [[chr(0x180)] * 501]

@@ -4,7 +4,7 @@ import { el, fill } from "../dom";
 import type { Pick, State, Store } from "../state";
 import { label, percent } from "../tokens";
 import { type Cell, MapCanvas, pictureOf, placed } from "./map";
-import { cellText } from "./head";
+import { cellText, scale } from "./head";
 import { labelText, statText } from "./overview";
 
 const STATS: Stat[] = ["entropy", "max_weight", "first", "previous", "same", "near", "distance", "induction"];
@@ -34,6 +34,7 @@ export class CompareView {
   private readonly maps: { a: MapCanvas; b: MapCanvas; d: MapCanvas };
   private readonly tips: Record<"a" | "b" | "d", HTMLElement>;
   private readonly titles = { a: el("h2", {}), b: el("h2", {}), d: el("h2", {}) };
+  private readonly scales = { a: el("div", {}), b: el("div", {}), d: el("div", {}) };
   private shown = "";
 
   constructor(private readonly store: Store) {
@@ -49,7 +50,7 @@ export class CompareView {
     const all = Object.values(this.maps);
     for (const map of all) map.twin = all.filter((other) => other !== map);
     for (const name of ["a", "b", "d"] as const) this.maps[name].element.append(this.tips[name]);
-    fill(this.element, this.bar, el("div", { class: "three" }, ...(["a", "b", "d"] as const).map((name) => el("section", {}, this.titles[name], this.maps[name].element))), this.below);
+    fill(this.element, this.bar, el("div", { class: "three" }, ...(["a", "b", "d"] as const).map((name) => el("section", {}, this.titles[name], this.maps[name].element, this.scales[name]))), this.below);
   }
 
   private get a(): Pick {
@@ -88,12 +89,17 @@ export class CompareView {
     const ma = la.map(a.head), mb = lb.map(b.head);
     this.maps.a.show(la, pa.values && ma ? heatmap(pa.values, ma.rows, ma.columns, top, store.colours.heat) : null, top, store.colours, `A: ${this.name(a)}`, a.head, true);
     this.maps.b.show(lb, pb.values && mb ? heatmap(pb.values, mb.rows, mb.columns, top, store.colours.heat) : null, top, store.colours, `B: ${this.name(b)}`, b.head, true);
-    let difference: HTMLCanvasElement | null = null;
+    for (const name of ["a", "b"] as const) fill(this.scales[name], scale(store.colours.heat, `${store.say("weight")} 0 %`, percent(top)));
+    let difference: HTMLCanvasElement | null = null, most = 0;
     if (pa.values && pb.values && ma && mb) {
       const other = resample(pb.values, mb.rows, mb.columns, ma.rows, ma.columns);
       const values = pa.values.map((value, at) => value - other[at]!);
-      difference = differences(values, ma.rows, ma.columns, Math.max(1e-9, values.reduce((most, value) => Math.max(most, Math.abs(value)), 0)), store.colours.difference);
+      most = values.reduce((largest, value) => Math.max(largest, Math.abs(value)), 0);
+      difference = differences(values, ma.rows, ma.columns, Math.max(1e-9, most), store.colours.difference);
     }
+    // stretched to the largest difference, which may be next to nothing: the numbers say so
+    const [minus, plus] = most < 1e-4 ? ["", ""] : ["−", "+"];
+    fill(this.scales.d, most ? scale(store.colours.difference, minus + percent(most), plus + percent(most), 2) : null);
     this.maps.d.show(la, difference, top, store.colours, store.say("difference"), null, true);
     fill(this.titles.a, "A  ", el("span", {}, this.name(a)));
     fill(this.titles.b, "B  ", el("span", {}, this.name(b)));

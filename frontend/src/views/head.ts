@@ -1,4 +1,4 @@
-import { css } from "../colours";
+import { css, type Palette } from "../colours";
 import { el, fill } from "../dom";
 import type { State, Store } from "../state";
 import { label, percent } from "../tokens";
@@ -12,19 +12,23 @@ export function cellText(store: Store, layer: Store["layer"], heads: number[], c
   if (known.every((weight) => weight !== null)) return percent(known.reduce((sum, weight) => sum + weight!, 0) / heads.length);
   const map = layer.map(heads[0]!);
   if (!map) return store.say("cell_below");
-  const row = Math.min(map.rows - 1, Math.floor(((cell.query + 0.5) * map.rows) / layer.queries));
-  const column = Math.min(map.columns - 1, Math.floor(((cell.key + 0.5) * map.columns) / layer.keys));
+  const within = (at: number, size: number, count: number) => Math.ceil(((at + 1) * count) / size) - 1;
+  const row = within(cell.query, layer.queries, map.rows), column = within(cell.key, layer.keys, map.columns);
   const mean = heads.reduce((sum, head) => sum + layer.map(head)!.weight(row, column), 0) / heads.length;
   const span = (at: number, size: number, count: number) => Math.floor(((at + 1) * size) / count) - Math.floor((at * size) / count);
   const pairs = span(row, layer.queries, map.rows) * span(column, layer.keys, map.columns);
   return `${store.say("cell_below")}; ${store.say("cell_mean", { n: pairs, value: percent(mean) })}`;
 }
 
-/** What the colours say: from no weight to the largest of the map. */
-function scale(store: Store, top: number): HTMLElement {
-  const colours = el("i", {}), { heat } = store.colours;
-  colours.style.background = `linear-gradient(to right, ${[0, 64, 128, 192, 255].map((at) => css(heat[at]!)).join(", ")})`;
-  return el("p", { class: "scale" }, `${store.say("weight")} 0 %`, colours, percent(top));
+/** What the colours say. They go with square roots, and along the scale numbers go evenly: what is in its middle is half. */
+export function scale(shades: Palette["heat"], least: string, most: string, sides = 1): HTMLElement {
+  const colours = el("i", {});
+  const stops = [...Array(18).keys()].map((n) => {
+    const root = sides * (n / 17 - 1) + 1; // 0 to 1, or −1 to 1 on two sides of nothing
+    return `${css(shades[n * 15]!)} ${(100 * (root * Math.abs(root) + sides - 1)) / sides}%`;
+  });
+  colours.style.background = `linear-gradient(to right, ${stops.join()})`;
+  return el("p", { class: "scale" }, least, colours, most);
 }
 
 /** One head's map with its tokens along both sides, from the whole to single weights. */
@@ -92,7 +96,7 @@ export class HeadView {
       el("h2", {}, one ? store.say("layer_head", { layer: layer.index, head: layer.heads[heads[0]!]! }) : store.say("layer_mean", { layer: layer.index, n: heads.length })),
       el("p", { class: "who" }, one ? labelText(store, layer.header.rows[heads[0]!]!.label) : ""),
       el("table", { class: "stats" }, el("tbody", {}, ...rows.map(([name, value]) => el("tr", {}, el("th", { scope: "row" }, store.say(`stat_${name}`)), el("td", {}, name === "entropy" ? store.say("nats", { value: statText(name, value) }) : statText(name, value)))))),
-      layer.header.map ? scale(store, top) : el("p", { class: "empty" }, store.say("no_map")),
+      layer.header.map ? scale(store.colours.heat, `${store.say("weight")} 0 %`, percent(top)) : el("p", { class: "empty" }, store.say("no_map")),
       el("p", { class: "note" }, store.say(layer.isExact ? "exact_note" : store.detail ? one ? "zoom_exact" : "zoom_one" : "zoom_stored", { k: layer.header.top?.k ?? 0 })));
   }
 

@@ -70,7 +70,7 @@ export class MapCanvas {
     const width = this.element.clientWidth, height = this.element.clientHeight;
     const gutter = width < 420 ? 62 : 104, head = width < 420 ? 56 : 84;
     const strip = 26; // also where there are no strips: maps side by side have one size
-    const wide = Math.max(20, width - gutter - strip), high = Math.max(20, height - head - strip);
+    const wide = Math.max(20, width - gutter - strip - 12), high = Math.max(20, height - head - strip); // 12: the strip's name
     // cells are squares where queries and keys are as many
     const scale = Math.min(wide / this.layer.keys, high / this.layer.queries);
     const square = this.layer.keys / this.layer.queries < 4 && this.layer.queries / this.layer.keys < 4;
@@ -87,12 +87,6 @@ export class MapCanvas {
     const least = Math.min(4, layer.queries, layer.keys);
     const rows = clamp(span.rows * factor, least, layer.queries), columns = clamp(span.columns * factor, least, layer.keys);
     this.settle({ row: span.row + (span.rows - rows) * py, rows, column: span.column + (span.columns - columns) * px, columns });
-  }
-
-  /** Bring a pair into the middle, so close that it can be read. */
-  focus(query: number, key: number): void {
-    const rows = Math.min(this.layer.queries, 24), columns = Math.min(this.layer.keys, 24);
-    this.settle({ row: query - rows / 2, rows, column: key - columns / 2, columns });
   }
 
   private settle(span: Span, tell = true): void {
@@ -221,8 +215,8 @@ export class MapCanvas {
       context.drawImage(this.picture, span.column * sx, span.row * sy, span.columns * sx, span.rows * sy, box.left, box.top, box.width, box.height);
     }
     this.drawExact(context, box);
-    context.restore();
     this.drawMarks(context, box);
+    context.restore();
     this.drawLabels(context, box);
     this.drawStrips(context, box);
     context.strokeStyle = colours.line;
@@ -255,10 +249,6 @@ export class MapCanvas {
   private drawMarks(context: CanvasRenderingContext2D, box: { left: number; top: number; width: number; height: number }): void {
     const { span, colours } = this;
     const wide = box.width / span.columns, high = box.height / span.rows;
-    context.save();
-    context.beginPath();
-    context.rect(box.left, box.top, box.width, box.height);
-    context.clip();
     for (const [cell, colour] of [[this.marked, colours.from], [this.pointed, colours.ink]] as const) {
       if (!cell) continue;
       const x = box.left + (cell.key - span.column) * wide, y = box.top + (cell.query - span.row) * high;
@@ -269,7 +259,6 @@ export class MapCanvas {
       if (cell.key >= 0) context.strokeRect(x, box.top + 0.5, Math.max(2, wide), box.height - 1);
       context.globalAlpha = 1;
     }
-    context.restore();
   }
 
   private drawLabels(context: CanvasRenderingContext2D, box: { left: number; top: number; width: number; height: number }): void {
@@ -321,7 +310,7 @@ export class MapCanvas {
       context.restore();
     };
     if (entropy) {
-      name(this.stripNames[0], box.left + box.width + 14, box.top - 5, -Math.PI / 2);
+      name(this.stripNames[0], box.left + box.width + 32, box.top, Math.PI / 2); // above the strip it would meet the last key's label
       const most = entropy.reduce((top, value) => (value > top ? value : top), 1e-9);
       for (let y = 0; y < box.height; y++) {
         const value = entropy[Math.floor(((span.row + (y / box.height) * span.rows) / layer.queries) * entropy.length)]!;

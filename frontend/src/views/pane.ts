@@ -93,7 +93,7 @@ export class Pane implements Words {
     let text = "";
     for (let at = number * BLOCK; at < Math.min(this.tokens.length, (number + 1) * BLOCK); at++) {
       const { text: shown, space, breaks } = this.piece(at);
-      text += this.isColumn ? `${shown}\n` : (space ? " " : "") + shown + (breaks ? "\n" : "");
+      text += this.isColumn ? `${shown}\n` : (space && at % BLOCK ? " " : "") + shown + (breaks ? "\n" : "");
     }
     this.blocks[number]!.textContent = text;
   }
@@ -110,7 +110,7 @@ export class Pane implements Words {
     for (let at = number * BLOCK; at < Math.min(this.tokens.length, (number + 1) * BLOCK); at++) {
       const { text, space, breaks } = this.piece(at);
       const token = el("span", { class: this.generated !== null && at >= this.generated ? "t generated" : "t", "data-at": at }, text);
-      if (!this.isColumn && space) parts.append(" ");
+      if (!this.isColumn && space && at % BLOCK) parts.append(" ");
       parts.append(token);
       if (breaks && !this.isColumn) parts.append(el("br"));
       const shade = this.shades.get(at);

@@ -2,7 +2,7 @@ import { headColour } from "../colours";
 import type { Look } from "../data";
 import { clamp, el, fill, sharp } from "../dom";
 import type { Chosen, State, Store } from "../state";
-import { label, percent } from "../tokens";
+import { joined, label, percent } from "../tokens";
 import { EveryHead } from "./every";
 import { Pane, type Shade, type Words } from "./pane";
 import { PicturePane } from "./picture";
@@ -186,7 +186,8 @@ export class TextView {
     const { store } = this, { layer } = store;
     if (!looks.length) return el("p", { class: "empty" }, store.say(isOut ? "nothing_out" : "nothing_in"));
     const top = looks[0]!.weight;
-    const rows = looks.slice(0, LISTED).map((look) => {
+    const listed = looks.length === LISTED + 1 ? looks.length : LISTED; // the last one takes no more room than saying that there is one
+    const rows = looks.slice(0, listed).map((look) => {
       const at = isOut ? look.at : look.at + layer.header.first;
       const token = isOut ? layer.keyToken(look.at) : layer.queryToken(look.at);
       const chosen: Chosen = { side: isOut && (layer.isCross || this.panes.length === 2) ? "key" : "query", at };
@@ -194,19 +195,19 @@ export class TextView {
         ? heads.map((head, slot) => ({ colour: headColour(store.colours, layer.heads[head]!), weight: look.byHead[slot]! / heads.length }))
         : [{ colour: !isOut && store.state.direction === "both" ? store.colours.from : this.colour(), weight: look.weight }]);
     });
-    const rest = looks.length - LISTED;
+    const rest = looks.length - listed;
     const more = rest > 0 ? [el("li", { class: "rest" }, store.say("and_more", { n: rest }))] : [];
     return el("ol", { class: isOut ? "looks out" : "looks in" }, ...rows, ...more);
   }
 
-  private row(token: string, at: number, weight: number, top: number, chosen: Chosen | null, parts: { colour: string; weight: number }[]): HTMLElement {
+  private row(token: string, at: number, weight: number, top: number, chosen: Chosen | null, parts: { colour: string; weight: number }[], place = String(at)): HTMLElement {
     const bar = el("span", { class: "bar-of" }, ...parts.filter((part) => part.weight > 0).map((part) => {
       const piece = el("i", {});
       piece.style.width = `${(100 * part.weight) / (top || 1)}%`;
       piece.style.background = part.colour;
       return piece;
     }));
-    const content = [el("bdi", {}, label(token)), el("span", { class: "place" }, String(at)), bar, el("span", { class: "amount" }, percent(weight))];
+    const content = [el("bdi", {}, label(token)), el("span", { class: "place" }, place), bar, el("span", { class: "amount" }, percent(weight))];
     return el("li", { "data-at": at, "data-weight": weight }, chosen
       ? el("button", { click: () => { this.store.set({ chosen, hovered: null }); this.pane(chosen.side).scrollTo(chosen.at); } }, ...content)
       : el("div", { class: "plain" }, ...content));
@@ -218,11 +219,14 @@ export class TextView {
     if (!mass) return null;
     const total = mass.reduce((sum, value) => sum + value, 0) || 1;
     const order = [...mass.keys()].sort((a, b) => mass[b]! - mass[a]!).slice(0, LISTED);
-    const isWhole = mass.length === layer.keys;
-    const place = (at: number) => (isWhole ? at : Math.floor((at * layer.keys) / mass.length));
-    return el("div", {}, el("p", { class: "help" }, store.say("received_help")), el("h3", {}, store.say("most_received")),
-      el("ol", { class: "looks" }, ...order.map((at) => this.row(layer.keyToken(place(at)), place(at), mass[at]! / total, mass[order[0]!]! / total,
-        { side: layer.isCross || this.panes.length === 2 ? "key" : "query", at: place(at) }, [{ colour: this.colour(), weight: mass[at]! / total }]))));
+    const runs = mass.length < layer.keys; // of a long text the file holds sums over neighbours, which are no single token's
+    const edge = (at: number) => Math.floor((at * layer.keys) / mass.length);
+    return el("div", {}, el("p", { class: "help" }, store.say("received_help"), runs ? ` ${store.say("received_runs", { n: Math.round(layer.keys / mass.length) })}` : ""), el("h3", {}, store.say("most_received")),
+      el("ol", { class: runs ? "looks runs" : "looks" }, ...order.map((at) => {
+        const start = edge(at), end = edge(at + 1), many = end - start > 1;
+        return this.row(many ? joined(layer.keyText, start, end) : layer.keyToken(start), start, mass[at]! / total, mass[order[0]!]! / total,
+          { side: layer.isCross || this.panes.length === 2 ? "key" : "query", at: start }, [{ colour: this.colour(), weight: mass[at]! / total }], many ? `${start}–${end - 1}` : undefined);
+      })));
   }
 
   private note(): HTMLElement {
@@ -231,6 +235,7 @@ export class TextView {
     if (layer.isExact) notes.push(store.say("exact_note"));
     else if (top && top.floor > 0) notes.push(`${store.say(top.largest ? "floor_note" : "floor_note_all", { k: top.k, floor: percent(top.floor) })} ${store.say("serve_note")}`);
     else if (top) notes.push(store.say("top_note", { k: top.k }));
+    if (top && !layer.isExact) notes.push(store.say(top.weights.length > 1 ? "exact_top" : "rounded_top"));
     if (top && !layer.isExact && store.heads.length > 1) notes.push(store.say("mean_note"));
     if (recording.allScenes > recording.scenes.length) notes.push(store.say("scenes_left", { n: recording.allScenes - recording.scenes.length }));
     notes.push(...recording.notes);

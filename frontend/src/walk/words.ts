@@ -31,7 +31,7 @@ export const TEXT = {
   by_hand: ["By hand", "手算一个数"], head: ["head {n}", "头 {n}"], position: ["position", "位置"], number: ["number", "编号"],
   legend: ["Orange is positive, blue negative, green a share of attention; stronger is larger.", "橙色为正，蓝色为负，绿色为注意力份额；颜色越浓数值越大。"],
   exercises: ["Now change this", "动手改一改"], attempt: ["Try it", "试一试"], answer: ["Answer", "答案"],
-  examples: ["Worked examples", "现成例子"], your_own: ["Your own sentence", "自己的句子"], cross: ["Look at another text (cross attention)", "改看另一段文本（交叉注意力）"],
+  examples: ["Worked examples", "现成例子"], cross: ["Look at another text (cross attention)", "改看另一段文本（交叉注意力）"],
   both: ["causal, window {n}", "因果 + 窗口 {n}"], matrix: ["matrix", "矩阵"], range: ["{low} to {high}", "{low} 到 {high}"],
   unscaled: ["Left out here: the scores stay as they are.", "这里省去了：得分保持原样。"], unmasked: ["Nothing is forbidden here: everyone may look at everyone.", "这里没有禁止任何位置：谁都可以看谁。"],
   one_head: ["There is one head: nothing to put together.", "只有一个头：没有需要拼接的。"],

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard import _sharded, api
-from regard._checks import is_exporting
+from regard._checks import MODULE_NAMES, is_exporting, unknown_names
 from regard.masks import Mask
 from regard.nn import _cached, _checks, _inputs
 from regard.nn._heads import Call, ProjectedHeads, check_inputs, finish, shown
@@ -235,7 +235,9 @@ class MultiHeadAttention(ProjectedHeads):
             return {}  # the usual call
         own = {"scale": self.scale, "softcap": self.softcap, "sinks": self.sinks, "backend": self.backend}
         if unknown := given.keys() - own.keys():
-            raise TypeError(f"{', '.join(sorted(unknown))}: no such keyword; {', '.join(own)} say how to attend")
+            otherwise = f"{', '.join(own)} say how to attend, mask and bias to what"
+            hints = unknown_names(unknown, MODULE_NAMES, otherwise)
+            raise TypeError(f"{', '.join(sorted(unknown))}: no such keyword; {hints}")
         merged = {name: own[name] if given.get(name) is None else given[name] for name in own}
         return {name: value for name, value in merged.items() if value is not None and value != "auto"}
 

@@ -24,8 +24,16 @@ def checked_tokens(given: Sequence[str] | Sequence[Sequence[str]], name: str) ->
     return lists
 
 
+_SUBSCRIPTS = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
+_MOST_PIECES = 12  # tokens that are tried as one text
+
+
 def ids_to_text(tokenizer: Any, ids: Any) -> list[list[str]]:
-    """Each id as text of its own; a piece that is no text by itself (half a character) keeps the tokenizer's name."""
+    """Each id as text of its own.
+
+    Tokens that are parts of a character are named by the character and a number: 猫₁, 猫₂, 猫₃. A part without the rest
+    keeps the tokenizer's name for it.
+    """
     if not hasattr(tokenizer, "decode") and not hasattr(tokenizer, "convert_ids_to_tokens"):
         raise TypeError(
             "tokenizer must have decode and convert_ids_to_tokens, as those of transformers do, got "
@@ -35,10 +43,34 @@ def ids_to_text(tokenizer: Any, ids: Any) -> list[list[str]]:
     if rows and not isinstance(rows[0], list):
         rows = [rows]
     texts: dict[int, str] = {}
+    parts = set()  # ids that are no text by themselves
     for token in {token for row in rows for token in row}:
         text = tokenizer.decode([token]) if hasattr(tokenizer, "decode") else ""
+        if "�" in text:
+            parts.add(token)
         if not text or "�" in text:
             name = tokenizer.convert_ids_to_tokens([token])[0]
             text = f"<id {token}>" if name is None else str(name)  # a model may have more ids than its tokenizer
         texts[token] = text
-    return [[texts[token] for token in row] for row in rows]
+    names = [[texts[token] for token in row] for row in rows]
+    for row, named in zip(rows, names, strict=True) if parts else ():
+        _name_parts(tokenizer, row, parts, named)
+    return names
+
+
+def _name_parts(tokenizer: Any, row: list[int], parts: set[int], names: list[str]) -> None:
+    """Name neighbours that make a text only together by that text, in place."""
+    start = 0
+    while start < len(row):
+        end = start
+        while end < len(row) and end - start < _MOST_PIECES and row[end] in parts:
+            end += 1
+            whole = tokenizer.decode(row[start:end])
+            if end - start > 1 and whole and "�" not in whole:
+                for at in range(start, end):
+                    text = whole if at == start else whole.lstrip()
+                    names[at] = text + str(at - start + 1).translate(_SUBSCRIPTS)
+                break
+        else:
+            end = start + 1
+        start = end
