@@ -66,13 +66,13 @@ def write_index(found: Iterable[Result], folder: Path, kind: str = "png", lang: 
 
 def _section(found: Result, folder: Path, kind: str, lang: str) -> str:
     def say(key: str) -> str:
-        return re.sub("`([^`]*)`", r"<code>\1</code>", as_text(found.say(key, lang)))
+        return _with_code(found.say(key, lang))
 
     note = ""
     if "claim" in found.words():
         said = f"<p>{say('claim')}</p><p>{say('right')} {say('why')}</p>"
         note = f"<aside><p><b>{text(SHARED, lang, 'note')}</b></p>{said}</aside>"
-    look = "".join(f"<p>{paragraph}</p>" for paragraph in say("look").split("\n\n"))
+    look = "".join(f"<p>{_with_code(paragraph)}</p>" for paragraph in found.say("look", lang).split("\n\n"))
     tables = "".join(table.html() for table in found.tables(lang))
     name = found.name
     picture = base64.b64encode((folder / f"{name}.{kind}").read_bytes()).decode()
@@ -82,3 +82,8 @@ def _section(found: Result, folder: Path, kind: str, lang: str) -> str:
         f'<img src="{inside}" alt="{say("title")}">{tables}{look}{note}'
         f'<p><a href="{name}.json">{text(WORDS, lang, "numbers")}</a></p></section>'
     )
+
+
+def _with_code(line: str) -> str:
+    """A text whose `quoted` parts are code."""
+    return re.sub("`([^`]*)`", r"<code>\1</code>", as_text(line))
