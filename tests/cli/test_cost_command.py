@@ -86,7 +86,7 @@ def test_a_plot_is_written(tmp_path: Path) -> None:
 def test_the_least_time_of_a_model_is_its_flops_over_the_peak() -> None:
     found = json.loads(run("cost", "gpt2", "--on", "h200", "--json").stdout)
     assert found["times"]["forward"] == pytest.approx(cost.of("gpt2").kept_flops.forward / 989e12)
-    assert "On h200 at its peak: " in run("cost", "gpt2", "--on", "h200").stdout
+    assert "At the peak speed of h200: " in run("cost", "gpt2", "--on", "h200").stdout
 
 
 def test_an_attention_call_on_a_named_device() -> None:

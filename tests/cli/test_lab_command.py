@@ -80,6 +80,23 @@ def test_chinese_is_broken_between_characters_and_no_line_begins_with_a_closing_
             assert texts.width(line) > columns - 12, line
 
 
+@pytest.mark.parametrize("name", ["E7", "E8", "E11", "E13", "E14", "X3", "M21"])
+def test_in_80_columns_every_row_of_a_table_is_one_line(name, monkeypatch):
+    monkeypatch.setattr(terminal, "console", lambda: Console(width=80))
+    monkeypatch.setattr(lab, "run", quick)
+    rows = [line for line in run(name).stdout.splitlines() if "│" in line]
+    assert rows and all(line.split("│")[0].strip() for line in rows)
+
+
+@pytest.mark.parametrize("lang", texts.LANGUAGES)
+def test_a_long_answer_is_printed_in_paragraphs_and_code_without_its_quotes(lang):
+    printed = run("E13", "--lang", lang).stdout
+    paragraphs = lab.words("E13")["look"][texts.LANGUAGES.index(lang)].replace("`", "").split("\n\n")
+    assert len(paragraphs) == 4 and "regard lab S15" in paragraphs[0] and "`" not in printed
+    for paragraph in paragraphs[1:]:
+        assert f"\n\n{paragraph[:20]}" in printed
+
+
 def test_json_of_one_is_an_object_and_of_several_a_list():
     one = json.loads(run("E3", "--json").stdout)
     assert one["numbers"]["raw"] == 63.867000579833984
@@ -111,6 +128,9 @@ def test_all_writes_everything_and_an_index(tmp_path, monkeypatch, fonts):
     for name in lab.names():
         assert f'href="{name}.json"' in page and lab.words(name)["title"][1].split("“")[0].strip() in page
     assert "://" not in page and "<script" not in page
+    assert "<code>regard lab S15</code>" in page and "`" not in page
+    for paragraph in lab.words("E14")["look"][1].split("\n\n")[:-1]:
+        assert f"<p>{paragraph}</p>" in page
 
 
 @pytest.mark.parametrize(

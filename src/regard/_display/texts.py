@@ -123,6 +123,14 @@ def breaks(line: str, columns: int) -> list[int]:
     return found
 
 
+def with_code(line: str) -> Text:
+    """A text whose `quoted` parts are code: these are bold."""
+    from rich.text import Text
+
+    pieces = enumerate(line.split("`"))
+    return Text.assemble(*((piece, "bold") if at % 2 else piece for at, piece in pieces))
+
+
 def folded(line: Text, columns: int) -> list[Text]:
     """A styled line in pieces of at most this many columns: broken by us, as rich breaks Chinese only at spaces."""
     pieces = list(line.divide(breaks(line.plain, columns)))

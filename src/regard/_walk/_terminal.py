@@ -11,7 +11,7 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.style import Style
 from rich.text import Text
 
-from regard._display.texts import folded, left, right, text, visible, width
+from regard._display.texts import folded, left, right, text, visible, width, with_code
 from regard._walk._colours import smaller, strengths
 from regard._walk._story import Numbers, Panel, Step, Story, decimals, number, plain, shown
 from regard._walk._words import STEPS
@@ -95,8 +95,7 @@ class Page:
 
     def sentence(self, line: str) -> list[Text]:
         """A sentence whose `quoted` parts are code."""
-        pieces = enumerate(visible(line).split("`"))
-        return self._folded(Text.assemble(*((piece, "bold") if at % 2 else piece for at, piece in pieces)))
+        return self._folded(with_code(visible(line)))
 
     def _folded(self, line: Text) -> list[Text]:
         return folded(line, self.columns)

@@ -196,5 +196,5 @@ def _notes(config: Any, run: Run) -> tuple[str, ...]:
     if isinstance(config, WhisperConfig) and run.source > config.max_frames:
         notes.append(f"source_length {run.source} is beyond max_frames={config.max_frames}")
     if any(getattr(config, name, 0.0) for name in ("dropout", "attention_dropout")):
-        notes.append("activations are those without dropout, whose draws are kept too")
+        notes.append("activations are counted without dropout, which keeps its random draws too")
     return tuple(notes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from typing import TYPE_CHECKING
 
 from regard._display.texts import Catalogue, text
@@ -65,18 +66,24 @@ def write_index(found: Iterable[Result], folder: Path, kind: str = "png", lang: 
 
 def _section(found: Result, folder: Path, kind: str, lang: str) -> str:
     def say(key: str) -> str:
-        return as_text(found.say(key, lang))
+        return _with_code(found.say(key, lang))
 
     note = ""
     if "claim" in found.words():
         said = f"<p>{say('claim')}</p><p>{say('right')} {say('why')}</p>"
         note = f"<aside><p><b>{text(SHARED, lang, 'note')}</b></p>{said}</aside>"
+    look = "".join(f"<p>{_with_code(paragraph)}</p>" for paragraph in found.say("look", lang).split("\n\n"))
     tables = "".join(table.html() for table in found.tables(lang))
     name = found.name
     picture = base64.b64encode((folder / f"{name}.{kind}").read_bytes()).decode()
     inside = f"data:{TYPES[kind]};base64,{picture}"
     return (
         f'<section id="{name}"><h2>{name} {say("title")}</h2><p>{say("question")}</p>'
-        f'<img src="{inside}" alt="{say("title")}">{tables}<p>{say("look")}</p>{note}'
+        f'<img src="{inside}" alt="{say("title")}">{tables}{look}{note}'
         f'<p><a href="{name}.json">{text(WORDS, lang, "numbers")}</a></p></section>'
     )
+
+
+def _with_code(line: str) -> str:
+    """A text whose `quoted` parts are code."""
+    return re.sub("`([^`]*)`", r"<code>\1</code>", as_text(line))

@@ -24,14 +24,12 @@ class NumpyHeads(Result):
     def _tables(self, say: Words) -> list[Table]:
         names = (say("one"), say("many", heads=self.heads))
         shapes = ((say(step), str(list(self.one[step])), str(list(self.many[step]))) for step in STEPS)
-        rows = (
-            (*numbers(name, row, 3), f"{sum(row):.6f}")
-            for name, row in zip(names, (self.first_row_of_one, self.first_row), strict=True)
-        )
-        keys = map(str, range(len(self.first_row)))
+        both = (self.first_row_of_one, self.first_row)
+        rows = [numbers(str(key), weights, 3) for key, weights in enumerate(zip(*both, strict=True))]
+        total = numbers(say("total"), tuple(map(sum, both)), 6)
         return [
             say.table("shapes", ("", *names), shapes),
-            say.table("row", ("", *keys, say("total")), rows),
+            say.table("row", (say("key"), *names), [*rows, total]),
         ]
 
     def _figure(self) -> _draw.Figure:

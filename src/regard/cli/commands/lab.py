@@ -171,9 +171,11 @@ def _print(console: Console, found: Result, lang: str) -> None:
     for key in ("look", "claim", "right", "why"):
         if key in found.words():
             console.print()
-            _say(console, Text.assemble((texts.text(WORDS, lang, key), "bold"), f"  {found.say(key, lang)}"))
+            heading = Text.assemble((texts.text(WORDS, lang, key), "bold"), "  ")
+            _say(console, heading + texts.with_code(found.say(key, lang)))
 
 
-def _say(console: Console, line: Text) -> None:
-    for piece in texts.folded(line, console.width):
-        console.print(piece, highlight=False)
+def _say(console: Console, lines: Text) -> None:
+    for line in lines.split("\n", allow_blank=True):
+        for piece in texts.folded(line, console.width):
+            console.print(piece, highlight=False)
