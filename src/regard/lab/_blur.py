@@ -42,14 +42,14 @@ class Blur(Result):
 
     def _figure(self) -> _draw.Figure:
         likeness = f"{self.likeness[3]:.2f}"
-        title = f"A head that averages {FACTS} keys resembles each by {likeness}; {FACTS} heads tell them apart"
+        title = f"The mean of {FACTS} values has a cosine of {likeness} with each; {FACTS} heads keep them apart"
         figure, (left, right) = _draw.subplots(8.4, 3.6, title, 2)
         left.plot(self.shared, [count**-0.5 for count in self.shared], color="0.8", linewidth=5, label="1/√n")
         left.plot(self.shared, self.likeness, color=_draw.BLUE, marker="o", label="measured")
         left.set_xscale("log", base=2)
         left.set_xticks(self.shared, [str(count) for count in self.shared])
         left.set_ylim(0, 1.05)
-        names = {"x": "n: keys that share one head's weight", "y": "cosine with each of their values"}
+        names = {"x": "n: keys that one head averages", "y": "cosine with each of their values"}
         _draw.tidy(left, **names, title="averaging blurs", legend="best")
         read = (
             _draw.Bars("in any order", self.found, _draw.GREY, "//"),

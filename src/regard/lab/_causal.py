@@ -47,7 +47,7 @@ class Causal(Result):
         title = "One matrix read two ways: the past, or only the future"
         figure, (left, right) = _draw.subplots(8.4, 3.8, title, 2)
         _draw.heatmap(left, self.weights, "masks.causal(): query i sees keys 0 … i", y="query")
-        _draw.heatmap(right, self.mistaken, "triu(k=1) taken for what to keep: only later keys")
+        _draw.heatmap(right, self.mistaken, "True in triu(k=1) read as keep: only later keys")
         return figure
 
 

@@ -44,12 +44,12 @@ class FixedWeights(Result):
         return [say.table("answers", columns, lines, chance=f"{self.chance:.1%}")]
 
     def _figure(self) -> _draw.Figure:
-        title = "Fixed weights learn a place; queries and keys learn what to look for"
+        title = "Fixed weights learn a position; queries and keys learn what to look for"
         figure, axes = _draw.subplots(9.6, 3.9, title)
         trained, moved, longer = zip(*map(astuple, self.answers.values()), strict=True)
         shares = (
             _draw.Bars("as trained (8 tokens)", trained, _draw.GREY),
-            _draw.Bars("answer at another place", moved, _draw.BLUE, "//"),
+            _draw.Bars("answer at another position", moved, _draw.BLUE, "//"),
             _draw.Bars(f"{LONGER} tokens", longer, _draw.ORANGE, ".."),
         )
         _draw.bars(axes, shares, gap=0.27, width=0.25, written=".0%", fontsize=8)
@@ -60,10 +60,10 @@ class FixedWeights(Result):
         axes.text(len(self.answers) - 0.55, self.chance + 0.015, "a guess", fontsize=8)
         axes.set_xlim(-0.5, len(self.answers) - 0.2)
         titles = (
-            "fixed weights,\nanswer always at one place",
+            "fixed weights,\nanswer at one position",
             "fixed weights,\nanswer anywhere",
-            "queries and keys,\nanswer always at one place",
-            "queries, keys and positions,\nanswer always at one place",
+            "queries and keys,\nanswer at one position",
+            "with position encodings,\nanswer at one position",
         )
         axes.set_xticks(range(len(titles)), titles, fontsize=9)
         axes.set_ylim(0, 1.32)

@@ -36,7 +36,7 @@ class GrowingWidth(Result):
         return [say.table("sizes", columns, lines, keys=self.keys)]
 
     def _figure(self) -> _draw.Figure:
-        title = "Without √d_k attention hardens as heads grow wider; with it, it does not"
+        title = "Without √d_k, wider heads give nearly all weight to one key; with √d_k they do not"
         figure, panels = _draw.subplots(9.6, 3.5, title, 3)
         for axes, (key, (name, unit)) in zip(panels, SHOWN.items(), strict=True):
             for found, colour, mark, label in (
@@ -50,7 +50,7 @@ class GrowingWidth(Result):
             _draw.tidy(axes, x="d_k", y=unit, title=name)
         entropy, largest, gradient = panels
         entropy.axhline(math.log(self.keys), color=_draw.GREY, linestyle=":", linewidth=1.2)
-        entropy.text(1, math.log(self.keys) + 0.06, f"all alike: ln {self.keys}", fontsize=8, color=_draw.GREY)
+        entropy.text(1, math.log(self.keys) + 0.06, f"equal weights: ln {self.keys}", fontsize=8, color=_draw.GREY)
         entropy.set_ylim(0, 4.7)
         largest.set_ylim(0, 1.02)
         gradient.legend(fontsize=9, loc="lower left")

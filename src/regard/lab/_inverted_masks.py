@@ -60,7 +60,7 @@ class InvertedMasks(Result):
         left.plot(steps, self.inverted.losses, color=_draw.ORANGE, label="inverted: sees only the future")
         left.axhline(self.floor, color=_draw.GREY, linestyle=":")
         note = {"fontsize": 8, "color": _draw.GREY}
-        left.text(steps[-1], self.floor - 0.15, "nobody who cannot see the future gets below this", ha="right", **note)
+        left.text(steps[-1], self.floor - 0.15, "lowest loss possible without seeing the future", ha="right", **note)
         left.set_ylim(0, 2.8)
         _draw.tidy(left, x="step", y="loss (nats)", title="in training", legend="best")
         shares = (self.causal.generated, self.inverted.generated)

@@ -39,7 +39,7 @@ class LineOfWork(Result):
         return [say.table("line", ("", *say.each("what", "before", "after")), rows, tokens=self.tokens)]
 
     def _figure(self) -> _draw.Figure:
-        figure, axes = _draw.subplots(8.4, 3.4, "What each step saves, as a share of what came before")
+        figure, axes = _draw.subplots(8.4, 3.4, "What each step leaves, as a share of what came before")
         shares = {
             "2020, window": self.window_pairs / self.pairs,
             "2020, linear": self.linear_state / self.cache,

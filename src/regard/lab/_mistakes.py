@@ -22,7 +22,7 @@ class Mistakes(Result):
     causal: tuple[tuple[int, ...], ...]  # what a query of 4 may see
     grown: float  # parameters at twice the width, as a multiple
     head_shape: tuple[int, int]  # of one head's W^Q at d_model = 512, 8 heads
-    angles: Row  # cosines between the subspaces of two heads of a drawn layer, largest first
+    angles: Row  # cosines between the subspaces of two heads of a random layer, largest first
     shared: int  # equal numbers in the W^Q of two heads
     bent: float  # |out(a + b) − out(a) − out(b)| of an output projection without bias, largest
 
@@ -44,7 +44,7 @@ class Mistakes(Result):
     def _figure(self) -> _draw.Figure:
         figure, axes = _draw.subplots(8.4, 3.4, "Nothing makes the heads' subspaces orthogonal")
         look = {"color": _draw.BLUE, "marker": "o", "markersize": 3}
-        axes.plot(range(1, len(self.angles) + 1), self.angles, label="two heads of a drawn layer", **look)
+        axes.plot(range(1, len(self.angles) + 1), self.angles, label="two heads of a random layer", **look)
         axes.axhline(0.0, color=_draw.ORANGE, linestyle="--", label="orthogonal")
         axes.set_ylim(-0.05, 1)
         _draw.tidy(axes, x="direction", y="cosine of the angle between them", legend="best")

@@ -41,7 +41,7 @@ class Parameters(Result):
         axes.plot(self.widths, squares, color=_draw.BLUE, linewidth=1.5, label="4·d_model²")
         axes.scatter(self.widths, self.counted, color=_draw.BLUE, zorder=3, label="counted in a built layer")
         look = {"color": _draw.ORANGE, "linewidth": 1.5, "linestyle": "--"}
-        axes.plot(self.widths, noted, label="4·d_model, as a note has it", **look)
+        axes.plot(self.widths, noted, label="4·d_model, as in a note", **look)
         axes.set_yscale("log")
         _draw.log_ticks(axes, [width for width in self.widths if width not in (768, 8192)])  # there is no room for them
         axes.text(self.widths[-1], 2 * self.counted[-1], "GPT-3's width", ha="right", fontsize=9)

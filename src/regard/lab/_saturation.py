@@ -33,15 +33,15 @@ class Saturation(Result):
         return [say.table("sizes", columns, rows, head_dim=self.head_dim, keys=self.keys)]
 
     def _figure(self) -> _draw.Figure:
-        shares = f"{self.raw.largest:.0%} of the weight; with it, {self.scaled.largest:.0%}"
-        title = f"Without the scale one key takes {shares}"
+        shares = f"{self.raw.largest:.0%} of the weight; with scaling, {self.scaled.largest:.0%}"
+        title = f"Without scaling, one key takes {shares}"
         figure, (left, right) = _draw.subplots(8.4, 3.6, title, 2, width_ratios=(3, 2))
         ranks, scaled = range(1, self.keys + 1), f"scores divided by √{self.head_dim}"
         left.plot(ranks, self.raw_row, color=_draw.ORANGE, marker="s", markersize=3, label="no scaling")
         left.plot(ranks, self.scaled_row, color=_draw.BLUE, marker="o", markersize=3, label=scaled)
         left.set_yscale("log")
         left.set_ylim(1e-12, 2)
-        names = {"x": "keys, from the heaviest", "y": "weight", "title": "all weights of one query"}
+        names = {"x": "keys, largest weight first", "y": "weight", "title": "all weights of one query"}
         _draw.tidy(left, **names, legend="lower right")
         both = (("no scaling", self.raw, _draw.ORANGE), ("scaled", self.scaled, _draw.BLUE))
         groups = [_draw.Bars(name, (one.entropy, 100 * one.slope), colour) for name, one, colour in both]

@@ -45,7 +45,7 @@ class Sentence(Result):
         return [say.table("heaviest", columns, lines), say.table("causal", ("", *heads), step)]
 
     def _figure(self) -> _draw.Figure:
-        title = "The same sentence in two heads, whole and causal: every row sums to 1"
+        title = "The same sentence in two heads, without and with a causal mask: every row sums to 1"
         figure, grid = _draw.subplots(9.6, 7.4, title, 2, nrows=2, sharex=True, sharey=True)
         shown = (("all tokens", self.weights, ""), ("causal", self.causal_weights, "key"))
         for row, (how, weights, x) in zip(grid, shown, strict=True):

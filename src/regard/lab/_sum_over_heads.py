@@ -31,13 +31,13 @@ class SumOverHeads(Result):
         ]
 
     def _figure(self) -> _draw.Figure:
-        figure, axes = _draw.subplots(8.4, 3.4, f"What each of {self.heads} heads adds can be looked at by itself")
+        figure, axes = _draw.subplots(8.4, 3.4, f"The output is the sum of what each of {self.heads} heads adds")
         bars = axes.bar(range(self.heads), self.sizes, color=_draw.BLUE)
         axes.bar_label(bars, [f"{size:.2f}" for size in self.sizes], fontsize=9, padding=2)
         axes.axhline(self.whole, color=_draw.ORANGE, linestyle="--", label="the output, their sum")
         axes.set_xticks(range(self.heads), [f"head {head}" for head in range(self.heads)])
         axes.set_ylim(0, 1.3 * max(*self.sizes, self.whole))
-        _draw.tidy(axes, x="", y="length of what is added, mean", legend="upper right")
+        _draw.tidy(axes, x="", y="mean length of the vector added", legend="upper right")
         return figure
 
 

@@ -35,9 +35,9 @@ class WhySoftmax(Result):
         ]
 
     def _figure(self) -> _draw.Figure:
-        title = "Only softmax gives shares that sum to 1, whatever the scores, and can be learned from"
+        title = "Only softmax gives weights that sum to 1 and can be learned from"
         figure, panels = _draw.subplots(8.4, 3.4, title, 2)
-        shown = {"weights": self.weights, f"all scores lower by {LOWER:g}": self.lowered}
+        shown = {"weights": self.weights, f"all scores lowered by {LOWER:g}": self.lowered}
         for axes, (name, found) in zip(panels, shown.items(), strict=True):
             colours = zip(found, (_draw.GREY, _draw.ORANGE, _draw.BLUE), strict=True)
             _draw.bars(
@@ -46,7 +46,7 @@ class WhySoftmax(Result):
             axes.axhline(0, color="black", linewidth=0.8)
             axes.set_xticks(range(len(self.scores)), [f"key {key}" for key in range(len(self.scores))])
             _draw.tidy(axes, x="", y="weight", title=name)
-        axes.legend(fontsize=8, loc="lower left")
+        panels[0].legend(fontsize=8, loc="upper right")
         return figure
 
 
