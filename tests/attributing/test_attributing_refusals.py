@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -43,6 +44,13 @@ def test_layers_that_do_not_attend_are_refused(what: str, layers: Any, error: ty
             regard.attribute(model, X, loss=total, layers=layers)
         else:
             regard.rollout(model, X, layers=layers, **({"token": 0} if what == "token" else {"map": (2, 2)}))
+
+
+@pytest.mark.parametrize("one", [np.int64(3), torch.tensor(3)])
+def test_a_token_is_a_number_of_any_library(one: Any) -> None:
+    expected = regard.rollout(small(), X, token=3)
+    torch.testing.assert_close(regard.rollout(small(), X, token=one), expected)
+    torch.testing.assert_close(regard.rollout(small(), X, token=[one])[:, 0], expected)
 
 
 def test_a_token_is_a_number() -> None:

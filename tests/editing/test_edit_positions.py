@@ -287,3 +287,72 @@ def test_the_end_of_keys_that_are_not_all_read_is_refused(own: bool) -> None:
     assert changed.tolist() == [False, True, True]
     with pytest.raises(edits.CannotEdit, match="counts from the end"), regard.edit(model, edits.cut(keys=-1)):
         model(x)
+
+
+class InParts(nn.Module):
+    """Attends for three queries after three others, or head by head for the last four."""
+
+    def __init__(self, how: str, by_heads: bool, causal: bool = False) -> None:
+        super().__init__()
+        self.how, self.by_heads, self.causal = how, by_heads, causal
+        self.num_heads, self.qkv, self.out = 3, nn.Linear(12, 36), nn.Linear(12, 12)
+
+    def forward(self, x: Tensor, hide: Tensor | None = None) -> Tensor:
+        q, k, v = (part.unflatten(-1, (3, 4)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        count = x.shape[1]
+        seen = torch.ones(count, count, dtype=torch.bool)
+        seen = seen.tril() if self.causal else seen
+        seen = seen if hide is None else seen & ~hide
+        if self.by_heads:
+            last = slice(count - 4, None)
+            parts = [self.part(q[:, [n], last], k[:, [n]], v[:, [n]], seen[last]) for n in range(3)]
+            made = torch.cat(parts, 1)
+        else:
+            made = torch.cat([self.part(q[:, :, n : n + 3], k, v, seen[n : n + 3]) for n in range(0, count, 3)], 2)
+        out: Tensor = self.out(made.transpose(1, 2).flatten(2))
+        return out
+
+    def part(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
+        if self.how == "sdpa":
+            return F.scaled_dot_product_attention(q, k, v, None if bool(seen.all()) else seen, scale=1.0)
+        return (q @ k.mT).masked_fill(~seen, -torch.inf).softmax(-1) @ v
+
+
+def hidden(queries: Any, keys: Any) -> Tensor:
+    hide = torch.zeros(8, 8, dtype=torch.bool)
+    hide[queries, keys] = True
+    return hide
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("how", ["sdpa", "written"])
+def test_queries_of_a_module_that_attends_for_some_at_a_time_are_refused(how: str) -> None:
+    torch.manual_seed(0)
+    model, x = InParts(how, by_heads=False).double().eval(), torch.randn(2, 8, 12, dtype=torch.float64)
+    queries = [
+        edits.cut(queries=5, keys=1),
+        ~edits.cut(queries=5) & edits.cut(keys=1),
+        edits.cut(~masks.window(2, 2)),
+        edits.steer(1, 2.0, queries=[0, 1]),
+        edits.ablate("zero", queries=-1),
+    ]
+    for edit in queries:
+        with pytest.raises(edits.CannotEdit, match="some of its queries at a time"), regard.edit(model, edit):
+            model(x)
+    wanted = model(x, hidden(slice(None), 1))
+    with regard.edit(model, edits.cut(keys=1)):
+        torch.testing.assert_close(model(x), wanted, rtol=0, atol=1e-12)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("how", ["sdpa", "written"])
+@pytest.mark.parametrize(("by_heads", "causal"), [(True, False), (False, True)])
+def test_heads_one_after_another_and_parts_whose_masks_tell_their_place_are_edited(
+    how: str, by_heads: bool, causal: bool
+) -> None:
+    torch.manual_seed(0)
+    model, x = InParts(how, by_heads, causal).double().eval(), torch.randn(2, 8, 12, dtype=torch.float64)
+    wanted = model(x, hidden(5, slice(0, 2)))
+    with regard.edit(model, edits.cut(queries=5, keys=slice(0, 2))):
+        for _ in range(2):
+            torch.testing.assert_close(model(x), wanted, rtol=0, atol=1e-12)

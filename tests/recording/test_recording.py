@@ -6,6 +6,7 @@ import io
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -175,6 +176,16 @@ def test_selection_by_number_path_call_and_item() -> None:
         recording.select(0, 0, item=2)
     with pytest.raises(TypeError, match=r"recording\[layer, head\]"):
         recording[0]  # type: ignore[index]
+
+
+@pytest.mark.parametrize("one", [np.int64(1), torch.tensor(1)])
+def test_numbers_of_other_libraries_select_as_python_does(one: Any) -> None:
+    model = Stack(ByHand(), ByHand())
+    with regard.watch(model, want=regard.Want(scores=True)) as recording:
+        model(torch.randn(2, 11, 21))
+    assert recording.at(one) == recording.at(1)
+    torch.testing.assert_close(recording[one, one].lse, recording[1, 1].lse)
+    assert recording.scores(queries=slice(one, None)).rows == recording.scores(queries=slice(1, None)).rows
 
 
 def test_tokens_are_checked() -> None:

@@ -8,14 +8,14 @@ layers as values do. Neither needs a matrix of tokens by tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from regard import api, statistics
-from regard._checks import is_int
+from regard._checks import as_int
 from regard.attributing._collect import Collected, collecting, run
 from regard.backends._base import accumulation
 from regard.observation._effects import weighted_key_mass
@@ -61,15 +61,18 @@ def rollout(
         run(model, inputs)
     _check(kept)
     batch, _, length, _ = kept[0].seen.shape
-    wanted = [token] if isinstance(token, int) else list(token or ())
-    if not wanted or any(not is_int(n) or not -length <= n < length for n in wanted):
+    given: Any = token
+    alone = as_int(given) is not None
+    wanted = [as_int(n) for n in ([given] if alone else given if isinstance(given, Iterable) else [None])]
+    if not wanted or any(n is None or not -length <= n < length for n in wanted):
         raise ValueError(f"token must be a position among {length} tokens, or a list of those, got {token!r}")
+    numbers = [n % length for n in wanted if n is not None]
     rows = _zeros(kept[0].seen, batch, len(wanted), length)
-    rows[:, range(len(wanted)), [n % length for n in wanted]] = 1.0
+    rows[:, range(len(numbers)), numbers] = 1.0
     while kept:
         seen = kept.pop().seen  # its tensors are needed no more
         rows = residual * rows + (1.0 - residual) * _taken(seen, rows) / seen.shape[1]
-    return rows[:, 0] if isinstance(token, int) else rows
+    return rows[:, 0] if alone else rows
 
 
 def _pooled(

@@ -24,6 +24,7 @@ from regard.spec import OfOtherCall
 from regard.statistics import Want
 from regard.watching import _around
 from regard.watching._follower import Asked, Follower, in_backward
+from regard.watching._layout import number_of_heads
 from regard.watching._modules import CHECKPOINTS, TRANSFORMS, Frame, has_cache, inside_transform, is_cross, runs_code_of
 from regard.watching._operators import unheard
 from regard.watching._padding import real_queries
@@ -75,6 +76,7 @@ class Editor(Follower):
         self.texts, self.longest = Texts(asked.tokenizer), 0  # the most tokens that a text had
         self.adds_edges = any(edit.adds_edges for edit in edits)
         self.only_looks = any(edit.only_looks for edit in edits)
+        self.counts_queries = any(edit.counts_queries for edit in edits)
         self.acts_on_output = any(edit.acts_on_output for edit in edits)
         # whether an edit wants to know more of a call than its place and its output
         self.listens = any(edit.wants_mass or type(edit).saw is not Edit.saw for edit in edits)
@@ -88,6 +90,7 @@ class Editor(Follower):
         self.last: Place | None = None  # of which the output was asked for
         self._met_before: Counter[Site] = Counter()
         self._memories: dict[tuple[int, Site], dict[Any, Any]] = {}
+        self._rows_met: dict[Site, list[range]] = {}  # in this pass, of calls with fewer queries than keys
         self._heads_of: dict[tuple[Site, int], tuple[int, ...]] = {}
         self._decided: dict[Hashable, dict[Hashable, Any]] = {}  # by edit and place: see ``Place.decided``
 
@@ -205,6 +208,8 @@ class Editor(Follower):
         placed, _, dropped = self.places.placed(seen, kind, met.site, met.stack)
         real = real_queries(placed, met.stack, kind)
         at = of_cross(seen, met.stack) if kind == "cross" else of_self(placed, met.stack, dropped)
+        if self.counts_queries and kind == "self" and queries < keys:
+            self._check_not_in_parts(met, seen, at.first)
         if isinstance(at.first, int):
             self.longest = max(self.longest, at.first + queries)
         found = Place(
@@ -230,6 +235,24 @@ class Editor(Follower):
         )
         found.alike = self._alike(found)
         return found
+
+    def _check_not_in_parts(self, met: Met, seen: Seen | InMemory, first: int | Tensor | None) -> None:
+        """Without a cache, queries are taken for the last tokens. A module that attends for some queries after others
+        has them all stand there."""
+        each = set(first.flatten().tolist()) if isinstance(first, Tensor) else {first}
+        start = each.pop() if len(each) == 1 else None
+        loops_over_heads = seen.shape[1] != (number_of_heads([frame.module for frame in met.stack]) or seen.shape[1])
+        if start is None or loops_over_heads or has_cache(met.stack):
+            return
+        rows, before = range(start, start + seen.queries), self._rows_met.setdefault(met.site, [])
+        if any(max(rows.start, other.start) < min(rows.stop, other.stop) for other in before):
+            why = "it attends for some of its queries at a time, and which tokens those are is not known"
+            raise self._refuse(met.site, met.layer, f"{why}: edits that name no queries are possible")
+        before.append(rows)
+
+    def _begin(self, frame: Frame) -> None:
+        self._rows_met.clear()
+        super()._begin(frame)
 
     def _heads(self, met: Met, count: int) -> tuple[int, ...]:
         found = self._heads_of.get((met.site, count))

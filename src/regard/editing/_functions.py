@@ -16,7 +16,7 @@ from regard.editing._flex import is_flex, seen_of
 from regard.editing._plain import PLAIN, PLAIN_WITH, is_plain_with, run_unseen
 from regard.editing._written import HIDDEN, Written
 from regard.edits._edit import CannotEdit
-from regard.watching._layout import _count
+from regard.watching._layout import number_of_heads
 from regard.watching._modules import frames
 from regard.watching._operators import ListeningToFunctions, never_compiled
 from regard.watching._packed import packed_heads, unpacked, unpacked_mask
@@ -128,7 +128,7 @@ def _in_four_dims(three: list[Tensor], grouped: bool, met: Met) -> tuple[Tensor,
         return q, k, v, tuple(q.shape[:2])
     q, k, v, batch = compat._four_dims(q, k, v, grouped)
     if len(batch) == 1:  # [batch · head, token, dim]: how many heads, the module says
-        heads = _count([frame.module for frame in met.stack]) or 1
+        heads = number_of_heads([frame.module for frame in met.stack]) or 1
         heads = heads if batch[0] % heads == 0 else 1
         q, k, v = (x.expand(1, batch[0], -1, -1).reshape(-1, heads, *x.shape[2:]) for x in (q, k, v))
     return q, k, v, batch

@@ -49,6 +49,10 @@ class _Between(Cut):
     queries: Any
     keys: Any
 
+    @property
+    def counts_queries(self) -> bool:  # type: ignore[override]
+        return self.queries is not None
+
     def change(self, place: Place) -> Change | None:
         change: Change | None = place.once("change", lambda: self._change(place))
         if change is None or place.has_edges is None:
@@ -95,6 +99,10 @@ class _Between(Cut):
 class _ByMask(Cut):
     mask: Mask
 
+    @property
+    def counts_queries(self) -> bool:  # type: ignore[override]
+        return not self.mask.placeless
+
     def edges(self, place: Place) -> Mask | None:
         mask = self.mask.sized(place.batch, place.count)
         if place.kind == "cross" and not mask.placeless and not _aligned(place):
@@ -120,6 +128,10 @@ class _Joined(Cut):
     sign: str
     parts: tuple[Cut, Cut]
 
+    @property
+    def counts_queries(self) -> bool:  # type: ignore[override]
+        return any(part.counts_queries for part in self.parts)
+
     def edges(self, place: Place) -> Mask | None:
         one, other = (part.edges(place) for part in self.parts)
         if one is None or other is None:
@@ -133,6 +145,10 @@ class _Joined(Cut):
 @dataclass(frozen=True)
 class _Not(Cut):
     part: Cut
+
+    @property
+    def counts_queries(self) -> bool:  # type: ignore[override]
+        return self.part.counts_queries
 
     def edges(self, place: Place) -> Mask | None:
         edges = self.part.edges(place)

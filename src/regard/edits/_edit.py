@@ -109,6 +109,7 @@ class Edit:
     acts_on_output = False
     only_looks = False  # whether it changes nothing, and writes down what it is shown
     adds_edges = False  # whether weights that were 0 may be others after it
+    counts_queries = False  # whether it matters which tokens the queries of a call are
     wants_mass = False  # whether ``after`` is to be called with the weight that each key received
 
     def change(self, place: Place) -> Change | None:

@@ -26,6 +26,10 @@ class Ablate(Edit):
     seed: int
     acts_on_output = True
 
+    @property
+    def counts_queries(self) -> bool:  # type: ignore[override]
+        return self.queries is not None
+
     def output(self, out: Tensor, place: Place) -> Tensor | None:
         rows = place.once("rows", lambda: _places.queries(self.queries, place))
         if not rows.any():
@@ -104,6 +108,10 @@ class Patch(Edit):
     @property
     def acts_on_output(self) -> bool:  # type: ignore[override]
         return self.what == "output"
+
+    @property
+    def counts_queries(self) -> bool:  # type: ignore[override]
+        return self.queries is not None
 
     @property
     def adds_edges(self) -> bool:  # type: ignore[override]

@@ -20,6 +20,10 @@ class Steer(Edit):
     adds_edges = True  # a weight that was too small for its precision
     when_idle = "no call had these queries and keys"
 
+    @property
+    def counts_queries(self) -> bool:  # type: ignore[override]
+        return self.queries is not None
+
     def change(self, place: Place) -> Change | None:
         change: Change | None = place.once("change", lambda: self._change(place))
         return change

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regard._checks import as_path, check_count, is_int
+from regard._checks import as_int, as_path, check_count
 from regard._display import Widget
 from regard.recording._calls import Head, Recorded, Site
 from regard.recording._labels import THRESHOLDS, describe, has_nan
@@ -316,11 +316,12 @@ class Recording(Widget):
             if layer not in paths:
                 raise KeyError(f"no layer {layer!r} was seen; the layers are {', '.join(paths) or 'none'}")
             return paths.index(layer)
-        if not is_int(layer):
+        number = as_int(layer)
+        if number is None:
             raise TypeError(f"layer must be its number or its module's path, got {layer!r} ({type(layer).__name__})")
-        if not -len(self.sites) <= layer < len(self.sites):
-            raise IndexError(f"layer {layer} was not seen; there are {len(self.sites)}")
-        return layer % len(self.sites)
+        if not -len(self.sites) <= number < len(self.sites):
+            raise IndexError(f"layer {number} was not seen; there are {len(self.sites)}")
+        return number % len(self.sites)
 
     def _text(self, call: Recorded, item: int, of_keys: bool) -> list[str]:
         encoder = any(part.startswith("encoder") for part in call.site.path.split("."))  # ours are encoder_layers

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from regard._checks import check_count, is_int
+from regard._checks import as_int, check_count
 from regard._display import Printed
 from regard.recording._labels import first_key
 from regard.statistics import RELATIONS
@@ -31,7 +31,7 @@ class Scores(Printed):
 
     def __init__(self, recording: Recording, queries: slice | None = None) -> None:
         ends = [None] if queries is None else [getattr(queries, end, ...) for end in ("start", "stop", "step")]
-        if any(end is not None and not is_int(end) for end in ends):
+        if any(end is not None and as_int(end) is None for end in ends):
             raise TypeError(f"scores(queries=...) must be a slice of rows, such as slice(-5, None), got {queries!r}")
         calls = [call for call in recording.calls if call.kind == "self"]
         if not calls:

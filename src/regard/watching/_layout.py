@@ -100,7 +100,7 @@ def _heads(
         if not -len(shape) <= heads_dim < len(shape) or heads_dim % len(shape) == axis:
             raise Unseen(f"heads_dim={heads_dim} is no axis of heads in weights of shape {list(shape)}")
         return _axes.whole(heads_dim % len(shape), shape[heads_dim])
-    count = _count([frame.module for frame in stack])
+    count = number_of_heads([frame.module for frame in stack])
     heads = _without(trace.heads, rows) or _moved(trace.dims, rows)
     if heads and not (count == 1 and len(shape) <= 3):
         return _whole_if_counted(heads, shape, count)
@@ -211,7 +211,7 @@ def _are_weights(known: Weights) -> bool:
     return bool((known.final >= 0).all() and (sums < 1.01).all()) or bool(known.final.isnan().any())
 
 
-def _count(modules: Sequence[Any]) -> int | None:
+def number_of_heads(modules: Sequence[Any]) -> int | None:
     """The number of heads by the module that attends, or by one around it."""
     for module in reversed(modules):
         for name in _COUNTS:
