@@ -55,6 +55,26 @@ def test_offsets_of_items_are_read_meanwhile() -> None:
         assert regard.explain(*inputs, **given).cost.peak_bytes == pytest.approx(taken, rel=0.15)
 
 
+REMEMBERS = {
+    "lengths": lambda: masks.padding([3, L]),
+    "lengths of items, causal": lambda: masks.causal() & masks.padding(torch.tensor([3, L])),
+    "documents": lambda: masks.documents(ids=torch.arange(L) // 100),
+    "keys": lambda: masks.keep(torch.arange(L) % 7 == 3),
+}
+
+
+@pytest.mark.parametrize("kind", REMEMBERS)
+def test_what_a_mask_remembers_is_not_counted_the_second_time(kind: str) -> None:
+    """Rule 71."""
+    inputs = tensors(2, 4, 2, 7, L, 16)
+    for offset in (3, None):
+        given: dict[str, Any] = {"mask": REMEMBERS[kind](), "query_offset": offset}
+        first, second = (regard.explain(*inputs, **given).cost.peak_bytes for _ in range(2))
+        regard.attention(*inputs, **given)
+        regard.observe(*inputs, **given)
+        assert first == second == regard.explain(*inputs, **given).cost.peak_bytes
+
+
 def test_what_is_given_is_not_counted_and_what_is_gone_no_more() -> None:
     given = torch.empty(100, device="meta")
 

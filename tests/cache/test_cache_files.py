@@ -156,6 +156,7 @@ def test_a_damaged_paged_file_is_refused_in_one_sentence(tmp_path: Path) -> None
         ({"held": [7, 9]}, {}, "table of blocks does not fit"),
         ({"table": [[0, 1], [2, 9]]}, {}, "names blocks that are not there"),
         ({"table": [[0, 1], [2, "3"]]}, {}, "names blocks that are not there"),
+        ({"table": [], "held": []}, {}, "names blocks that are not there"),  # blocks that nobody could give back
         ({"table": 3}, {}, "table of blocks does not fit"),
         ({"dtype": "int64"}, {}, "not those of a cache"),
         ({"dtype": None}, {}, "tokens of no dtype"),

@@ -81,7 +81,7 @@ class _Fused(torch.autograd.Function):
         made.append(found)  # what has no gradient need not pass through autograd
         ctx.passes, ctx.named = passes, named
         # the context must not hold the tensors next to autograd's own list: that would keep them alive in a cycle
-        ctx.call = call.of(None, None, None, None, None)
+        ctx.call = call.without_tensors()
         save(ctx, call, *tensors, found.out, found.lse)
         ctx.set_materialize_grads(False)
         return found.out if found.out.dtype == call.spec.dtype else found.out.to(call.spec.dtype)
@@ -151,9 +151,8 @@ def second_derivative(
 def differentiable(call: Call, grad_out: Tensor, needs: tuple[bool, ...]) -> tuple[Tensor | None, ...]:
     """First derivatives that can be differentiated again: plain operations, recorded by autograd."""
     # views: where one input is made from another, or is the same tensor, a gradient must not run on into the other
-    names = ("query", "key", "value", "bias", "sinks")
-    inputs = [None if t is None else t.view_as(t) for t in (getattr(call, name) for name in names)]
-    call = call.replace(**dict(zip(names, inputs, strict=True)))
+    inputs = [None if t is None else t.view_as(t) for t in call.tensors]
+    call = call.of(*inputs)
     wanted = [t for t, need in zip(inputs, needs, strict=True) if need and t is not None]
     made = iter(torch.autograd.grad(attend(call).out, wanted, grad_out, create_graph=True, allow_unused=True))
     return tuple(next(made) if need and t is not None else None for t, need in zip(inputs, needs, strict=True))

@@ -257,8 +257,8 @@ class _Kernel(torch.autograd.Function):
 
         if grad_out is None:
             return (None,) * 7
-        query, key, value, bias, sinks, out, lse = saved(ctx)[:7]
-        call = ctx.call.replace(query=query, key=key, value=value, bias=bias, sinks=sinks)
+        *tensors, out, lse = saved(ctx)[:7]
+        call = ctx.call.of(*tensors)
         needs = ctx.needs_input_grad[2:]
         if torch.is_grad_enabled():
             return (None, None, *_differentiable(ctx.named, call, grad_out, needs))

@@ -52,7 +52,10 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         leaves, shape = tree_flatten((args, kwargs or {}))
-        if any([isinstance(leaf, Tensor) and leaf.is_meta for leaf in leaves]):
+        valueless = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_meta]
+        for tensor in valueless:  # one that was not made inside was there before: masks remember some
+            self._alive.setdefault(tensor.untyped_storage()._cdata, 0)
+        if valueless:
             # offsets and places of blocks have values
             leaves = [leaf.to("meta") if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         args, kwargs = tree_unflatten(leaves, shape)

@@ -166,7 +166,7 @@ def _fill_blocks(cache: PagedCache, made: Made, tensors: dict[str, Tensor], coun
     if rows is None or [len(row) for row in rows] != [-(-count // size) for count in counts]:
         raise ValueError("its table of blocks does not fit its numbers of tokens")
     named = [block for row in rows for block in row]
-    if named and (any(type(block) is not int for block in named) or set(named) != set(range(blocks))):
+    if any(type(block) is not int for block in named) or set(named) != set(range(blocks)):
         raise ValueError("its table names blocks that are not there")
     pool._allocate(made)
     for name, part in pool._memory.named().items():
