@@ -41,7 +41,7 @@ class Settings:
         distill: how much of the loss is the teachers' distribution, where the data has one.
         average: "ema" (with `ema_decay`), "last" (the mean of the `last` newest validated weights), or "none".
         validate_every: steps between validations; each `bleu_every`th also measures BLEU, where the task has it.
-        patience: this many measurements of BLEU (of a language model: of the loss) without a gain end the run; 0: never.
+        patience: measurements of BLEU (of a language model: of the loss) without a gain that end the run (0: never).
         minutes: stop after so long, whatever `steps` says.
     """
 
