@@ -45,6 +45,17 @@ def test_the_help_of_a_command_that_speaks_chinese_is_chinese(name: str) -> None
     assert "Show this message and exit." in run(name, "--help")
 
 
+@pytest.mark.parametrize("name", chinese.texts()["options"])
+def test_what_is_meant_without_an_option_is_said_in_both_languages(name: str) -> None:
+    for param in COMMANDS[name].params:
+        english = re.search(r"\(default: (.*?)\)", getattr(param, "help", None) or "")
+        texts = chinese.texts()
+        said = texts["options"][name].get(param.name) or texts["common"].get(param.name, "")
+        if english:
+            assert "默认" in said, param.name
+            assert all(number in said for number in re.findall(r"\d+", english[1])), param.name
+
+
 def test_the_list_of_commands_is_chinese_too() -> None:
     said = run("--lang", "zh", "--help")
     assert set(chinese.texts()["about"]) == {"regard", *COMMANDS} and all(f"\n  {name} " in said for name in COMMANDS)

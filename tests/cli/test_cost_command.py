@@ -185,6 +185,7 @@ def test_this_machine_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
         (["gpt2", "--on", "abacus"], "--on is 'abacus'; expected one of h100"),
         ([*CALL, "--on", "abacus"], "--on is 'abacus'; expected one of h100"),
         (["gpt2", "--dtype", ""], "--dtype must be one of"),
+        ([*CALL, "--dtype", ""], "--dtype must be one of"),
         (["gpt2", "--latent", "8", "--kv-heads", "3"], "--kv-heads does not go with --latent"),
         (["gpt2", "--latent", "8", "--rope-dim", "7"], "--rope-dim must be even, got 7"),
         (["bert-base", "--int8"], "--int8 is of a cache, and an encoder keeps none"),

@@ -151,7 +151,7 @@ def test_a_damaged_checkpoint_is_named(tmp_path: Path, damage: str) -> None:
         path.write_bytes((tmp_path / "other" / "model.safetensors").read_bytes())
     else:
         changes = {"ff_dim": 32}
-    with pytest.raises(ValueError, match="last.safetensors (cannot be read|does not fit these settings)"):
+    with pytest.raises(ValueError, match=r"last.safetensors (cannot be read|does not fit these settings): \w"):
         trainer(tmp_path, **changes).resume()
 
 
@@ -199,6 +199,14 @@ def test_patience_ends_a_run_that_no_longer_gains(tmp_path: Path) -> None:
     run = trainer(tmp_path, steps=200, validate_every=2, patience=3, peak_lr=0.0, average="none")
     run.run()
     assert run.ended == "patience" and run.step == 8  # the first validation is the best
+
+
+def test_where_bleu_decides_patience_counts_its_measurements(tmp_path: Path) -> None:
+    """It is measured at every second validation: at steps 4, 8, 12 and 16."""
+    changes: dict[str, Any] = {"validate_every": 2, "bleu_every": 2, "patience": 3, "peak_lr": 0.0, "average": "none"}
+    run = trainer(tmp_path, with_bleu=True, steps=200, **changes)
+    run.run()
+    assert run.ended == "patience" and run.step == 16
 
 
 def test_time_ends_a_run(tmp_path: Path) -> None:

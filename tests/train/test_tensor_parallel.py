@@ -61,7 +61,7 @@ def spread(count: int) -> list[Any]:
     return [*found, written, said]
 
 
-@pytest.mark.parametrize("count", [2])
+@pytest.mark.parametrize("count", [2, 4])
 def test_heads_on_several_processes_compute_what_one_computes(count: int) -> None:
     everyone = together(count, spread, count)
     for at, build in enumerate((translator, writer)):

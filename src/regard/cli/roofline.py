@@ -34,7 +34,8 @@ def show(sizes: dict[str, Any], typed: dict[str, Any]) -> None:
         devices = ", ".join(cost.devices())
         raise ValueError(f"--gpus {typed['gpus']} needs --on, the device that each of them is: {devices}")
     sizes["causal"] = sizes["causal"] or sizes.get("window") is not None
-    call = cost.AttentionCall(**sizes, dtype=typed["dtype"] or ("fp32" if on is None else "bf16"))
+    usual = "fp32" if on is None else "bf16"
+    call = cost.AttentionCall(**sizes, dtype=usual if typed["dtype"] is None else typed["dtype"])
     device = _this_machine(threads, lang) if on is None else named(on)
     found = {way: cost.roofline(call, device, backward=way == "backward") for way in ("forward", "backward")}
     times: dict[str, float] = {}

@@ -65,10 +65,10 @@ def set_weights(model: nn.Module, weights: dict[str, Tensor]) -> None:
     """`load_state_dict` for whole weights, into a model that may lie in parts on several processes."""
     own = model.state_dict()
     if wrong := sorted(own.keys() ^ weights.keys()):
-        raise KeyError(f"weights {', '.join(wrong[:3])} are on one side only")
+        raise ValueError(f"weights {', '.join(wrong[:3])} are on one side only")
     for name, each in own.items():
         if each.shape != weights[name].shape:
-            raise KeyError(f"{name} has shape {list(weights[name].shape)}, expected {list(each.shape)}")
+            raise ValueError(f"{name} has shape {list(weights[name].shape)}, expected {list(each.shape)}")
         put(each, weights[name])
 
 

@@ -40,7 +40,8 @@ class Settings:
         ff_dropout: inside feed-forward layers, after the activation; of translators alone.
         distill: how much of the loss is the teachers' distribution, where the data has one.
         average: "ema" (with `ema_decay`), "last" (the mean of the `last` newest validated weights), or "none".
-        validate_every: steps between validations; `patience` of them without a gain end the run (0: never).
+        validate_every: steps between validations; each `bleu_every`th also measures BLEU, where the task has it.
+        patience: measurements of BLEU (of a language model: of the loss) without a gain that end the run (0: never).
         minutes: stop after so long, whatever `steps` says.
     """
 
