@@ -412,9 +412,7 @@ def test_a_token_far_down_stays_in_sight_as_columns(open_page, at: int) -> None:
           return !!box && box.top >= frame.top && box.bottom <= frame.bottom;
         }})()""")
 
-    opened.page.evaluate(
-        f"document.querySelector('.scroller').scrollTop = {at} / 3000 * document.querySelector('.scroller').scrollHeight"
-    )
+    opened.page.eval_on_selector(".scroller", f"one => {{ one.scrollTop = {at} / 3000 * one.scrollHeight }}")
     for _ in range(30):
         opened.settle()
     opened.word(at)
@@ -423,3 +421,18 @@ def test_a_token_far_down_stays_in_sight_as_columns(open_page, at: int) -> None:
     key = opened.listed()[0][0]
     opened.page.click(".looks.out li:nth-child(1) button")
     assert in_sight("key", key)
+
+
+@pytest.mark.parametrize("layout", ["as text", "as columns"])
+def test_on_a_phone_a_long_text_scrolls_in_its_own_window_and_the_weights_stand_below_it(open_page, layout) -> None:
+    recording = sentence([f" w{n}" for n in range(1000)], layers=1, heads=1, causal=True)
+    opened = open_page(recording, layer=0, head=0, size=(390, 844))
+    opened.page.click(f"text={layout}")
+    opened.settle()
+    heights = opened.page.evaluate("""['.stage', '.scroller'].map(name => {
+      const one = document.querySelector(name);
+      return [one.clientHeight, one.scrollHeight];
+    })""")
+    assert heights[0][0] < 500 and heights[1][0] < 500 < heights[1][1]
+    top = opened.page.evaluate("document.querySelector('.panel').offsetTop - document.querySelector('.split').offsetTop")
+    assert top < 844
