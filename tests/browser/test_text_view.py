@@ -434,5 +434,6 @@ def test_on_a_phone_a_long_text_scrolls_in_its_own_window_and_the_weights_stand_
       return [one.clientHeight, one.scrollHeight];
     })""")
     assert heights[0][0] < 500 and heights[1][0] < 500 < heights[1][1]
-    top = opened.page.evaluate("document.querySelector('.panel').offsetTop - document.querySelector('.split').offsetTop")
+    place = "document.querySelector('.panel').offsetTop - document.querySelector('.split').offsetTop"
+    top = opened.page.evaluate(place)
     assert top < 844
