@@ -29,7 +29,10 @@ WORDS = {
     "right": ("Right", "正确说法"),
     "why": ("Why", "原因"),
     "wrote": ("wrote {what}", "已写入 {what}"),
-    "with": ("{index}, with the figures and the numbers of {count} experiments", "{index}，含 {count} 个实验的图和数据"),
+    "with": (
+        "{index}, with the figures and the numbers of {count} experiments",
+        "{index}，含 {count} 个实验的图和数据",
+    ),
 }
 NAMES = (*experiments.TOPICS, "all")
 
