@@ -30,7 +30,7 @@ export function shorten(given: string, most = LONGEST): string {
 export function label(given: string, most = 24): string {
   const short = shorten(given.replace(/^[▁Ġ](?=.)/u, ""), most); // the mark of a space before the word
   const inner = short.trim();
-  return inner === "" ? (short === "" ? "∅" : "␣".repeat(Math.min(short.length, 4))) : visible(inner);
+  return inner === "" ? visible(short.slice(0, 4)).replace(/\s/g, "␣") || "∅" : visible(inner);
 }
 
 const PLAIN = /^ [A-Za-z]{1,40}$/; // most tokens of most texts: nothing to look for

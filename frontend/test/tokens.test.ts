@@ -82,3 +82,7 @@ test("parts of characters of a script without spaces stand without spaces", () =
   const piece = pieces(["猫₁", "猫₂", "坐₁", "a"]);
   assert.deepEqual([0, 1, 2, 3].map((at) => piece(at).space), [false, false, false, true]);
 });
+
+test("a label tells a new line and a tab from spaces", () => {
+  assert.deepEqual(["\n", "\n\n", "\t", " ", "      ", " \n", ""].map((token) => label(token)), ["↵", "↵↵", "⇥", "␣", "␣␣␣␣", "␣↵", "∅"]);
+});

@@ -190,3 +190,17 @@ def test_a_page_that_would_be_too_wide_to_compute_is_refused() -> None:
     settings = Settings(d_model=1024)
     with pytest.raises(ValueError, match="--d-model is 1024; a page computes layers up to 512 wide"):
         html(begin(("a",), settings), walk_text("a", Settings()), "en")
+
+
+@pytest.mark.parametrize("count", [20, 22, 47])
+def test_every_line_of_a_heatmap_has_a_name_and_queries_that_are_left_out_are_counted(count: int) -> None:
+    words = [f"w{n}" for n in range(count)]
+    story = walk_text(" ".join(words), Settings(heads=1, d_model=5))
+    lines = printed(story, columns=90).split("9 · Attention weights")[1].splitlines()
+    start = next(at for at, line in enumerate(lines) if line.startswith("head 0"))
+    names = [line.split()[0] for line in lines[start + 1 : start + 21]]
+    assert names == [words[row * count // 20] for row in range(20)]
+    listed = lines.index("Who looks at whom most")
+    assert [line.split()[0] for line in lines[listed + 2 : listed + 22]] == words[:20]
+    after = lines[listed + 22]
+    assert after == ("" if count == 20 else f"… and {count - 20} more, in the page (--html) and in --json.")

@@ -397,3 +397,43 @@ def test_a_list_does_not_say_and_one_more_where_that_one_would_fit(open_page, to
     assert len(opened.listed()) == listed
     rest = opened.page.eval_on_selector_all(".looks .rest", "all => all.map(one => one.textContent)")
     assert rest == ([] if listed == tokens else ["and 2 more"])
+
+
+@pytest.mark.parametrize("at", [311, 1709, 2991])
+def test_a_token_far_down_stays_in_sight_as_columns(open_page, at: int) -> None:
+    opened = open_page(sentence([f" w{n}" for n in range(3000)], layers=1, heads=1, causal=True), layer=0, head=0)
+
+    def in_sight(side: str, place: int) -> bool:
+        for _ in range(30):  # what is far from the window is laid out after it was reached
+            opened.settle()
+        return opened.page.evaluate(f"""(() => {{
+          const pane = document.querySelector('.pane.{side} .scroller'), frame = pane.getBoundingClientRect();
+          const box = pane.querySelector('.t[data-at="{place}"]')?.getBoundingClientRect();
+          return !!box && box.top >= frame.top && box.bottom <= frame.bottom;
+        }})()""")
+
+    opened.page.eval_on_selector(".scroller", f"one => {{ one.scrollTop = {at} / 3000 * one.scrollHeight }}")
+    for _ in range(30):
+        opened.settle()
+    opened.word(at)
+    opened.page.click("text=as columns")
+    assert in_sight("query", at)
+    key = opened.listed()[0][0]
+    opened.page.click(".looks.out li:nth-child(1) button")
+    assert in_sight("key", key)
+
+
+@pytest.mark.parametrize("layout", ["as text", "as columns"])
+def test_on_a_phone_a_long_text_scrolls_in_its_own_window_and_the_weights_stand_below_it(open_page, layout) -> None:
+    recording = sentence([f" w{n}" for n in range(1000)], layers=1, heads=1, causal=True)
+    opened = open_page(recording, layer=0, head=0, size=(390, 844))
+    opened.page.click(f"text={layout}")
+    opened.settle()
+    heights = opened.page.evaluate("""['.stage', '.scroller'].map(name => {
+      const one = document.querySelector(name);
+      return [one.clientHeight, one.scrollHeight];
+    })""")
+    assert heights[0][0] < 500 and heights[1][0] < 500 < heights[1][1]
+    place = "document.querySelector('.panel').offsetTop - document.querySelector('.split').offsetTop"
+    top = opened.page.evaluate(place)
+    assert top < 844

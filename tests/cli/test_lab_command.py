@@ -121,6 +121,7 @@ def test_all_writes_everything_and_an_index(tmp_path, monkeypatch, fonts):
     assert result.exit_code == 0, result.stderr
     names = {f"{name}.{end}" for name in lab.names() for end in ("png", "json")}
     assert {file.name for file in tmp_path.iterdir()} == names | {"index.html"}
+    assert result.stderr.splitlines()[-1] == f"已写入 {tmp_path / 'index.html'}，含 {len(lab.names())} 个实验的图和数据"
     page = (tmp_path / "index.html").read_text()
     assert '<html lang="zh-CN">' in page and "default-src &#x27;none&#x27;" in page
     figure = base64.b64encode(b"a figure in zh").decode()

@@ -301,3 +301,20 @@ def test_what_torch_refuses_is_refused_as_there() -> None:
     ):
         with pytest.raises(TypeError, match=complaint):
             ours(*given, **more)
+
+
+def test_what_the_error_says_to_give_for_a_mask_hides_what_the_mask_hides() -> None:
+    torch.manual_seed(0)
+    x, mask = torch.randn(2, 5, 12), masks.causal() & masks.window(left=2)
+    module = MultiheadAttention(12, 4, batch_first=True).eval()
+    with pytest.raises(TypeError, match=r"call \.dense\(L, S\) of ~mask, as True means hidden here"):
+        module(x, x, x, attn_mask=mask)  # type: ignore[arg-type]
+    _, weights = module(x, x, x, attn_mask=(~mask).dense(5, 5))
+    assert weights is not None
+    assert ((weights > 0) == mask.dense(5, 5)).all()
+    lengths = torch.tensor([5, 3])
+    with pytest.raises(TypeError, match=r"True = padding: of lengths, torch\.arange\(S\) >= lengths\[:, None\]"):
+        module(x, x, x, key_padding_mask=masks.padding(lengths))  # type: ignore[arg-type]
+    _, weights = module(x, x, x, key_padding_mask=torch.arange(5) >= lengths[:, None])
+    assert weights is not None
+    assert ((weights > 0) == masks.padding(lengths).dense(5, 5)[:, 0]).all()

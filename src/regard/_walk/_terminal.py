@@ -152,14 +152,14 @@ class Page:
         return _filled(_mixed(colour, kind)) if self.coloured else Style()
 
     def _heatmap(self, panel: Panel) -> list[Text]:
-        side = _label_width(panel.rows) if len(panel.rows) <= MOST_ROWS else 0
+        side = _label_width(panel.rows)
         room = self.columns - side
         per_cell = 2 if panel.values.shape[1] * 2 <= room else 1
         values, means = smaller(panel, MOST_ROWS, min(room // per_cell, 96))
-        lines = [
-            Text.assemble(left(visible(panel.rows[index]), side) if side else "", line)
-            for index, line in enumerate(self._pixels(panel, values, per_cell))
-        ]
+        # a line that is the mean of several rows has the name of its first
+        names = [panel.rows[index * len(panel.rows) // len(values)] for index in range(len(values))]
+        pixels = self._pixels(panel, values, per_cell)
+        lines = [Text.assemble(left(visible(name), side), line) for name, line in zip(names, pixels, strict=True)]
         finite = panel.values[np.isfinite(panel.values)].astype(np.float64)
         ends = {"low": finite.min(initial=0.0), "high": finite.max(initial=0.0)}
         note = self.say("range", **{name: number(float(value), 2) for name, value in ends.items()})
@@ -191,7 +191,9 @@ class Page:
                 whom = f"{left(visible(panel.columns[best]), COLUMN).rstrip()} {row[best]:.0%}"
                 found.append(f"→ {whom}" if row[best] > 0 else self.say("nothing"))
         table = self._table(queries, tuple(panel.name for panel in links), cells, LABEL)
-        return [Text(self.say("strongest"), style="bold"), *table]
+        rest = len(links[0].rows) - len(queries)
+        more = self.sentence(self.say("more", count=rest)) if rest else []
+        return [Text(self.say("strongest"), style="bold"), *table, *more]
 
     def _table(self, rows: tuple[str, ...], columns: tuple[str, ...], cells: list[list[str]], most: int) -> list[Text]:
         """Words under their columns, cut into as many bands as the width asks for."""

@@ -173,12 +173,12 @@ def _grouped(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]
     return key.repeat_interleave(heads // counts[0], -3), value.repeat_interleave(heads // counts[1], -3)
 
 
-def check_tensors(**given: Any) -> None:
-    """Each under its name."""
+def check_tensors(hint: str = "call .dense(L, S) of a mask", /, **given: Any) -> None:
+    """Each under its name; with a mask of regard's, the error says how to make a tensor of it."""
     for name, x in given.items():
         if not isinstance(x, Tensor):
-            hint = "; call .dense(L, S) of a mask" if isinstance(x, masks.Mask) else ""
-            raise TypeError(f"{name} must be a Tensor, got {type(x).__name__}{hint}")
+            said = f"; {hint}" if isinstance(x, masks.Mask) else ""
+            raise TypeError(f"{name} must be a Tensor, got {type(x).__name__}{said}")
 
 
 def _check(

@@ -11,6 +11,10 @@ from torch.nn import functional as F
 from regard import api, masks
 from regard.compat._attention import check_tensors
 
+# what to give in place of a mask of regard's, whose True has the other meaning
+_HIDDEN = "call .dense(L, S) of ~mask, as True means hidden here"
+_PADDING = "it is [batch, key], True = padding: of lengths, torch.arange(S) >= lengths[:, None]"
+
 
 class MultiheadAttention(nn.MultiheadAttention):
     """`torch.nn.MultiheadAttention` with another engine: the same constructor, call, parameters and state dict.
@@ -63,9 +67,10 @@ class MultiheadAttention(nn.MultiheadAttention):
             `[batch, head, L, S]` with `average_attn_weights=False`.
         """
         check_tensors(query=query, key=key, value=value)
-        for name, mask in (("key_padding_mask", key_padding_mask), ("attn_mask", attn_mask)):
-            if mask is not None:
-                check_tensors(**{name: mask})
+        if key_padding_mask is not None:
+            check_tensors(_PADDING, key_padding_mask=key_padding_mask)
+        if attn_mask is not None:
+            check_tensors(_HIDDEN, attn_mask=attn_mask)
         if query.is_nested or key.is_nested or value.is_nested:
             return self._nested(query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights)
         batched = query.dim() == 3

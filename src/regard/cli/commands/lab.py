@@ -29,6 +29,10 @@ WORDS = {
     "right": ("Right", "正确说法"),
     "why": ("Why", "原因"),
     "wrote": ("wrote {what}", "已写入 {what}"),
+    "with": (
+        "{index}, with the figures and the numbers of {count} experiments",
+        "{index}，含 {count} 个实验的图和数据",
+    ),
 }
 NAMES = (*experiments.TOPICS, "all")
 
@@ -86,9 +90,10 @@ def lab(
             from regard.lab._folder import write_index
 
             write_index(found, out, ending, lang)
-        files = [f"{one.name}.{end}" for one in found for end in ("json", ending)]
-        files += ["index.html"] if len(found) > 1 else []
-        typer.echo(texts.text(WORDS, lang, "wrote", what=f"{out}: {', '.join(files)}"), err=True)
+        what = f"{out}: {found[0].name}.json, {found[0].name}.{ending}"
+        if len(found) > 1:
+            what = texts.text(WORDS, lang, "with", index=out / "index.html", count=len(found))
+        typer.echo(texts.text(WORDS, lang, "wrote", what=what), err=True)
 
 
 def _chosen(given: list[str]) -> list[str]:
