@@ -1,10 +1,12 @@
 // What the walk says, in English and Chinese. Formulas are the same in both.
 
+import EXAMPLES from "../../../src/regard/_walk/examples.json";
+
 export type Two = readonly [string, string];
 export interface Told { title: Two; formula: string; says: Two }
 
 export const STEPS: Record<string, Told> = {
-  input: { title: ["Input", "输入"], formula: "", says: ["The numbers of the example: one row for each token.", "例子给出的数：每个词元一行。"] },
+  input: { title: ["Input", "输入"], formula: "", says: EXAMPLES.input as unknown as Two },
   tokens: { title: ["Tokens", "词元"], formula: "", says: ["The text is cut into tokens, here words and signs, and each gets a number: its place in the vocabulary. From here on the layer sees numbers only.", "把文本切成词元，这里是单词、标点或单个汉字；每个词元得到一个编号，即它在词表中的位置。从这里起，这一层只看得到数字。"] },
   embeddings: { title: ["Embeddings", "词嵌入"], formula: "E = table[number]", says: ["Every number picks a row of a table: a vector that stands for the word. The same word gets the same vector wherever it stands. Here the table is random; a trained model has learned it.", "用编号从嵌入表中取出一行：这个向量就代表这个词。同一个词不论出现在哪里，取到的向量都一样。这里的表是随机的，训练好的模型则是学到的。"] },
   positions: { title: ["Positions", "位置编码"], formula: "X = E + P,  P(p, 2i) = sin(p / 10000^(2i/d)),  P(p, 2i+1) = cos(same)", says: ["Attention by itself knows no order. So every position adds its own pattern of sines and cosines to the vector that stands there.", "注意力本身不知道先后顺序。因此给每个位置加上一组各不相同的正弦、余弦值。"] },
