@@ -334,6 +334,11 @@ def test_what_a_run_left_that_saved_nothing_is_not_taken_over(tmp_path: Path, fo
     (out / LAST).unlink()
     refused = run(words)
     assert refused.exit_code == 2 and "holds a model already" in refused.stderr
+    refused = run(f"{words} --resume")
+    assert refused.exit_code == 2 and "start without --resume, and with another --out, since" in refused.stderr
+    (out / "model.safetensors").unlink()
+    refused = run(f"{words} --resume")
+    assert refused.exit_code == 2 and refused.stderr.endswith("start without --resume\n")
 
 
 def test_a_full_disk_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -218,9 +218,10 @@ def _resumed(out: Path, chosen: Settings, named: set[str]) -> Settings:
     path = out / "settings.json"
     if not path.is_file() or not (out / LAST).is_file():
         shared = "; on several machines --out must be a folder that all of them share"
-        raise ValueError(
-            f"{out} holds no checkpoint to resume from; start without --resume{shared * ('RANK' in os.environ)}"
-        )
+        # a run that was killed between its first validation and its first checkpoint left the weights of the one
+        other = ", and with another --out, since a new run would replace the model that is there"
+        start = f"start without --resume{other * (out / 'model.safetensors').is_file()}"
+        raise ValueError(f"{out} holds no checkpoint to resume from; {start}{shared * ('RANK' in os.environ)}")
     held = read_settings(path)
     for name in sorted(named - set(MAY_CHANGE)):
         if getattr(chosen, name) != getattr(held, name):
