@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,9 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from regard.api import is_plain
+
+Each = TypeVar("Each")
+Three = tuple[Each, Each, Each]
 
 SMALLEST = 1 << 18  # numbers of a matrix: below, finding the kernel takes longer than MKL's whole product
 
@@ -47,10 +50,19 @@ def product(function: Callable[..., Tensor], *given: Tensor) -> Tensor:
 
     The layer itself is called: its hooks run, and whatever took its place (a quantised layer, say) does as it does.
     """
-    if torch.compiler.is_compiling() or not _here.generating or _is_compiled(function):
+    if not _here.generating or torch.compiler.is_compiling() or _is_compiled(function):
         return function(*given)
     with _OneDnn():
         return function(*given)
+
+
+def three_products(layers: Three[Callable[..., Tensor]], given: Three[Tensor]) -> Three[Tensor]:
+    """Likewise of the layers of query, key and value: a decoded token asks once for all of them."""
+    (q, k, v), (query, key, value) = layers, given
+    if not _here.generating or torch.compiler.is_compiling() or any(_is_compiled(layer) for layer in layers):
+        return q(query), k(key), v(value)
+    with _OneDnn():
+        return q(query), k(key), v(value)
 
 
 def _is_compiled(function: Any) -> bool:
