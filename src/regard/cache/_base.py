@@ -186,12 +186,8 @@ class TokenCache(ABC):
         """Set the memory aside."""
 
     @abstractmethod
-    def _make_room(self, added: Sequence[int]) -> None:
-        """Take what `_check_room` found to be there."""
-
-    @abstractmethod
     def _write(self, fresh: Fresh, key: Parts, value: Parts | None) -> Lengths:
-        """Store the tokens; where the first of them stands in each item's view."""
+        """Store the tokens, for which `_check_room` found room; where the first of them stands in each item's view."""
 
     @abstractmethod
     def _read(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
@@ -296,7 +292,6 @@ class TokenCache(ABC):
             self._allocate(made, batch)
             self._held = self._view = Lengths((0,) * batch, key.device)
             self._made = made
-        self._make_room(added)
         start = self._write(fresh, *parts)
         if self._will_be_padded is not None:
             self._padded_by_mask, self._will_be_padded = self._will_be_padded, None

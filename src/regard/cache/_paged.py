@@ -277,10 +277,9 @@ class PagedCache(TokenCache):
             self._table = torch.tensor(rows, dtype=torch.int64, device=self._made.device)
             self._table = self._table.view(len(rows), self.pool.blocks)
 
-    def _make_room(self, added: Sequence[int]) -> None:
-        needs = self._needs(added)
+    def _take_blocks(self, added: Sequence[int]) -> None:
         assert self._table is not None
-        for need in needs:
+        for need in self._needs(added):
             block = self.pool._take()
             if need.copied is not None:
                 for part in self.pool._memory.parts:
@@ -310,6 +309,7 @@ class PagedCache(TokenCache):
     def _write(self, fresh: Fresh, key: Parts, value: Parts | None) -> Lengths:
         assert self._table is not None
         start, size = self._held, self.pool.block_size
+        self._take_blocks(fresh.of(len(start.counts)))
         items, places, sources = places_of(fresh, start, key[0])
         blocks = self._table[items, places // size]
         for part, tokens in zip(self.pool._memory.parts, key + (value or ()), strict=True):

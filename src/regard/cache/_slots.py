@@ -68,9 +68,6 @@ class _Slots(TokenCache):
     def _allocate(self, made: Made, batch: int) -> None:
         self._memory = self._shown = Memory.allocate(made, (batch, made.heads, self._slots), self.int8)
 
-    def _make_room(self, added: Sequence[int]) -> None:
-        """It was made at the first call."""
-
     def _go_back(self, made: Made | None, held: Lengths, padded: bool) -> None:
         self._made, self._held, self._view, self._padded_by_mask = made, held, held, padded
         if made is None:
@@ -87,7 +84,8 @@ class _Slots(TokenCache):
 
     def _write(self, fresh: Fresh, key: Parts, value: Parts | None) -> Lengths:
         start = self._held
-        write(self._memory.parts, key + (value or ()), fresh, start)
+        keys, values = self._memory
+        write(keys + values, key + (value or ()), fresh, start)
         if fresh.counts is None and start.same is not None:
             held = Lengths((start.same + fresh.tokens,) * len(start.counts), start.device)
         else:

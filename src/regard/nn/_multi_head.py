@@ -14,7 +14,7 @@ from regard.masks import Mask
 from regard.nn import _cached, _checks, _inputs
 from regard.nn._heads import Call, ProjectedHeads, check_inputs, finish, shown
 from regard.nn._inputs import Inputs
-from regard.nn._products import product
+from regard.nn._products import product, three_products
 from regard.nn._protocols import Cache, Positions
 from regard.statistics import Want
 
@@ -253,7 +253,7 @@ class MultiHeadAttention(ProjectedHeads):
     def _project(self, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
         query, key, value = inputs[:3]
         if not self.packed:
-            return product(self.q_proj, query), product(self.k_proj, key), product(self.v_proj, value)
+            return three_products((self.q_proj, self.k_proj, self.v_proj), (query, key, value))
         widths = list(self.projection_widths)
         if query is key and key is value:
             q, k, v = torch.split_with_sizes(product(self.qkv_proj, query), widths, dim=-1)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,9 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from regard.api import is_plain
+
+Each = TypeVar("Each")
+Three = tuple[Each, Each, Each]
 
 # Numbers of a matrix, for one row and for more: below, what oneDNN needs to find its kernel (15 µs) is not won back.
 SMALLEST_ALONE, SMALLEST = 1 << 19, 1 << 18
@@ -48,13 +51,21 @@ def product(function: Callable[..., Tensor], *given: Tensor) -> Tensor:
 
     The layer itself is called: its hooks run, and whatever took its place (a quantised layer, say) does as it does.
     """
-    if torch.compiler.is_compiling() or not _here.generating or _is_compiled(function):
+    if not _here.generating or torch.compiler.is_compiling() or _is_compiled(function):
         return function(*given)
     weight = given[1] if function is F.linear else getattr(function, "weight", None)
     if not isinstance(weight, Tensor) or weight.numel() < SMALLEST:
         return function(*given)
     with _OneDnn():
         return function(*given)
+
+
+def three_products(layers: Three[Callable[..., Tensor]], given: Three[Tensor]) -> Three[Tensor]:
+    """`product` of the layers of query, key and value: a token outside of generation asks once for the three."""
+    (q, k, v), (query, key, value) = layers, given
+    if _here.generating:
+        return product(q, query), product(k, key), product(v, value)
+    return q(query), k(key), v(value)
 
 
 def _is_compiled(function: Any) -> bool:
