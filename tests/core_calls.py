@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import regard
 from regard import masks, reference
@@ -30,6 +31,18 @@ def no_synchronisation() -> Iterator[None]:
             yield
         finally:
             torch.cuda.set_sync_debug_mode("default")
+
+
+class Operators(TorchDispatchMode):
+    """The names of the operators that run inside, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func.name())
+        return func(*args, **(kwargs or {}))
 
 
 def tensors(

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.core_calls import Operators
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import regard
 from regard import edits, masks
@@ -139,24 +139,14 @@ def test_a_pass_in_inference_mode_leaves_nothing_that_a_later_one_with_gradients
         assert m.qkv.weight.grad is not None and m.qkv.weight.grad.isfinite().all()
 
 
-class Counting(TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.append(func.name())
-        return func(*args, **(kwargs or {}))
-
-
 @torch.no_grad()
 def test_modes_of_others_are_shown_every_operator_of_an_edited_model() -> None:
     m, x = model(), torch.randn(1, 5, 12, dtype=torch.float64)
-    with Counting() as plain:
+    with Operators() as plain:
         m(x)
     for inner in (True, False):
         edit = regard.edit(m, edits.cut(masks.columns(1)))
-        counting = Counting()
+        counting = Operators()
         with counting if not inner else edit, edit if not inner else counting:
             m(x)
         views = [name for name in plain.names if "attention" not in name]

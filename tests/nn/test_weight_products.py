@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 import torch.autograd.forward_ad as forward_ad
+from tests.core_calls import Operators
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import regard
 from regard import models
@@ -27,16 +27,6 @@ def decoder(monkeypatch: pytest.MonkeyPatch) -> models.Decoder:
     torch.manual_seed(0)
     changes: dict[str, Any] = {"vocab_size": 1111, "embed_dim": 512, "num_heads": 8, "num_kv_heads": 2, "ff_dim": 576}
     return models.Decoder(models.config("llama-2-7b", num_layers=2, max_tokens=63, **changes)).eval()
-
-
-class Operators(TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.append(func.name())
-        return func(*args, **(kwargs or {}))
 
 
 def products_of_onednn(run: Callable[[], object]) -> int:
