@@ -134,6 +134,9 @@ def test_a_header_that_claims_more_than_there_is_is_refused_before_it_is_read(tm
     path.write_bytes(b"abc")
     with pytest.raises(ValueError, match="too short"):
         Recording.load(path)
+    path.write_text("<!doctype html>, a page that somebody takes for the recording")
+    with pytest.raises(ValueError, match="it is no safetensors file"):
+        Recording.load(path)
 
 
 def test_a_pickle_is_refused_and_runs_nothing(tmp_path: Path) -> None:

@@ -63,7 +63,8 @@ def read(path: Path, dtypes: Container[torch.dtype] = tuple(_NAMES)) -> tuple[di
             raise ValueError("it is too short")
         length = int.from_bytes(file.read(8), "little")
         if length > min(size - 8, MOST_HEADER):
-            raise ValueError(f"its header claims {length} bytes")
+            beyond = f", and the file has {size}: it is no safetensors file" if length > size else ""
+            raise ValueError(f"its header claims {length} bytes{beyond}")
         header = parse(file.read(length))
         if not isinstance(header, dict):
             raise ValueError("its header is not a table")

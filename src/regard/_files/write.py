@@ -54,7 +54,8 @@ class Staged:
         try:
             self._name, self._file = self._open()
         except OSError as error:
-            raise OSError(error.errno, error.strerror, str(self.path)) from None
+            why = "its folder does not exist" if isinstance(error, FileNotFoundError) else error.strerror
+            raise OSError(error.errno, why, str(self.path)) from None
 
     def _open(self) -> tuple[str, int]:
         while True:
