@@ -239,10 +239,12 @@ class Editor(Follower):
     def _check_not_in_parts(self, met: Met, seen: Seen | InMemory, first: int | Tensor | None) -> None:
         """Without a cache, queries are taken for the last tokens. A module that attends for some queries after others
         has them all stand there."""
+        loops_over_heads = seen.shape[1] != (number_of_heads([frame.module for frame in met.stack]) or seen.shape[1])
+        if loops_over_heads or has_cache(met.stack):
+            return  # a decoded token of a padded batch among them, whose places would be waited for on a GPU
         each = set(first.flatten().tolist()) if isinstance(first, Tensor) else {first}
         start = each.pop() if len(each) == 1 else None
-        loops_over_heads = seen.shape[1] != (number_of_heads([frame.module for frame in met.stack]) or seen.shape[1])
-        if start is None or loops_over_heads or has_cache(met.stack):
+        if start is None:
             return
         rows, before = range(start, start + seen.queries), self._rows_met.setdefault(met.site, [])
         if any(max(rows.start, other.start) < min(rows.stop, other.stop) for other in before):
