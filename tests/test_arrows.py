@@ -60,8 +60,21 @@ ARROWS: dict[str, set[str]] = {
     # the walkthrough shows what the oracle computes, step by step
     "_walk": {"_display", "_page", "reference"},
     # the lab's examples are written with what users have, and shown as the walk shows its steps; one looks into a
-    # trained model, which is loaded as users load theirs
-    "lab": LEAVES | {"api", "nn", "observation", "reference", "_page", "_walk", "interop"},
+    # trained model, which is loaded as users load theirs, and one watches a model while it learns, and edits it
+    "lab": LEAVES
+    | {
+        "api",
+        "nn",
+        "observation",
+        "reference",
+        "_page",
+        "_walk",
+        "interop",
+        "recording",
+        "watching",
+        "edits",
+        "editing",
+    },
     "testing": ANYTHING,
     "cli": ANYTHING,
     "__init__": ANYTHING,

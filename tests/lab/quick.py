@@ -9,7 +9,7 @@ from regard._walk import Settings, Story, walk_example
 from regard.lab import run
 from regard.lab._story import EXPERIMENTS, walk_result
 
-TRAINED = ("E7", "X2", "X3")
+TRAINED = ("E7", "X2", "X3", "X6")
 
 
 @functools.cache

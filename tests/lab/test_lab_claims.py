@@ -90,6 +90,33 @@ def test_x3_shows_what_a_row_with_nothing_to_attend_to_gets():
     assert math.isclose(found.empty_row["billion"], 1 / 5, rel_tol=1e-6)
 
 
+def test_x6_two_layers_learn_together_and_a_cut_in_the_first_blinds_the_second():
+    found = lab.induction()
+    begin, end, cuts = found.moments[0], found.moments[-1], found.cuts
+    assert found.steps[0] == 0 and found.steps[-1] == 600 and len(found.steps) == len(found.moments)
+    assert begin.right < 3 * found.chance and begin.previous < 0.25 and begin.induction < 0.15
+    assert min(end.right, end.previous, end.induction) > 0.8
+    risen = [next(step for step, one in zip(found.steps, found.moments, strict=True) if share(one) > 0.5) for share in (
+        lambda one: one.right, lambda one: one.previous, lambda one: one.induction
+    )]  # fmt: skip
+    assert max(risen) - min(risen) <= 80  # they rise together
+    assert cuts["before_first"].right < 4 * found.chance
+    assert cuts["before_first"].previous == 0 and cuts["before_first"].induction < 0.15
+    assert abs(cuts["before_second"].right - end.right) < 0.02
+    assert cuts["itself"].right > end.right - 0.1
+
+
+def test_x6_shows_the_weights_of_its_best_heads():
+    found = lab.induction(steps=200)
+    before, after = (np.array(weights) for weights in found.maps)
+    for weights in (before, after):
+        np.testing.assert_allclose(weights.sum(1), 1, atol=1e-5)
+        assert (np.triu(weights, 1) == 0).all()
+    half = len(before) // 2
+    assert np.diagonal(before, -1)[: half - 1].mean() > 0.4
+    assert np.diagonal(after, 1 - half)[1:].mean() > 0.4
+
+
 def test_x4_order_is_invisible_without_positions_and_visible_with_any():
     found = lab.permutation()
     assert found.shuffled["none"] < 1e-14 and found.sentences["none"] < 1e-14

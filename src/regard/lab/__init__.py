@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from regard.lab._from_scratch import from_scratch as from_scratch
     from regard.lab._growing_width import growing_width as growing_width
     from regard.lab._head_roles import head_roles as head_roles
+    from regard.lab._induction import induction as induction
     from regard.lab._inverted_masks import inverted_masks as inverted_masks
     from regard.lab._line_of_work import line_of_work as line_of_work
     from regard.lab._mistakes import mistakes as mistakes
@@ -63,6 +64,7 @@ TOPICS = {
     "X3": "inverted_masks",
     "X4": "permutation",
     "X5": "mistakes",
+    "X6": "induction",
     "M20": "why_softmax",
     "M21": "sum_over_heads",
     "S15": "rnn",
@@ -72,7 +74,7 @@ __all__ = ["TOPICS", "Result", "Table", "find", "names", "run", "words", *TOPICS
 
 
 def names() -> list[str]:
-    """The names of all experiments: E1 … E14 from the notes, X1 … X5 added, and M20, M21 and S15 on single subjects."""
+    """The names of all experiments: E1 … E14 from the notes, X1 … X6 added, and M20, M21 and S15 on single subjects."""
     return list(TOPICS)
 
 

@@ -41,7 +41,7 @@ def lab(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            help="E1 … E14, X1 … X5, M20, M21, S15, a topic such as rnn, or all. Without a name, lists them.",
+            help="E1 … E14, X1 … X6, M20, M21, S15, a topic such as rnn, or all. Without a name, lists them.",
             autocompletion=complete.one_of(NAMES),
         ),
     ] = None,
