@@ -81,6 +81,23 @@ def test_failures_carry_their_numbers():
     assert "failures:" in report.table()
 
 
+def test_failures_that_differ_in_numbers_are_told_once_and_counted():
+    class WithoutAlignment(Plain):
+        def __call__(self, query, key, value, **given):
+            if query.shape[2] > key.shape[2]:
+                raise RuntimeError(f"{query.shape[2]} rows are too many")
+            return super().__call__(query, key, value, **given)
+
+    report = check(WithoutAlignment(), rules=[10], dtype=[torch.float32, torch.float64], surface=object())
+    assert len(report.failures) > 2
+    first = report.failures[0]
+    assert report.faults == [
+        f"rule 10, {first.case} [{first.dtype}]: {first.detail} (and {len(report.failures) - 1} more like it)"
+    ]
+    assert report.faults[0] in report.table() and report.table().count("rows are too many") == 1
+    assert "rows are too many" not in report.table(details=False)
+
+
 def test_unknown_rule_is_refused():
     with pytest.raises(ValueError, match="rules holds \\[66\\]"):
         check(Plain(), rules=[66], surface=object())

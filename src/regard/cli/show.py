@@ -30,9 +30,8 @@ def reports(console: Console, found: Sequence[Report], detailed: Collection[str]
     for report, line in zip(found, counts, strict=True):
         console.print(f"{report.name}: {line}", markup=False)
     for report in found:
-        for row in report.failures if report.name in detailed else ():
-            line = f"{report.name}: rule {row.rule}, {row.case} [{row.dtype}]: {row.detail}"
-            console.print(line, markup=False, highlight=False)
+        for fault in report.faults if report.name in detailed else ():
+            console.print(f"{report.name}: {fault}", markup=False, highlight=False)
 
 
 def _coloured(outcome: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
@@ -43,6 +44,18 @@ class Report:
         return [row for row in self.rows if row.outcome == "fail"]
 
     @property
+    def faults(self) -> list[str]:
+        """What failed, in words: one line for failures of a rule that say the same but for their numbers."""
+        alike: dict[tuple[int, str], list[Row]] = {}
+        for row in self.failures:
+            alike.setdefault((row.rule, re.sub(r"\d[\d.e+-]*", "", row.detail)), []).append(row)
+        return [
+            f"rule {first.rule}, {first.case} [{first.dtype}]: {first.detail}"
+            + (f" (and {len(more)} more like it)" if more else "")
+            for first, *more in alike.values()
+        ]
+
+    @property
     def counts(self) -> dict[str, int]:
         """How many rows passed, failed, were refused or did not apply."""
         found = Counter(row.outcome for row in self.rows)
@@ -64,13 +77,12 @@ class Report:
         return f"{word} {found[word]}/{len(rows)}"
 
     def table(self, *, details: bool = True) -> str:
-        """Plain text: a line for each rule, then the failures with their numbers."""
+        """Plain text: a line for each rule, then what failed, with numbers."""
         statements = _statements(self.rows)
         width = max((len(text) for text in statements.values()), default=0)
         lines = [f"{rule:>4}  {text:<{width}}  {self.outcome(rule)}" for rule, text in statements.items()]
         if details and self.failures:
-            lines += ["", "failures:"]
-            lines += [f"{row.rule:>4}  {row.case} [{row.dtype}]: {row.detail}" for row in self.failures]
+            lines += ["", "failures:", *(f"  {fault}" for fault in self.faults)]
         counts = ", ".join(f"{number} {outcome}" for outcome, number in self.counts.items())
         return "\n".join([self.name, *lines, "", counts])
 

@@ -46,7 +46,7 @@ def check(
             "transformers-sdpa, transformers-eager (default: none).",
         ),
     ] = None,
-    details: Annotated[bool, about("List every failure of the other implementations too.", "--details")] = False,
+    details: Annotated[bool, about("Say what failed in the other implementations too.", "--details")] = False,
     as_json: Annotated[bool, about("Print every row as JSON.", "--json")] = False,
 ) -> None:
     """Run the conformance suite on regard's backends, and on other implementations.
