@@ -93,8 +93,8 @@ def test_a_command_that_is_not_there_is_caught() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_python_block_of_the_page_runs(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # three pages of the lab train models: a few steps here, as what they learn is tested once, in tests/laboratory
-    for topic in ("fixed_weights", "two_relations", "inverted_masks"):
+    # four pages of the lab train models: a few steps here, as what they learn is tested once, in tests/lab
+    for topic in ("fixed_weights", "two_relations", "inverted_masks", "induction"):
         monkeypatch.setattr(lab, topic, functools.partial(getattr(lab, topic), steps=3), raising=False)
     text = page.read_text()
     assert run_page(text, page.name) == text.count("```python")
