@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -390,6 +391,14 @@ def test_half_precision_autocast_and_inference_mode() -> None:
 def test_wrong_arguments_are_refused() -> None:
     with pytest.raises(TypeError, match="model must be a torch.nn.Module, got function"), regard.watch(len and dense):  # type: ignore[arg-type]
         pass
+    tokenizer = SimpleNamespace(convert_ids_to_tokens=lambda ids: ids)
+    for given, complaint in (
+        ({"tokens": tokenizer}, r"tokens must be a list of strings, got a SimpleNamespace: pass it as tokenizer="),
+        ({"tokens": ["a", 3]}, "tokens must be a list of strings"),
+        ({"tokenizer": ["a", "b"]}, "tokenizer must have decode .*got list"),
+    ):
+        with pytest.raises(TypeError, match=complaint), regard.watch(ByHand(), **given):
+            pytest.fail("refused before the block runs")
     with pytest.raises(TypeError, match="want must be a regard.Want"), regard.watch(ByHand(), want=8):  # type: ignore[arg-type]
         pass
 

@@ -10,6 +10,8 @@ def checked_tokens(given: Sequence[str] | Sequence[Sequence[str]], name: str) ->
     """The tokens as one list an item of the batch."""
     if isinstance(given, str):
         raise TypeError(f"{name} must be a list of strings, one per token, got one string: split it as the model does")
+    if hasattr(given, "convert_ids_to_tokens"):
+        raise TypeError(f"{name} must be a list of strings, got a {type(given).__name__}: pass it as tokenizer=")
     if not isinstance(given, Iterable) or any(not isinstance(item, Iterable) for item in given):
         raise TypeError(
             f"{name} must be a list of strings, or one list of strings for each item of the batch, got "
@@ -28,17 +30,21 @@ _SUBSCRIPTS = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
 _MOST_PIECES = 12  # tokens that are tried as one text
 
 
+def check_tokenizer(given: Any) -> None:
+    if not hasattr(given, "decode") and not hasattr(given, "convert_ids_to_tokens"):
+        raise TypeError(
+            "tokenizer must have decode and convert_ids_to_tokens, as those of transformers do, got "
+            f"{type(given).__name__}"
+        )
+
+
 def ids_to_text(tokenizer: Any, ids: Any) -> list[list[str]]:
     """Each id as text of its own.
 
     Tokens that are parts of a character are named by the character and a number: 猫₁, 猫₂, 猫₃. A part without the rest
     keeps the tokenizer's name for it.
     """
-    if not hasattr(tokenizer, "decode") and not hasattr(tokenizer, "convert_ids_to_tokens"):
-        raise TypeError(
-            "tokenizer must have decode and convert_ids_to_tokens, as those of transformers do, got "
-            f"{type(tokenizer).__name__}"
-        )
+    check_tokenizer(tokenizer)
     rows = ids.tolist() if hasattr(ids, "tolist") else list(ids)
     if rows and not isinstance(rows[0], list):
         rows = [rows]

@@ -12,6 +12,7 @@ from torch import nn
 
 from regard._checks import as_int
 from regard.recording import Recorded, Recording
+from regard.recording._tokens import check_tokenizer, checked_tokens
 from regard.statistics import Want
 from regard.watching import _around, _together
 from regard.watching._follower import Asked, Follower
@@ -74,6 +75,10 @@ def watch(
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     if want is not None and not isinstance(want, Want):
         raise TypeError(f"want must be a regard.Want, such as Want(top_k=4), got {type(want).__name__}")
+    if tokens is not None:
+        tokens = checked_tokens(tokens, "tokens")
+    if tokenizer is not None:
+        check_tokenizer(tokenizer)
     layers = checked_numbers("layers", layers, paths(model))
     heads = checked_numbers("heads", heads)
     layout = _together.layout_of(model) if gather else None
