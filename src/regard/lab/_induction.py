@@ -68,7 +68,7 @@ class Induction(Result):
             heights = [getattr(one, field) for one in self.moments]
             left.plot(self.steps, heights, color=colour, marker=marker, markersize=3, label=label)
         left.set_ylim(0, 1.02)
-        _draw.tidy(left, x="step of training", y="share or weight", title="while it learns", legend="lower right")
+        _draw.tidy(left, x="step of training", y="share or weight", title="while it learns", legend="best")
         for layer, (axes, head, weights) in enumerate(zip(maps, self.heads, self.maps, strict=True)):
             _draw.heatmap(axes, weights, f"layer {layer}, head {head}", digits=None)
             axes.set_xticks(range(0, LENGTH, 8))
