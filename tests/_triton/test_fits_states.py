@@ -14,10 +14,7 @@ triton = pytest.importorskip("triton")
 if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("the interpreter compiles nothing", allow_module_level=True)
 
-from triton.backends.compiler import GPUTarget  # noqa: E402
-from triton.compiler import ASTSource  # noqa: E402
-
-from regard._triton import (  # noqa: E402
+from tests._triton.inside import (  # noqa: E402
     decode,
     decoding,
     inputs,
@@ -27,6 +24,8 @@ from regard._triton import (  # noqa: E402
     stored_decoding,
     tile_sizes,
 )
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.compiler import ASTSource  # noqa: E402
 
 # bytes of shared memory that a program may have
 LIMITS = {80: 166_912, 89: 101_376, 90: 232_448, 100: 232_448}

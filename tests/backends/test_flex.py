@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from tests import forced
 from tests.core_calls import prepare
 from torch import Tensor
 
 import regard
 from regard import masks, reference
-from regard.backends import _flex_rules, flex
+from regard.backends import flex
 from regard.backends._flex_rules import blocks_of, score_of
 from regard.masks import Mask
 from regard.masks._flex import Frame
@@ -107,8 +108,8 @@ def test_the_kind_of_a_rule_holds_its_numbers_and_not_the_lengths_of_the_call() 
 @pytest.fixture
 def on_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Masks as they are when their tensors lie on a GPU: not to be read."""
-    monkeypatch.setattr(Mask, "readable", lambda mask: False)
-    monkeypatch.setattr(_flex_rules, "_PAIRS", 1 << 12)
+    forced.masks_on_gpu(monkeypatch)
+    forced.sizes(monkeypatch, pairs_of_a_flex_table=1 << 12)
 
 
 def _dense_states(mask: Mask, rows: int, keys: int, offset: int | Tensor, size: int) -> Tensor:
@@ -176,7 +177,7 @@ def test_a_table_is_made_once() -> None:
 
 
 def test_blocks_grow_where_the_table_would_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_flex_rules, "_MOST_CELLS", 4)
+    forced.sizes(monkeypatch, cells_of_a_flex_table=4)
     mask = masks.causal() & masks.window(77)
     table = blocks_of(mask, Frame(1000, 1500, B, 500, CPU)).table
     assert table.BLOCK_SIZE == (1024, 1024)
@@ -353,7 +354,7 @@ def _spec(**changes: Any) -> Any:
 
 @pytest.fixture
 def triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flex, "has_triton", lambda: True)
+    forced.as_if_on_gpu(monkeypatch)
 
 
 @pytest.mark.usefixtures("triton")
@@ -388,21 +389,21 @@ def test_what_it_cannot_do_is_refused_by_name(changes: dict[str, Any], reason: s
 
 
 def test_without_triton_it_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flex, "has_triton", lambda: False)
+    forced.as_if_on_gpu(monkeypatch, triton=False)
     assert BACKEND.refuse(_spec()) == ["triton is not installed"]
 
 
 @pytest.mark.usefixtures("triton")
 def test_auto_takes_it_for_large_calls_only_and_the_plan_says_that_it_compiles() -> None:
-    from regard.plan import Cost, Plan, _choose
+    from regard.plan import Cost, Plan, choose
 
-    large = _choose(_spec(), "auto")
+    large = choose(_spec(), "auto")
     assert large.backend.name == "flex"
     plan = Plan(_spec(), large, lambda: Cost(0, 0, 0, 0, True))
     assert "the first call of a kind takes some seconds" in plan.reason and "benchmarks/" in plan.reason
-    assert _choose(_spec(queries=200), "auto").backend.name != "flex"
+    assert choose(_spec(queries=200), "auto").backend.name != "flex"
     dense = _spec(mask=None, softcap=None, dtype=torch.bfloat16)
-    assert _choose(dense, "auto").backend.name == "sdpa"
+    assert choose(dense, "auto").backend.name == "sdpa"
 
 
 def test_it_exists_on_cuda_alone() -> None:

@@ -1,5 +1,5 @@
-"""Every experiment, the trained ones with few steps: enough for what does not depend on what they learned. And walks, as
-the command `regard walk` makes, prints and writes them."""
+"""Every experiment, the trained ones with few steps: enough for what does not depend on what they learned. And walks,
+as the command `regard walk` makes, prints and writes them."""
 
 from __future__ import annotations
 

@@ -390,7 +390,7 @@ def test_half_precision_gradients_by_fused_kernels(
         return torch.autograd.grad(mass, leaves[:2], grad.to(mass.dtype))
 
     exact = found([tensor.double() for tensor in inputs])
-    monkeypatch.setattr(_as_attention, "takes", lambda call: True)
+    forced.statistics_by_attention(monkeypatch)
     for one, other in zip(found(inputs), exact, strict=True):
         assert (one.double() - other).norm() < 4 * torch.finfo(dtype).eps * other.norm()
 
@@ -478,7 +478,7 @@ def test_gradients_and_lengths_in_every_precision_are_as_near_as_plain_arithmeti
     dtype: torch.dtype, fused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if fused:
-        monkeypatch.setattr(_as_attention, "takes", lambda call: True)
+        forced.statistics_by_attention(monkeypatch)
     query, key, value = (t.to(dtype) for t in tensors(B, H, G, L, S))
     exact = tuple(t.double().requires_grad_() for t in (query, key, value))
     plain = tuple(t.clone().requires_grad_() for t in (query, key, value))

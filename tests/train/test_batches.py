@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.train.small import PAD, START, STOP
 
 from regard.train._batches import Corpus, Soft, join, lengths_of, parallel, plan_epoch, ragged, running
-from regard.train._tokens import PAD, START, STOP
 
 
 def corpus(count: int = 700) -> Corpus:
