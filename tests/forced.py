@@ -7,6 +7,8 @@ Each function takes pytest's monkeypatch, or any object with its `setattr`, and 
 
 from __future__ import annotations
 
+import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -78,6 +80,40 @@ def masks_on_gpu(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("regard.masks.Mask.readable", lambda mask: False)
 
 
+def gpu_of(patch: pytest.MonkeyPatch, arch: int, shared_memory: int) -> None:
+    """Kernels are laid out for a GPU of this architecture (90 is Hopper), with so many bytes of shared memory."""
+    from regard._triton import tile_sizes
+
+    for module in ("tile_sizes", "scanning", "decoding"):
+        patch.setattr(f"regard._triton.{module}.shared_memory", lambda device: shared_memory)
+    for function in (tile_sizes.tiles_of, tile_sizes.gradient_tiles):
+        function.cache_clear()
+    patch.setattr("regard._triton.inputs.has_copy_engine", lambda device: arch >= 90)
+    patch.setattr("regard._triton.inputs.has_asynchronous_products", lambda device: arch // 10 == 9)
+
+
+def uncompiled_flex(patch: pytest.MonkeyPatch) -> None:
+    """FlexAttention on a CPU by its unfused operations, which refuse gradients only there."""
+    from regard.backends import flex
+
+    patch.setattr(flex, "_compiled", lambda kind: flex._attend)
+    patch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *tensors: None)
+
+
+def flex_by_torch(patch: pytest.MonkeyPatch) -> dict[Any, Any]:
+    """FlexAttention on a CPU by what torch.compile makes of it without a compiler; the kinds it was compiled for."""
+    compiled, kinds = torch.compile, dict[Any, Any]()
+    patch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *tensors: None)
+    patch.setattr(torch, "compile", lambda *given, **options: compiled(*given, **options, backend="aot_eager"))
+    patch.setattr("regard.backends.flex._kinds", kinds)
+    return kinds
+
+
+def onednn_of_amd(patch: pytest.MonkeyPatch) -> None:
+    """On a processor of AMD, where generation multiplies large matrices by oneDNN."""
+    patch.setattr("regard.nn._products._is_faster", lambda: True)
+
+
 def fresh_launches(patch: pytest.MonkeyPatch) -> dict[Any, Any]:
     """No launch is remembered of other tests; what is remembered of this one is in the result."""
     kept: dict[Any, Any] = {}
@@ -105,9 +141,32 @@ def values_on_gpu(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("regard.linear._guard.reads_values", lambda spec: False)
 
 
-def statistics_by_attention(patch: pytest.MonkeyPatch) -> None:
-    """Statistics are computed as attention of values of their own wherever that can be done, not only where it pays."""
-    patch.setattr("regard.observation._as_attention.takes", lambda call: True)
+def statistics_by_attention(patch: pytest.MonkeyPatch, *, always: bool = True) -> list[int]:
+    """Gradients of statistics are computed as those of attention calls: always, or for calls for which a GPU would. The
+    result has an entry for each call that was."""
+    from regard.observation import _as_attention
+
+    takes, gradients, used = _as_attention.takes, _as_attention.gradients, list[int]()
+
+    def would(call: Any) -> bool:
+        return always or takes(call.replace(spec=call.spec._replace(device="cuda")))
+
+    def noted(*given: Any) -> Any:
+        used.append(1)
+        return gradients(*given)
+
+    patch.setattr(_as_attention, "takes", would)
+    patch.setattr(_as_attention, "gradients", noted)
+    return used
+
+
+def statistics_by_kernels(patch: pytest.MonkeyPatch, observe: Callable[..., Any], bytes_taken: int) -> None:
+    """Statistics are computed by this function where kernels would compute them, which take so many bytes."""
+    kernels: Any = types.ModuleType("kernels")
+    kernels.observe, kernels.layout_of = observe, lambda spec, want: types.SimpleNamespace(nbytes=bytes_taken)
+    patch.setitem(sys.modules, "regard._triton.observing", kernels)
+    refuse = lambda spec, want: ["new"] if want.asks_unusual else []  # noqa: E731
+    patch.setattr("regard.observation._observe.kernel_refusals", refuse)
 
 
 def static_steps(patch: pytest.MonkeyPatch) -> list[int]:
@@ -135,6 +194,11 @@ def nothing_read_by_attention(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("regard.nn._multi_head.api.attention", lambda query, key, value, **how: query)
     for module in ("masks._padding", "masks._arguments", "masks._rules", "positions._rotary"):
         patch.setattr(f"regard.{module}.plain", lambda tensor: False, raising=False)
+
+
+def clock(patch: pytest.MonkeyPatch, times: Callable[..., list[float]]) -> None:
+    """In place of what times a piece of work on a device for some seconds, and gives the seconds of each run."""
+    patch.setattr("regard.cost._measure.times", times)
 
 
 class Elsewhere(Tensor):

@@ -19,6 +19,7 @@ triton = pytest.importorskip("triton")
 if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("the interpreter compiles nothing", allow_module_level=True)
 
+from tests import forced  # noqa: E402
 from tests._triton.inside import backward, form, forward, inputs, tile_sizes  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
@@ -58,9 +59,7 @@ FEW = [
 
 
 def fits(arch: int, dim: int, dtype: torch.dtype, modifier: str, kind: str, length: int, patch: Any) -> None:
-    patch.setattr(tile_sizes, "shared_memory", lambda device: LIMITS[arch])
-    tile_sizes.tiles_of.cache_clear()
-    tile_sizes.gradient_tiles.cache_clear()
+    forced.gpu_of(patch, arch, LIMITS[arch])
     given = {"dropout": 0.0, **MODIFIERS[modifier]}
     query = torch.zeros(1, 2, 3, dim, dtype=dtype)
     names = ("mask", "bias", "scale", "softcap", "sinks")

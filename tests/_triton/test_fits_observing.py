@@ -16,6 +16,7 @@ triton = pytest.importorskip("triton")
 if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("the interpreter compiles nothing", allow_module_level=True)
 
+from tests import forced  # noqa: E402
 from tests._triton.inside import encode, form, inputs, kernels, observing, top  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
@@ -41,8 +42,7 @@ FEW = [(90, 128, torch.bfloat16, "observe", encode.BAND, LONG), (90, 64, torch.f
 def compiled(
     arch: int, dim: int, dtype: torch.dtype, kind: str, test: int, length: int, patch: pytest.MonkeyPatch
 ) -> Any:
-    patch.setattr(inputs, "has_copy_engine", lambda device: arch >= 90)
-    patch.setattr(inputs, "has_asynchronous_products", lambda device: arch // 10 == 9)
+    forced.gpu_of(patch, arch, LIMITS[arch])
     query = torch.zeros(1, 16, 3, dim, dtype=dtype)
     spec = prepare(query, query, query, None, None, None, None, None, 0.0, None).spec
     # a band is what flags say; with other masks there is a structure and no flags

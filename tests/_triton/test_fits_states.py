@@ -14,6 +14,7 @@ triton = pytest.importorskip("triton")
 if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("the interpreter compiles nothing", allow_module_level=True)
 
+from tests import forced  # noqa: E402
 from tests._triton.inside import (  # noqa: E402
     decode,
     decoding,
@@ -75,7 +76,7 @@ def shared(*given: Any, **types: str) -> int:
 
 
 def scan_fits(arch: int, dim: int, dtype: torch.dtype, kind: str, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(scanning, "shared_memory", lambda device: LIMITS[arch])
+    forced.gpu_of(patch, arch, LIMITS[arch])
     if dim > scanning.widest(dtype, "cuda"):
         return  # refused there
     operand, precision, chunk = scanning._operand(dtype)

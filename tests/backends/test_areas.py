@@ -4,12 +4,14 @@ the same form, so that all else is tested here."""
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from tests import forced
+from tests.masks.mask_oracle import Rectangle
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -19,7 +21,6 @@ from regard import masks
 from regard import plan as planning
 from regard.backends import _areas, _cuda, _guard
 from regard.backends.sdpa import Sdpa
-from regard.masks._rectangle import Rectangle
 from regard.spec import Call, Result
 
 L = 150

@@ -201,11 +201,7 @@ def test_scores_are_capped_then_biased() -> None:
 
 @pytest.fixture
 def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The backend on CPU: torch's unfused flex_attention, which warns of itself and refuses gradients only here."""
-    import torch.nn.attention.flex_attention as theirs
-
-    monkeypatch.setattr(flex, "_compiled", lambda kind: flex._attend)
-    monkeypatch.setattr(theirs, "_validate_device", lambda *tensors: None)
+    forced.uncompiled_flex(monkeypatch)
 
 
 def _tensors(dtype: torch.dtype = torch.float64, kv_heads: int = 2, dim: int = 17, out: int = 5) -> list[Tensor]:
@@ -284,14 +280,7 @@ class TestDerivatives:
 
     def test_a_compiled_function_serves_all_lengths_and_retained_graphs(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.undo()
-        import torch.nn.attention.flex_attention as theirs
-
-        monkeypatch.setattr(theirs, "_validate_device", lambda *tensors: None)
-        compiled = torch.compile
-        monkeypatch.setattr(
-            torch, "compile", lambda *given, **options: compiled(*given, **options, backend="aot_eager")
-        )
-        monkeypatch.setattr(flex, "_kinds", {})
+        kinds = forced.flex_by_torch(monkeypatch)
         for rows, keys, width in ((63, 111, 5), (77, 130, 5), (111, 111, 5), (63, 63, 7)):
             tensors = [torch.randn(2, 3, n, 11, requires_grad=True) for n in (rows, keys, keys)]
             mask = masks.causal() & masks.window(width)
@@ -302,7 +291,7 @@ class TestDerivatives:
             for keep in (True, False):
                 grads = torch.autograd.grad(out.sum(), tensors, retain_graph=keep)
                 torch.testing.assert_close(grads, expected, rtol=1e-4, atol=1e-5)
-        assert len(flex._kinds) == 2
+        assert len(kinds) == 2
 
     def test_only_what_requires_grad_receives_one(self) -> None:
         query, key, value = _tensors()
