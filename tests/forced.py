@@ -28,6 +28,7 @@ SIZES: dict[str, tuple[str, ...]] = {
     "chunks_of_linear_at_once": ("regard.linear._forms.AT_ONCE",),
     "piece_of_a_cache": ("regard.cache._pieces.PIECE",),
     "tokens_generated_ahead": ("regard.models._static._AHEAD",),
+    "numbers_of_a_shared_call": ("regard._sharded._calls.NUMBERS",),  # that one process computes at once
     # how masks are looked at
     "rows_of_a_strip": ("regard.masks._blocks._STRIP_ROWS", "regard.masks._count._STRIP_ROWS"),
     "cells_of_a_strip": ("regard.masks._blocks._STRIP_CELLS",),
