@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import regard
 from regard import masks, reference
 from regard._arguments import prepare as prepare  # the one door to a call's description, for all tests
-from regard._hash import uniform
+from regard._hash import uniform as uniform
 
 FUSED = ("blockwise", "sdpa")
 BACKENDS = ("eager", *FUSED)

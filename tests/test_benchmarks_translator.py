@@ -14,8 +14,7 @@ import pytest
 import torch
 from tests.train.small import DATA, SMALL
 
-from regard.train import Translator, Words, toy
-from regard.train._build import encode_pairs
+from regard.train import Translator, Words, toy, translation_trainer
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 WORDS = ["--toy", "--sentences", "60", "--steps", "6", "--teachers", "2", "--seeds", "1"]
@@ -266,6 +265,11 @@ def test_a_run_that_learns_nothing_is_tried_again_with_a_lower_rate(
     assert tried == [1e30, 0.5e30] and "again with a lower rate" in capsys.readouterr().out
 
 
+def encoded(words: Words, out: Path) -> Any:
+    """What a run in this folder would read."""
+    return translation_trainer(SMALL, DATA, out, words=words).encode(0)
+
+
 def test_a_killed_run_goes_on_where_it_was_written_last(
     script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -274,7 +278,7 @@ def test_a_killed_run_goes_on_where_it_was_written_last(
     monkeypatch.setattr(_graph_training, "LOOK", 1)
     monkeypatch.setattr(_graph_training, "SAVE", -1.0)
     words = Words.learn([*DATA.train.source, *DATA.train.target], vocab_size=SMALL.vocab_size)
-    corpus, cpu = encode_pairs(words, DATA.train, SMALL), torch.device("cpu")
+    corpus, cpu = encoded(words, tmp_path), torch.device("cpu")
 
     def fresh() -> Any:
         runs = _graph_training.Runs(SMALL, words, corpus, cpu, epochs=2)
@@ -300,11 +304,11 @@ def test_a_killed_run_goes_on_where_it_was_written_last(
     assert seen[-2:] == [1, 2]
 
 
-def test_a_run_does_not_depend_on_those_before_it(script: Any) -> None:
+def test_a_run_does_not_depend_on_those_before_it(script: Any, tmp_path: Path) -> None:
     from _graph_training import Runs
 
     words = Words.learn([*DATA.train.source, *DATA.train.target], vocab_size=SMALL.vocab_size)
-    runs = Runs(SMALL, words, encode_pairs(words, DATA.train, SMALL), torch.device("cpu"), epochs=2)
+    runs = Runs(SMALL, words, encoded(words, tmp_path), torch.device("cpu"), epochs=2)
     runs.prepare(timed=1)
     found = []
     for seed in (3, 5, 3):
@@ -314,12 +318,12 @@ def test_a_run_does_not_depend_on_those_before_it(script: Any) -> None:
     assert not all(map(torch.equal, found[0], found[1]))
 
 
-def test_epochs_have_the_same_shapes(script: Any) -> None:
+def test_epochs_have_the_same_shapes(script: Any, tmp_path: Path) -> None:
     """Else a graph would be captured for shapes that hardly ever come again."""
     from _graph_training import Runs
 
     words = Words.learn([*DATA.train.source, *DATA.train.target], vocab_size=SMALL.vocab_size)
-    runs = Runs(SMALL, words, encode_pairs(words, DATA.train, SMALL), torch.device("cpu"), epochs=4)
+    runs = Runs(SMALL, words, encoded(words, tmp_path), torch.device("cpu"), epochs=4)
     shapes = [sorted((len(each.rows), each.widths) for each in epoch) for epoch in runs.epochs]
     assert shapes[0] == shapes[1] == shapes[2] == shapes[3]
     rows = [sorted(tuple(sorted(each.rows)) for each in epoch) for epoch in runs.epochs]

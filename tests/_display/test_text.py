@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from itertools import pairwise
 
 import pytest
+from rich.cells import cell_len
 
-from regard._display import texts
-from regard._display.texts import beginning, breaks, left, right, text, visible, width
+from regard._display.texts import beginning, breaks, language, left, right, text, visible
 
 WORDS = {"rows": ("{count} rows", "{count} 行"), "plain": ("a set {1, 2}", "集合 {1, 2}")}
 
@@ -22,14 +23,8 @@ def test_an_unknown_key_or_language_is_an_error_and_never_another_text() -> None
     with pytest.raises(KeyError):
         text(WORDS, "en", "columns")
     with pytest.raises(ValueError, match="--lang is 'de'; expected en"):
-        texts.language("de")
-    assert [texts.language(lang) for lang in texts.LANGUAGES] == ["en", "zh"]
-
-
-def test_a_catalogue_with_a_gap_or_other_names_in_one_language_is_found() -> None:
-    assert texts.problems({"rows": WORDS["rows"]}) == []
-    wrong = {"gap": ("something", " "), "names": ("{count} rows", "{number} 行")}
-    assert [line.split(":")[0] for line in texts.problems(wrong)] == ["gap", "names"]
+        language("de")
+    assert [language(lang) for lang in ("en", "zh")] == ["en", "zh"]
 
 
 @pytest.mark.parametrize("shown", ["", "cat", "猫", "猫 cat", "坐在垫子上", "e\u0301t\u00e9", "🐈"])
@@ -37,7 +32,7 @@ def test_a_catalogue_with_a_gap_or_other_names_in_one_language_is_found() -> Non
 @pytest.mark.parametrize("columns", [1, 3, 7, 11])
 def test_every_text_takes_exactly_the_columns_it_is_given(shown: str, fitted: object, columns: int) -> None:
     assert callable(fitted)
-    assert width(fitted(shown, columns)) == columns
+    assert cell_len(fitted(shown, columns)) == columns
 
 
 def test_what_does_not_fit_is_cut_with_an_ellipsis_and_the_rest_stays() -> None:
@@ -67,7 +62,7 @@ def test_no_line_begins_with_a_closing_sign_or_ends_with_an_opening_one() -> Non
     line = "注意力（attention）把每一行变成总和为 1 的比例，再乘以值，得到输出。" * 3
     for columns in range(14, 63):
         pieces = folded(line, columns)
-        assert all(width(piece) <= columns for piece in pieces)
+        assert all(cell_len(piece) <= columns for piece in pieces)
         assert "".join(pieces).replace(" ", "") == line.replace(" ", "")
         assert not any(piece[0] in "，。）" or piece[-1] == "（" for piece in pieces)
 
@@ -85,9 +80,12 @@ def test_the_beginning_of_a_text_is_one_line_that_can_be_shown() -> None:
     assert beginning("a " * 100, most=7) == "a a a…" and beginning("a " * 4, most=7) == "a a a a"
 
 
-def test_of_a_long_text_only_the_beginning_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown: list[str] = []
-    monkeypatch.setattr("regard._display.texts._shown", lambda letter: shown.append(letter) or letter)
-    beginning("the cat " * 1000)
-    beginning("a" * 1000)
-    assert len(shown) < 200
+def test_of_a_long_text_only_the_beginning_is_read() -> None:
+    calls: list[object] = []
+    sys.setprofile(lambda frame, event, given: calls.append(event))
+    try:
+        beginning("the cat " * 1000)
+        beginning("a" * 1000)
+    finally:
+        sys.setprofile(None)
+    assert len(calls) < 1000

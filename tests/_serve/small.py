@@ -4,14 +4,32 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 from tests.watching.models import ByHand, Stack
 
 import regard
+from regard._serve import application
 from regard._serve._folder import Folder
+from regard._serve._looks import Looks
 from regard.recording import Recording
+
+
+def looks_at(folder: Path, models: Any) -> Looks:
+    """The looks that the local page of this folder takes at these models."""
+    return Looks(folder, models)
+
+
+def served(looks: Looks, folder: Path, *hosts: str) -> Any:
+    """The local page of a folder, which answers under these names."""
+    return application(folder, looks, frozenset(hosts))
+
+
+def models_of(models: Any, folder: Path) -> list[str]:
+    """The models that are offered there."""
+    return models.names(Folder(folder))
 
 
 class Small:

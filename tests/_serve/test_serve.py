@@ -16,12 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 from starlette.testclient import TestClient
-from tests._serve.small import Small
+from tests._serve.small import Looks, Small, looks_at, served
 from tests.browser.recordings import sentence
-
-from regard._serve import application
-from regard._serve._guard import MOST_BODY
-from regard._serve._looks import Looks
 
 HOST = "127.0.0.1:8600"
 TEXT = " ".join(f"word{n}" for n in range(150))
@@ -44,12 +40,12 @@ def small() -> Small:
 
 @pytest.fixture
 def looks(folder: Path, small: Small) -> Looks:
-    return Looks(folder, small)
+    return looks_at(folder, small)
 
 
 @pytest.fixture
 def client(folder: Path, looks: Looks) -> Iterator[TestClient]:
-    app = application(folder, looks, frozenset({HOST, "localhost:8600"}))
+    app = served(looks, folder, HOST, "localhost:8600")
     with TestClient(app, base_url=f"http://{HOST}") as made:
         yield made
 
@@ -144,7 +140,7 @@ def test_rule_62_paths_stay_inside_the_folder_links_too(client: TestClient, fold
 
 
 def test_rule_62_long_bodies_are_refused_with_and_without_a_length(client: TestClient, looks: Looks) -> None:
-    long = b'{"model": "small", "text": "' + b"x " * MOST_BODY + b'"}'
+    long = b'{"model": "small", "text": "' + b"x" * (1 << 20) + b'"}'
     assert client.post("/api/look", content=long).status_code == 413
 
     def pieces() -> Iterator[bytes]:
@@ -254,7 +250,7 @@ def test_a_saved_look_has_exact_weights_again_as_long_as_its_model_is_there_and_
     page = {"name": "small-1.regard"}
 
     def later(small: Small) -> TestClient:
-        return TestClient(application(folder, Looks(folder, small), frozenset({HOST})), base_url=f"http://{HOST}")
+        return TestClient(served(looks_at(folder, small), folder, HOST), base_url=f"http://{HOST}")
 
     again = later(Small())
     assert b'"detail":true' in zlib.decompress(again.get("/api/recording", params=page).content, -15)

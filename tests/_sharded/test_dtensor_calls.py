@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests import forced
 from tests.train.group import together
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -226,8 +227,6 @@ def other_calls() -> list[Any]:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-    from regard._sharded import _calls
-
     mesh = init_device_mesh("cpu", (2,))
     query, key, value, _ = inputs()
     q, k, v = (distribute_tensor(x, mesh, [Shard(2)]) for x in (query, key, value))
@@ -240,7 +239,7 @@ def other_calls() -> list[Any]:
     many = distribute_tensor(torch.ones(1, 1, 600, 1), mesh, [Shard(2)])
     # each row is the share of keys that it did not drop: two processes must not drop the same ones
     kept = whole(regard.attention(ones, many, many, dropout=0.5)).flatten().tolist()
-    _calls.NUMBERS = 7 * 8 * 3  # three rows per call
+    forced.sizes(pytest.MonkeyPatch(), numbers_of_a_shared_call=7 * 8 * 3)  # three rows per call
     seen = regard.observe(q, k, v, want=WANT, mask=masks.causal())
     said = []
     for call in (

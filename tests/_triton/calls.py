@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 from tests._triton import definitions
+from tests._triton.inside import observing
 from tests.core_calls import prepare
 from torch import Tensor
 
 from regard import Want, masks
-from regard._triton import observing
 from regard.spec import Call
 
 # The interpreter takes CPU tensors, the compiler CUDA ones.

@@ -10,9 +10,8 @@ import weakref
 from typing import Any
 
 import torch
+from tests._triton.inside import launcher
 from torch import Tensor
-
-from regard._triton import launcher
 
 
 class Memory:

@@ -7,13 +7,12 @@ from typing import Any
 import pytest
 import torch
 from tests._triton.calls import DEVICE, placed, sample
-from tests.core_calls import every_mask, prepare
+from tests._triton.inside import attend, gradients
+from tests.core_calls import every_mask, prepare, uniform
 from torch import Tensor
 
 import regard
 from regard import bias, masks
-from regard._hash import uniform
-from regard._triton import attend, gradients
 
 SIZES = {"B": 2, "H": 4, "G": 2, "L": 37, "S": 71}
 NAMES = ("query", "key", "value", "bias", "sinks")

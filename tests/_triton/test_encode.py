@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from tests._triton.inside import encode as encoding
 from tests.core_calls import every_mask, permitted, prepare
 
 from regard import masks
-from regard._triton.encode import DENSE, INTERVALS, Encoded, Tiling, _band_on_device, _band_runs, encode
 from regard.spec import Call
 
 L, S, Q, K = 111, 143, 16, 8
@@ -19,7 +19,7 @@ def call_of(mask: masks.Mask | None, offset: int | torch.Tensor | None = None) -
     return prepare(query, key, key, mask, None, None, None, None, 0.0, offset)
 
 
-def kinds_of(encoded: Encoded) -> np.ndarray:
+def kinds_of(encoded: encoding.Encoded) -> np.ndarray:
     """The kind of each tile, [groups, blocks, tiles]; -1 where it is not visited. No tile is visited twice."""
     runs = encoded.runs
     counts = runs.counts.tolist()
@@ -47,19 +47,19 @@ def test_runs_visit_what_is_permitted_and_plain_tiles_are_full(kind: str) -> Non
     mask = every_mask(2, 2, L, S)[kind]
     dense = permitted(mask, 2, 2, L, S)
     assert dense is not None
-    encoded = encode(call_of(mask), Tiling(Q, K))
+    encoded = encoding.encode(call_of(mask), encoding.Tiling(Q, K))
     kinds = np.broadcast_to(kinds_of(encoded), tiles_of(dense).shape[:3])
     some, every = tiles_of(dense).any((3, 4, 5)), tiles_of(dense).all((3, 4, 5))
     assert (kinds[some] >= 0).all()
     assert every[kinds == 0].all()
     assert (kinds[..., -1] != 0).all()  # the last tile reaches beyond the keys
-    if encoded.test == INTERVALS:
+    if encoded.test == encoding.INTERVALS:
         assert encoded.lo is not None and encoded.hi is not None
         j = torch.arange(S)
         lo, hi = encoded.lo.unsqueeze(-1), encoded.hi.unsqueeze(-1)
         assert torch.equal(((j >= lo) & (j < hi)).any(1).expand(2, L, S), torch.from_numpy(dense[:, 0]))
     else:
-        assert encoded.test == DENSE
+        assert encoded.test == encoding.DENSE
 
 
 @pytest.mark.parametrize(
@@ -71,9 +71,9 @@ def test_bands_whose_numbers_may_not_be_read_are_encoded_by_device_operations(
 ) -> None:
     call = call_of(mask, offset)
     dense = permitted(mask, 2, 2, L, S, offset)
-    band = _band_on_device(call, mask)
+    band = encoding._band_on_device(call, mask)
     assert dense is not None and band is not None
-    kinds = kinds_of(Encoded(INTERVALS, _band_runs(*band, S, Tiling(Q, K)), *band))
+    kinds = kinds_of(encoding.Encoded(encoding.INTERVALS, encoding._band_runs(*band, S, encoding.Tiling(Q, K)), *band))
     tiles = tiles_of(dense)
     assert (kinds[tiles.any((3, 4, 5))] >= 0).all()
     assert tiles.all((3, 4, 5))[kinds == 0].all()
@@ -83,8 +83,8 @@ def test_bands_whose_numbers_may_not_be_read_are_encoded_by_device_operations(
 
 
 def test_plain_tiles_straddle_at_most_one_edge_of_buckets_and_no_cells() -> None:
-    tiling = Tiling(Q, K, grid=(7, 11), limit=(3, 100), distance=True)
-    kinds = kinds_of(encode(call_of(None, 9), tiling))[0]
+    tiling = encoding.Tiling(Q, K, grid=(7, 11), limit=(3, 100), distance=True)
+    kinds = kinds_of(encoding.encode(call_of(None, 9), tiling))[0]
     for block, tile in zip(*np.nonzero(kinds == 0), strict=True):
         rows, cols = np.arange(block * Q, block * Q + Q), np.arange(tile * K, tile * K + K)
         away = np.abs(rows[:, None] + 9 - cols)

@@ -19,12 +19,12 @@ triton = pytest.importorskip("triton")
 if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("the interpreter compiles nothing", allow_module_level=True)
 
+from tests import forced  # noqa: E402
+from tests._triton.inside import backward, form, forward, inputs, tile_sizes  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
 from regard import bias, masks  # noqa: E402
-from regard._triton import backward, forward, inputs, tile_sizes  # noqa: E402
-from regard._triton.form import Form  # noqa: E402
 
 # bytes of shared memory that a program may have
 LIMITS = {80: 166_912, 89: 101_376, 90: 232_448, 100: 232_448}
@@ -59,9 +59,7 @@ FEW = [
 
 
 def fits(arch: int, dim: int, dtype: torch.dtype, modifier: str, kind: str, length: int, patch: Any) -> None:
-    patch.setattr(tile_sizes, "shared_memory", lambda device: LIMITS[arch])
-    tile_sizes.tiles_of.cache_clear()
-    tile_sizes.gradient_tiles.cache_clear()
+    forced.gpu_of(patch, arch, LIMITS[arch])
     given = {"dropout": 0.0, **MODIFIERS[modifier]}
     query = torch.zeros(1, 2, 3, dim, dtype=dtype)
     names = ("mask", "bias", "scale", "softcap", "sinks")
@@ -72,7 +70,7 @@ def fits(arch: int, dim: int, dtype: torch.dtype, modifier: str, kind: str, leng
     keys, queries, square = tile_sizes.gradient_tiles(spec)
     tiles = {"forward": tile_sizes.tiles_of(spec), "keys": keys, "queries": queries, "bias": square}[kind]
     wide = max(16, inputs.power(dim))
-    form = Form(
+    made = form.Form(
         D=wide, DV=wide, WHOLE=wide == dim, WHOLE_V=wide == dim, UNIT=16 // dtype.itemsize, BM=tiles["BM"],
         BN=tiles["BN"], PREDICATE=3, SLOTS=0, PADDED=True, SOFTCAP=spec.softcap is not None,
         BIASED={"slopes": 3, "matrix": 4}.get(modifier, 0), DROPOUT=spec.dropout > 0,
@@ -82,7 +80,7 @@ def fits(arch: int, dim: int, dtype: torch.dtype, modifier: str, kind: str, leng
     signature, fixed, hints = {}, {}, {}
     for at, name in enumerate(kernel.arg_names):
         if name == "F":
-            signature[name], fixed[(at,)] = "constexpr", form
+            signature[name], fixed[(at,)] = "constexpr", made
             continue
         other = DTYPES[dtype] if name in OWN else "fp32" if name in FLOATS else "i32"
         signature[name] = MEMORY.get(name, other)

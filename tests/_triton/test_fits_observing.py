@@ -16,13 +16,12 @@ triton = pytest.importorskip("triton")
 if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("the interpreter compiles nothing", allow_module_level=True)
 
+from tests import forced  # noqa: E402
+from tests._triton.inside import encode, form, inputs, kernels, observing, top  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
 from regard import Want  # noqa: E402
-from regard._triton import inputs, kernels, observing, top  # noqa: E402
-from regard._triton.encode import ANY, BAND, DENSE, INTERVALS  # noqa: E402
-from regard._triton.form import ObservedForm  # noqa: E402
 
 LIMITS = {80: 166_912, 89: 101_376, 90: 232_448, 100: 232_448}
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
@@ -31,27 +30,29 @@ MEMORY = {"LSE": "*fp32", "PAIRS": "*i32", "PAIRS_HI": "*i32", "RUNS": "*i32", "
           "FIRST": "*fp32", "MAXIMA": "*fp32", "MASSES": "*fp32", "THRESHOLD": "*fp32", "COUNT": "*i32",
           "NOTED": "*i64"}  # fmt: skip
 LONG = 16_384
-EVERY = list(itertools.product(LIMITS, (64, 128, 256), DTYPES, ("observe", "find"), (INTERVALS,), (LONG,)))
+KERNELS, ANY_OR_BAND = ("observe", "find"), (encode.ANY, encode.BAND)
+EVERY = list(itertools.product(LIMITS, (64, 128, 256), DTYPES, KERNELS, (encode.INTERVALS,), (LONG,)))
 # blocks of rows are taller in long calls
-EVERY += list(itertools.product((90,), (64, 128), (torch.bfloat16,), ("observe", "find"), (ANY, DENSE, BAND), (LONG,)))
-EVERY += list(itertools.product((90,), (64, 128), (torch.bfloat16,), ("observe", "find"), (ANY, BAND), (4096,)))
-FEW = [(90, 128, torch.bfloat16, "observe", BAND, LONG), (90, 64, torch.float16, "find", ANY, LONG)]
+HALVES = ((90,), (64, 128), (torch.bfloat16,), KERNELS)
+EVERY += list(itertools.product(*HALVES, (*ANY_OR_BAND, encode.DENSE), (LONG,)))
+EVERY += list(itertools.product(*HALVES, ANY_OR_BAND, (4096,)))
+FEW = [(90, 128, torch.bfloat16, "observe", encode.BAND, LONG), (90, 64, torch.float16, "find", encode.ANY, LONG)]
 
 
 def compiled(
     arch: int, dim: int, dtype: torch.dtype, kind: str, test: int, length: int, patch: pytest.MonkeyPatch
 ) -> Any:
-    patch.setattr(inputs, "has_copy_engine", lambda device: arch >= 90)
-    patch.setattr(inputs, "has_asynchronous_products", lambda device: arch // 10 == 9)
+    forced.gpu_of(patch, arch, LIMITS[arch])
     query = torch.zeros(1, 16, 3, dim, dtype=dtype)
     spec = prepare(query, query, query, None, None, None, None, None, 0.0, None).spec
     # a band is what flags say; with other masks there is a structure and no flags
-    mask, flags = (None, None) if test == ANY else (("mask",), (True, None, 0, False, None) if test == BAND else None)
+    mask = None if test == encode.ANY else ("mask",)
+    flags = (True, None, 0, False, None) if test == encode.BAND else None
     spec = spec._replace(queries=length, keys=length, device="cuda", mask=mask, flags=flags)
     recipe = observing._make_recipe(spec, Want())
     kernel, tiles = (kernels.observe, recipe.tiles) if kind == "observe" else (top.find, recipe.finds)
-    if kind == "find" and test == BAND:
-        test = INTERVALS
+    if kind == "find" and test == encode.BAND:
+        test = encode.INTERVALS
     width = max(16, inputs.power(dim))
     constants: dict[str, Any] = {
         **recipe.flags, "BM": tiles["BM"], "BN": tiles["BN"], "WARPS": tiles["num_warps"], "COPIED": arch >= 90,
@@ -61,7 +62,7 @@ def compiled(
         "ROOM": recipe.room,
     }  # fmt: skip
     if kind == "observe":
-        constants = {"F": ObservedForm(**{name: constants[name] for name in ObservedForm._fields})}
+        constants = {"F": form.ObservedForm(**{name: constants[name] for name in form.ObservedForm._fields})}
     signature, fixed, hints = {}, {}, {}
     for at, name in enumerate(kernel.arg_names):
         if name in constants:

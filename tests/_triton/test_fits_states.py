@@ -14,10 +14,8 @@ triton = pytest.importorskip("triton")
 if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("the interpreter compiles nothing", allow_module_level=True)
 
-from triton.backends.compiler import GPUTarget  # noqa: E402
-from triton.compiler import ASTSource  # noqa: E402
-
-from regard._triton import (  # noqa: E402
+from tests import forced  # noqa: E402
+from tests._triton.inside import (  # noqa: E402
     decode,
     decoding,
     inputs,
@@ -27,6 +25,8 @@ from regard._triton import (  # noqa: E402
     stored_decoding,
     tile_sizes,
 )
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.compiler import ASTSource  # noqa: E402
 
 # bytes of shared memory that a program may have
 LIMITS = {80: 166_912, 89: 101_376, 90: 232_448, 100: 232_448}
@@ -76,7 +76,7 @@ def shared(*given: Any, **types: str) -> int:
 
 
 def scan_fits(arch: int, dim: int, dtype: torch.dtype, kind: str, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(scanning, "shared_memory", lambda device: LIMITS[arch])
+    forced.gpu_of(patch, arch, LIMITS[arch])
     if dim > scanning.widest(dtype, "cuda"):
         return  # refused there
     operand, precision, chunk = scanning._operand(dtype)

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from tests import forced
 from tests._triton import definitions
 from tests._triton.calls import DEVICE, multiply_bfloat16, placed
+from tests._triton.inside import attend, decoding, encode, observing
 from tests.core_calls import every_mask, prepare
 
 import regard
 from regard import Want, bias, masks
-from regard._triton import attend, decoding, launcher, observing
-from regard._triton.encode import band_of
 from regard.spec import Call
 from regard.testing import check
 
@@ -247,7 +247,7 @@ def test_decoding_splits_the_keys_and_gives_the_same(given: dict[str, Any], L: i
 
 
 def test_like_decoding_calls_have_their_own_results(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launcher, "_kept", {})
+    kept = forced.fresh_launches(monkeypatch)
     if DEVICE == "cpu":
         from tests._triton.compiled import compile_kernels
 
@@ -264,13 +264,13 @@ def test_like_decoding_calls_have_their_own_results(monkeypatch: pytest.MonkeyPa
         lse, weights, _ = definitions.whole(call)
         assert (done.out.double() - weights @ call.value.double().repeat_interleave(2, 1)).abs().max() < 2e-5
         assert (done.lse.double() - lse).abs().max() < 2e-5
-    assert len(launcher._kept) == 2  # with sinks and without
+    assert len(kept) == 2  # with sinks and without
 
 
 def test_values_that_are_their_keys_are_found_in_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoding, "_WHOLE", 16)
+    forced.sizes(monkeypatch, width_of_whole_heads=16)
     call = call_of(2, 19, 1, 2, 130, D=21, E=16, mask=masks.causal())
-    band = band_of(call)
+    band = encode.band_of(call)
     assert band is not None
     call = call.replace(query=call.query.contiguous(), value=call.key[..., :16])
     way = decoding.Decoding(call, band)
@@ -284,12 +284,12 @@ def test_values_that_are_their_keys_are_found_in_each_call(monkeypatch: pytest.M
 def test_decoding_takes_latent_heads_whose_keys_are_wider_than_a_power_of_two(
     shared: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, small in (("_WHOLE", 16), ("_MOST_ROWS", 16)):  # in place of 576 wide keys and 128 heads
-        monkeypatch.setattr(decoding, name, small)
+    # in place of 576 wide keys and 128 heads
+    forced.sizes(monkeypatch, width_of_whole_heads=16, rows_of_a_program=16)
     call = call_of(2, 19, 1, 2, 130, D=21, E=16, mask=masks.causal() & masks.padding([130, 77]))
     value = call.key[..., :16] if shared else call.value
     call = call.replace(value=value, query=call.query.contiguous())
-    band = band_of(call)
+    band = encode.band_of(call)
     assert band is not None
     out, lse = decoding.Decoding(call, band)(call)
     meant, weights, _ = definitions.whole(call)
@@ -302,7 +302,7 @@ def test_decoding_takes_the_heads_of_deepseek_v3(monkeypatch: pytest.MonkeyPatch
         multiply_bfloat16(monkeypatch)
     call = call_of(2, 128, 1, 1, 530, D=576, E=512, dtype=torch.bfloat16, mask=masks.padding([530, 65]))
     call = call.replace(query=call.query.contiguous(), value=call.key[..., :512])
-    band = band_of(call)
+    band = encode.band_of(call)
     assert band is not None
     out, lse = decoding.Decoding(call, band)(call)
     meant, weights, _ = definitions.whole(call)

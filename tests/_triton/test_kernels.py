@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from tests import forced
 from tests._triton import definitions
 from tests._triton.calls import DEVICE, call_of, found_and_wrong, sample, tensors
+from tests._triton.inside import observing, small, tiles
 from tests.core_calls import every_mask
 
 from regard import Want, masks
-from regard._triton import launcher, observing, small, tiles
 from regard.statistics import BUCKETS
 
 SUMS = Want(map=(5, 7), first=3, top_k=0, weights=(slice(3, 70), slice(5, 100)))
@@ -121,9 +122,7 @@ def test_tiles_that_cross_one_edge_between_buckets_of_distance(offset: int, map:
 @pytest.fixture
 def tall(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of 128 rows, as in long calls."""
-    monkeypatch.setattr(observing, "_is_tall", lambda spec, map_rows: True)
-    monkeypatch.setattr(observing, "_recipes", {})
-    monkeypatch.setattr(launcher, "_kept", {})
+    forced.tall_blocks(monkeypatch)
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from tests import forced
 from tests._triton import definitions
 from tests._triton.calls import DEVICE, call_of, found_and_wrong, placed, tensors
+from tests._triton.inside import inputs, launcher, observing
 from tests.core_calls import prepare
 
 from regard import Want, bias, masks
-from regard._triton import inputs, launcher, observing
-from regard.masks import _memo
 
 SUMS = Want(map=(3, 5), top_k=0)
 MORE = SUMS.but(first=3, weights=(slice(3, 20), slice(5, 30)))
@@ -30,9 +30,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
         from tests._triton.compiled import compile_kernels
 
         compile_kernels(monkeypatch)
-    monkeypatch.setattr(launcher, "_kept", {})
-    monkeypatch.setattr(masks.causal(), "_memo", None)
-    monkeypatch.setattr(_memo, "_shared", {})
+    forced.fresh_launches(monkeypatch)
 
 
 @pytest.fixture

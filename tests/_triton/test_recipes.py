@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from tests import forced
 from tests._triton.calls import DEVICE
+from tests._triton.inside import launcher
 from tests.core_calls import differ, kept_by_dropout, oracle
 from torch import Tensor
 
 import regard
 from regard import masks
-from regard._triton import launcher
-from regard.masks import _memo
 
 # forward, then queries and keys of the backward pass
 KERNELS = 3
@@ -31,8 +31,7 @@ def shared(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         from tests._triton.compiled import compile_kernels
 
         compile_kernels(monkeypatch)
-    monkeypatch.setattr(launcher, "_kept", {})
-    monkeypatch.setattr(_memo, "_shared", {})
+    forced.fresh_launches(monkeypatch)
     found: list[bool] = []
     launch = launcher.Launch.__call__
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from tests import forced
 from tests._triton.calls import multiply_bfloat16
 from tests.linear.linear_oracle import attend, gradients, inputs
 from torch import Tensor
 from torch.nn import functional as F
 
 from regard import linear_attention, masks
-from regard._triton import scanning
-from regard.linear import LinearState, _guard, explain
+from regard.linear import LinearState, explain
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -28,7 +28,7 @@ ROUNDING = 2e-6 if INTERPRETED else 2e-5
 
 @pytest.fixture(autouse=True)
 def many_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scanning, "_FEWEST", 1)
+    forced.sizes(monkeypatch, segments_of_a_scan=1)
     if INTERPRETED:
         multiply_bfloat16(monkeypatch)
 
@@ -88,7 +88,7 @@ def test_a_decay_of_each_head_gets_its_gradient_and_a_row_sees_only_what_came_be
 
 
 def test_columns_of_values_and_features_are_cut_into_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scanning, "_COLUMNS", 16)
+    forced.sizes(monkeypatch, columns_of_a_scan=16)
     given = [x.detach()[:, :, :40].float() for x in inputs(1, 1, 40, 40, 17, Dv=18)]
     given.append(F.logsigmoid(torch.randn(1, 1, 40, generator=torch.Generator().manual_seed(3)) + 2))
     mine = [x.to(DEVICE).requires_grad_() for x in given]
@@ -137,9 +137,7 @@ def test_a_state_goes_on_where_the_call_before_it_ended() -> None:
 
 
 def test_what_is_hidden_stays_hidden_whatever_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        _guard, "reads_values", lambda spec: False
-    )  # as on a GPU: nothing is cleaned before the kernels
+    forced.values_on_gpu(monkeypatch)
     mine, _ = calls(torch.float32, False, items=1)
     mask = placed(masks.causal() & masks.padding(LENGTHS[1:]))
     clean = linear_attention(*mine, mask=mask, form="fused")

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from tests import forced
+from tests._triton.inside import stored_caches
 
-from regard.backends import _stored
 from regard.cache import BlockPool, KVCache, PagedCache, TokenCache
 
 DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
@@ -36,16 +37,16 @@ def decoded(
     cache = make()
     longest = max(COUNTS)
     done: list[int] = []
-    decode = _stored.decode
+    decode = stored_caches.decode
 
     def noted(*given: Any) -> torch.Tensor:
         done.append(1)
         return decode(*given)
 
     with torch.no_grad(), patch.context() as own:
-        own.setattr(_stored, "decode", noted)
+        own.setattr(stored_caches, "decode", noted)
         if not by_kernels:
-            own.setattr(_stored, "can_decode", lambda query, stored: False)
+            own.setattr(stored_caches, "can_decode", lambda query, stored: False)
         cache.padded(COUNTS).update(normal(B, HKV, longest, D), normal(B, HKV, longest, DV))
         cache.fill_unused(torch.nan)
         found = [cache.attend(normal(B, H, 1, D), normal(B, HKV, 1, D), normal(B, HKV, 1, DV), **how) for _ in range(3)]
@@ -67,7 +68,7 @@ def test_kernels_read_what_a_cache_holds_as_it_holds_it(kind: str, monkeypatch: 
 
 
 def test_keys_are_split_among_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regard._triton.decoding._LEAST", 16)
+    forced.sizes(monkeypatch, keys_of_a_split=16)
     found, _ = decoded(CACHES["paged"], True, monkeypatch)
     wanted, _ = decoded(CACHES["paged"], False, monkeypatch)
     assert max((one - other).abs().max() for one, other in zip(found, wanted, strict=True)) < 2e-5

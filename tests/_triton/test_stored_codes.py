@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from tests import forced
 from tests._triton.calls import DEVICE, multiply_bfloat16, sample
+from tests._triton.inside import stored_caches, stored_decoding
 from torch import Tensor
 
 import regard
 from regard import masks, reference
-from regard._triton import launcher, stored_decoding
-from regard.backends import _stored
 from regard.cache import BlockPool, KVCache, PagedCache
 from regard.cache._storage import decode, encode
 
@@ -25,11 +25,12 @@ EVERY = [(dtype, paged, shape) for shape in SHAPES for dtype in (torch.bfloat16,
 
 
 @pytest.fixture(autouse=True)
-def several_splits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regard._triton.decoding._LEAST", 64)
-    monkeypatch.setattr(launcher, "_kept", {})
+def kept(monkeypatch: pytest.MonkeyPatch) -> dict[Any, Any]:
+    """Several splits of few keys; and the launches that are remembered of a test."""
+    forced.sizes(monkeypatch, keys_of_a_split=64)
     if DEVICE == "cpu":
         multiply_bfloat16(monkeypatch)
+    return forced.fresh_launches(monkeypatch)
 
 
 def made(dtype: torch.dtype, paged: bool, shape: tuple[int, ...], spread: float = 1.0) -> tuple[Any, list[Tensor]]:
@@ -67,9 +68,9 @@ def bound(dtype: torch.dtype, tensors: list[Tensor], truth: Tensor, **how: Any) 
 
 def found(cache: Any, query: Tensor, dtype: torch.dtype, **how: Any) -> Tensor:
     query, stored = query.to(DEVICE, dtype), cache._as_stored()
-    assert _stored.can_decode(query, stored) and stored_decoding.takes_codes(query, stored)
+    assert stored_caches.can_decode(query, stored) and stored_decoding.takes_codes(query, stored)
     with torch.no_grad():
-        given = _stored.decode(query, stored, how.get("scale"), how.get("softcap"), how.get("sinks"))
+        given = stored_caches.decode(query, stored, how.get("scale"), how.get("softcap"), how.get("sinks"))
     return given.double().cpu()
 
 
@@ -137,15 +138,15 @@ def test_a_group_that_was_no_number_is_none() -> None:
 def test_what_is_not_in_pairs_or_has_too_many_rows_is_left_to_the_other_kernel(shape: tuple[int, ...]) -> None:
     cache, tensors = made(torch.bfloat16, False, shape)
     query, stored = tensors[0].to(DEVICE, torch.bfloat16), cache._as_stored()
-    assert _stored.can_decode(query, stored) and not stored_decoding.takes_codes(query, stored)
+    assert stored_caches.can_decode(query, stored) and not stored_decoding.takes_codes(query, stored)
     truth = exact(*tensors)
-    out = _stored.decode(query, stored, None, None, None).double().cpu()
+    out = stored_caches.decode(query, stored, None, None, None).double().cpu()
     assert (out - truth).abs().max() <= bound(torch.bfloat16, tensors, truth)
 
 
-def test_like_steps_have_their_own_results() -> None:
+def test_like_steps_have_their_own_results(kept: dict[Any, Any]) -> None:
     for spread in (1.0, 2.0):
         cache, tensors = made(torch.bfloat16, True, (64, 64, 4, 2), spread)
         truth = exact(*tensors)
         assert (found(cache, tensors[0], torch.bfloat16) - truth).abs().max() <= bound(torch.bfloat16, tensors, truth)
-    assert len(launcher._kept) == 1
+    assert len(kept) == 1

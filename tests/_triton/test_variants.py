@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests import forced
 from tests.core_calls import prepare
 
 triton = pytest.importorskip("triton")
@@ -21,11 +22,11 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 if torch.cuda.is_available():
     pytest.skip("calls on CPU tensors stand for calls on a GPU", allow_module_level=True)
 
+from tests._triton.inside import attend, backward, forward, gradients  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.runtime import driver, jit  # noqa: E402
 
 from regard import bias, masks  # noqa: E402
-from regard._triton import attend, gradients, launcher  # noqa: E402
 from regard.spec import Call  # noqa: E402
 
 Variant = tuple[str, str]
@@ -53,9 +54,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[bool, set[Variant]]]
 
     monkeypatch.setattr(driver, "_active", Driver())
     monkeypatch.setattr(jit.JITFunction, "run", run)
-    monkeypatch.setattr(launcher, "_kept", {})
-    monkeypatch.setattr(launcher, "can_compile_ahead", lambda device: True)
-    monkeypatch.setattr(attend, "can_compile_ahead", lambda device: True)
+    forced.fresh_launches(monkeypatch)
+    forced.compiling_ahead(monkeypatch)
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     yield found
     for kernel in _kernels():
@@ -63,8 +63,6 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[bool, set[Variant]]]
 
 
 def _kernels() -> list[Any]:
-    from regard._triton import backward, forward
-
     return [forward.attend, backward.keys_backward, backward.queries_backward, backward.bias_backward]
 
 

@@ -10,7 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests import forced
+from tests.masks.mask_oracle import Rectangle
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import regard
 from core_calls import differ, no_synchronisation, oracle, prepare, tensors
@@ -18,7 +21,6 @@ from regard import masks
 from regard import plan as planning
 from regard.backends import _areas, _cuda, _guard
 from regard.backends.sdpa import Sdpa
-from regard.masks._rectangle import Rectangle
 from regard.spec import Call, Result
 
 L = 150
@@ -146,8 +148,7 @@ def by_formulas(monkeypatch: pytest.MonkeyPatch) -> None:
         change = share * (grad @ value.transpose(2, 3) - (grad * out).sum(-1, keepdim=True)) * scale
         return change @ key, change.transpose(2, 3) @ query, share.transpose(2, 3) @ grad
 
-    monkeypatch.setattr(_areas, "plain_forward", forward)
-    monkeypatch.setattr(_areas, "plain_backward", backward)
+    forced.kernels_of_areas(monkeypatch, forward, backward)
 
 
 @pytest.mark.parametrize("name", ["causal without single", "everything without last", "late rows"])
@@ -156,26 +157,29 @@ def test_values_may_be_narrower_than_keys(name: str, monkeypatch: pytest.MonkeyP
     check(tensors(2, 3, 3, L, L, 24, V=16), 1e-11, mask=MASKS[name])
 
 
-def test_the_kernel_is_given_two_keys_at_least(monkeypatch: pytest.MonkeyPatch) -> None:
+class Keys(TorchDispatchMode):
+    """How many keys each call of the fused kernel is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given: dict[bool, list[int]] = {False: [], True: []}  # forward and backward
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "scaled_dot_product" in func.name():
+            backward = func.name().endswith("backward")
+            self.given[backward].append(args[2 if backward else 1].shape[2])
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_kernel_is_given_two_keys_at_least() -> None:
     """As cuDNN wants them."""
-    given: list[int] = []
-    forward, backward = _areas.plain_forward, _areas.plain_backward
-
-    def counted(kernel: Callable[..., Any], key: int) -> Callable[..., Any]:
-        def run(*inputs: Any) -> Any:
-            given.append(inputs[key].shape[2])
-            return kernel(*inputs)
-
-        return run
-
-    monkeypatch.setattr(_areas, "plain_forward", counted(forward, 1))
-    monkeypatch.setattr(_areas, "plain_backward", counted(backward, 2))
-    check(tensors(1, 4, 2, L, L, 11), 1e-11, mask=masks.causal() & ~Rectangle(None, ((1, 9), (100, 101))))
-    check(tensors(1, 4, 2, L, L, 11), 1e-11, mask=masks.columns(1) & ~Rectangle(((40, 60),), ((0, 1),)))
-    bias = 3.0 * Rectangle(None, ((7, 8),)).dense(L, L).double()[None, None]
-    areas = steered_areas(masks.everything(), Rectangle(None, ((7, 8),)), 3.0)
-    check(tensors(1, 4, 2, L, L, 11), 1e-11, mask=masks.everything(), bias=bias, areas=areas)
-    assert min(given) == 2
+    with Keys() as seen:
+        check(tensors(1, 4, 2, L, L, 11), 1e-11, mask=masks.causal() & ~Rectangle(None, ((1, 9), (100, 101))))
+        check(tensors(1, 4, 2, L, L, 11), 1e-11, mask=masks.columns(1) & ~Rectangle(((40, 60),), ((0, 1),)))
+        bias = 3.0 * Rectangle(None, ((7, 8),)).dense(L, L).double()[None, None]
+        areas = steered_areas(masks.everything(), Rectangle(None, ((7, 8),)), 3.0)
+        check(tensors(1, 4, 2, L, L, 11), 1e-11, mask=masks.everything(), bias=bias, areas=areas)
+    assert [min(seen.given[backward]) for backward in (False, True)] == [2, 2]
 
 
 def test_rows_without_keys_are_zero_and_pass_no_gradient() -> None:

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 import regard
-from core_calls import prepare, tensors
+from core_calls import prepare, tensors, uniform
 from regard import masks
-from regard._hash import uniform
 from regard.backends import _dropout
 
 

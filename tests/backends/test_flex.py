@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from tests import forced
 from tests.core_calls import prepare
 from torch import Tensor
 
 import regard
 from regard import masks, reference
-from regard.backends import _flex_rules, flex
+from regard.backends import flex
 from regard.backends._flex_rules import blocks_of, score_of
 from regard.masks import Mask
 from regard.masks._flex import Frame
@@ -107,8 +108,8 @@ def test_the_kind_of_a_rule_holds_its_numbers_and_not_the_lengths_of_the_call() 
 @pytest.fixture
 def on_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Masks as they are when their tensors lie on a GPU: not to be read."""
-    monkeypatch.setattr(Mask, "readable", lambda mask: False)
-    monkeypatch.setattr(_flex_rules, "_PAIRS", 1 << 12)
+    forced.masks_on_gpu(monkeypatch)
+    forced.sizes(monkeypatch, pairs_of_a_flex_table=1 << 12)
 
 
 def _dense_states(mask: Mask, rows: int, keys: int, offset: int | Tensor, size: int) -> Tensor:
@@ -176,7 +177,7 @@ def test_a_table_is_made_once() -> None:
 
 
 def test_blocks_grow_where_the_table_would_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_flex_rules, "_MOST_CELLS", 4)
+    forced.sizes(monkeypatch, cells_of_a_flex_table=4)
     mask = masks.causal() & masks.window(77)
     table = blocks_of(mask, Frame(1000, 1500, B, 500, CPU)).table
     assert table.BLOCK_SIZE == (1024, 1024)
@@ -200,11 +201,7 @@ def test_scores_are_capped_then_biased() -> None:
 
 @pytest.fixture
 def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The backend on CPU: torch's unfused flex_attention, which warns of itself and refuses gradients only here."""
-    import torch.nn.attention.flex_attention as theirs
-
-    monkeypatch.setattr(flex, "_compiled", lambda kind: flex._attend)
-    monkeypatch.setattr(theirs, "_validate_device", lambda *tensors: None)
+    forced.uncompiled_flex(monkeypatch)
 
 
 def _tensors(dtype: torch.dtype = torch.float64, kv_heads: int = 2, dim: int = 17, out: int = 5) -> list[Tensor]:
@@ -283,14 +280,7 @@ class TestDerivatives:
 
     def test_a_compiled_function_serves_all_lengths_and_retained_graphs(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.undo()
-        import torch.nn.attention.flex_attention as theirs
-
-        monkeypatch.setattr(theirs, "_validate_device", lambda *tensors: None)
-        compiled = torch.compile
-        monkeypatch.setattr(
-            torch, "compile", lambda *given, **options: compiled(*given, **options, backend="aot_eager")
-        )
-        monkeypatch.setattr(flex, "_kinds", {})
+        kinds = forced.flex_by_torch(monkeypatch)
         for rows, keys, width in ((63, 111, 5), (77, 130, 5), (111, 111, 5), (63, 63, 7)):
             tensors = [torch.randn(2, 3, n, 11, requires_grad=True) for n in (rows, keys, keys)]
             mask = masks.causal() & masks.window(width)
@@ -301,7 +291,7 @@ class TestDerivatives:
             for keep in (True, False):
                 grads = torch.autograd.grad(out.sum(), tensors, retain_graph=keep)
                 torch.testing.assert_close(grads, expected, rtol=1e-4, atol=1e-5)
-        assert len(flex._kinds) == 2
+        assert len(kinds) == 2
 
     def test_only_what_requires_grad_receives_one(self) -> None:
         query, key, value = _tensors()
@@ -353,7 +343,7 @@ def _spec(**changes: Any) -> Any:
 
 @pytest.fixture
 def triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flex, "has_triton", lambda: True)
+    forced.as_if_on_gpu(monkeypatch)
 
 
 @pytest.mark.usefixtures("triton")
@@ -388,21 +378,21 @@ def test_what_it_cannot_do_is_refused_by_name(changes: dict[str, Any], reason: s
 
 
 def test_without_triton_it_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flex, "has_triton", lambda: False)
+    forced.as_if_on_gpu(monkeypatch, triton=False)
     assert BACKEND.refuse(_spec()) == ["triton is not installed"]
 
 
 @pytest.mark.usefixtures("triton")
 def test_auto_takes_it_for_large_calls_only_and_the_plan_says_that_it_compiles() -> None:
-    from regard.plan import Cost, Plan, _choose
+    from regard.plan import Cost, Plan, choose
 
-    large = _choose(_spec(), "auto")
+    large = choose(_spec(), "auto")
     assert large.backend.name == "flex"
     plan = Plan(_spec(), large, lambda: Cost(0, 0, 0, 0, True))
     assert "the first call of a kind takes some seconds" in plan.reason and "benchmarks/" in plan.reason
-    assert _choose(_spec(queries=200), "auto").backend.name != "flex"
+    assert choose(_spec(queries=200), "auto").backend.name != "flex"
     dense = _spec(mask=None, softcap=None, dtype=torch.bfloat16)
-    assert _choose(dense, "auto").backend.name == "sdpa"
+    assert choose(dense, "auto").backend.name == "sdpa"
 
 
 def test_it_exists_on_cuda_alone() -> None:

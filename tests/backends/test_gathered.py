@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests import forced
 
 import regard
 from core_calls import check_against_oracle, prepare, tensors
 from regard import masks
-from regard.backends import _grouped, sdpa
 from regard.backends._grouped import grouped_steps
 from regard.backends._steps import Gathered
 from regard.backends._tiled import by_heads
@@ -50,13 +50,13 @@ MASKS = {
 
 @pytest.fixture(autouse=True)
 def _small_calls_go_by_steps_too(monkeypatch):
-    monkeypatch.setattr(sdpa, "MASK_NUMBERS", 0)
+    forced.sizes(monkeypatch, numbers_of_a_dense_mask=0)
 
 
 @pytest.mark.parametrize("backend", ["sdpa", "blockwise"])
 @pytest.mark.parametrize("name", MASKS)
 def test_values_and_gradients_equal_the_oracle(name, backend, monkeypatch):
-    monkeypatch.setattr(_grouped, "AT_ONCE", 5000)
+    forced.sizes(monkeypatch, numbers_of_a_piece=5000)
     check_against_oracle(backend, tensors(B, H, G, L, L, D, grad=True), mask=MASKS[name])
 
 
@@ -146,7 +146,7 @@ def test_random_tables_equal_the_whole_matrix(seed, monkeypatch):
     B, H, size = number(1, 2), number(1, 2) * 2, number(16, 24)
     S = number(2 * size, 7 * size)
     L = number(2 * size, S)
-    monkeypatch.setattr(_grouped, "AT_ONCE", number(1, 1 << 14))
+    forced.sizes(monkeypatch, numbers_of_a_piece=number(1, 1 << 14))
     lead = (B if number(0, 1) else 1, H if number(0, 1) else 1)
     table = torch.rand(*lead, -(-S // size), -(-S // size), generator=draw) < 0.4
     mask = masks.blocks(table, size)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests import forced
 
 import regard
-from core_calls import tensors
+from core_calls import Operators, tensors
 from regard import masks, sparse
-from regard.backends import sdpa
 
 S = 211
 MASKS = {
@@ -35,7 +35,7 @@ MASKS = {
 
 @pytest.fixture(autouse=True)
 def _small_calls_go_by_steps_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sdpa, "MASK_NUMBERS", 0)
+    forced.sizes(monkeypatch, numbers_of_a_dense_mask=0)
 
 
 @pytest.mark.parametrize("backend", ["sdpa", "blockwise"])
@@ -77,10 +77,8 @@ def test_any_layout_will_do(layout: str) -> None:
     ],
     ids=str,
 )
-def test_a_long_call_is_a_few_calls_of_the_kernel(mask: masks.Mask, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_call_is_a_few_calls_of_the_kernel(mask: masks.Mask, most: int) -> None:
     query = torch.randn(1, 1, 8192, 8)
-    calls = []
-    kernel = sdpa._kernels.forward
-    monkeypatch.setattr(sdpa._kernels, "forward", lambda *given: (calls.append(1), kernel(*given))[1])
-    regard.attention(query, query, query, mask=mask)
-    assert 0 < len(calls) <= most
+    with Operators() as ran:
+        regard.attention(query, query, query, mask=mask)
+    assert 0 < sum("scaled_dot_product" in name for name in ran.names) <= most

@@ -6,12 +6,13 @@ import weakref
 
 import pytest
 import torch
+from tests import forced
 
 import regard
-from core_calls import check_against_oracle, tensors
+from core_calls import Operators, check_against_oracle, tensors
 from memory import peak_bytes
 from regard import masks
-from regard.backends import _grouped, _products, _steps, sdpa
+from regard.backends import _steps
 from regard.statistics import merge
 
 H, L, D, SIZE = 2, 128, 8, 16
@@ -19,7 +20,7 @@ H, L, D, SIZE = 2, 128, 8, 16
 
 @pytest.fixture(autouse=True)
 def _small_calls_go_by_steps_too(monkeypatch):
-    monkeypatch.setattr(sdpa, "MASK_NUMBERS", 0)
+    forced.sizes(monkeypatch, numbers_of_a_dense_mask=0)
 
 
 def table(share=0.4):
@@ -30,14 +31,6 @@ def table(share=0.4):
 MASK = masks.blocks(table(), SIZE)
 
 
-def counted(monkeypatch, name):
-    """How often a function of the module is called."""
-    calls = []
-    whole = getattr(_products, name)
-    monkeypatch.setattr(_products, name, lambda *given: (calls.append(1), whole(*given))[1])
-    return calls
-
-
 def call(inputs, direction=None, mask=MASK):
     inputs = [tensor.detach().clone().requires_grad_() for tensor in inputs]
     out = regard.attention(*inputs, mask=mask, backend="sdpa")
@@ -46,16 +39,17 @@ def call(inputs, direction=None, mask=MASK):
 
 @pytest.mark.parametrize("most", [0, 1 << 20])
 def test_they_are_used_up_to_so_many_weights(most, monkeypatch):
-    monkeypatch.setattr(_products, "MOST_WEIGHTS", most)
-    forward, backward = counted(monkeypatch, "forward"), counted(monkeypatch, "backward")
-    call(tensors(1, H, H, L, L, D, dtype=torch.float32))
-    assert (len(forward) > 0, len(backward) > 0) == (most > 0, most > 0)
+    forced.sizes(monkeypatch, weights_of_a_product=most)
+    with Operators() as ran:
+        call(tensors(1, H, H, L, L, D, dtype=torch.float32))
+    kernels = [name for name in ran.names if "scaled_dot_product" in name]
+    assert [any(name.endswith("backward") == later for name in kernels) for later in (False, True)] == [most == 0] * 2
 
 
 @pytest.mark.parametrize("factor", [1e-3, 1.0, 30.0, 1e4])
 @pytest.mark.parametrize("scale", [0.3, -0.3, 0.0])
 def test_logits_of_any_size_equal_the_oracle(factor, scale, monkeypatch):
-    monkeypatch.setattr(_grouped, "AT_ONCE", 3000)
+    forced.sizes(monkeypatch, numbers_of_a_piece=3000)
     inputs = tensors(2, 2 * H, H, L, L, D, grad=True)
     with torch.no_grad():
         inputs[0][:, :, 20:40] *= factor  # some rows of some pieces
@@ -68,7 +62,7 @@ def test_in_float32_they_are_about_as_exact_as_the_kernel(factor, monkeypatch):
     inputs[0][:, :, 20:40] *= factor
     exact_out, exact = call([tensor.double() for tensor in inputs])
     mine_out, mine = call(inputs)
-    monkeypatch.setattr(_products, "MOST_WEIGHTS", 0)
+    forced.sizes(monkeypatch, weights_of_a_product=0)
     kernel_out, kernel = call(inputs)
     for found, by_kernel, truth in zip((mine_out, *mine), (kernel_out, *kernel), (exact_out, *exact), strict=True):
         error, allowed = ((tensor - truth).abs().max() for tensor in (found, by_kernel))

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests import forced
 
 import regard
 from core_calls import every_mask, permitted, prepare, tensors
 from regard import bias, masks
-from regard.backends import _schedule
 from regard.backends._schedule import ROWS_OF_A_READ, STEP_PAIRS, permitted_of, steps_of
 from regard.backends._steps import Step
 from regard.backends.sdpa import Sdpa
@@ -60,7 +60,7 @@ KINDS = list(every_mask(2, 3, 5, 7))
 
 @pytest.fixture(params=[0, STEP_PAIRS], ids=["items apart", "short items together"])
 def step_pairs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_schedule, "STEP_PAIRS", request.param)
+    forced.sizes(monkeypatch, pairs_of_a_step=request.param)
 
 
 @pytest.mark.usefixtures("step_pairs")

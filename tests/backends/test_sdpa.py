@@ -203,10 +203,11 @@ def on_cuda(*inputs: Tensor, **given: Any) -> Call:
 @pytest.mark.parametrize("grad", [False, True])
 def test_a_plain_call_on_cuda_is_one_call_of_cudnn(cudnn: list[Tensor], mask: Any, grad: bool) -> None:
     program = Sdpa().program(on_cuda(*tensors(2, 4, 4, 11, 11, 8, dtype=torch.float32), mask=mask), named=False)
-    assert isinstance(program, CudnnCall)
     for _ in range(2):
+        cudnn.clear()
         inputs = [t.requires_grad_(grad) for t in tensors(2, 4, 4, 11, 11, 8, dtype=torch.float32)]
         found = program.run(on_cuda(*inputs, mask=mask))
+        assert [given.shape for given in cudnn] == [t.shape for t in inputs]
         grad_out = torch.randn(found.out.shape)
         exact, gradients = oracle(*inputs, grad_out, mask=mask)
         assert differ(found.out, exact.out) < 1e-5

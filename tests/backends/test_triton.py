@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from tests import forced
 
 import regard
+from core_calls import prepare
 from regard import masks
-from regard._arguments import _flags, prepare
-from regard.backends import _cuda, triton
+from regard.backends import triton
 from regard.bias import alibi
-from regard.plan import _choose
+from regard.plan import choose
 
 HALF = torch.bfloat16
 
@@ -34,7 +35,7 @@ def test_on_a_cpu_it_refuses_by_name() -> None:
 
 
 def test_without_triton_it_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton, "has_triton", lambda: False)
+    forced.as_if_on_gpu(monkeypatch, triton=False)
     assert triton.Triton().refuse(spec_of()) == ["triton is not installed"]
 
 
@@ -57,9 +58,8 @@ def test_without_triton_it_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_auto_takes_it_where_it_was_measured_to_win(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, given: dict[str, Any], chosen: str
 ) -> None:
-    monkeypatch.setattr("regard.backends.flex.has_triton", lambda: True)
-    monkeypatch.setattr(triton, "has_triton", lambda: True)
-    assert _choose(spec_of(dtype, **given), "auto").backend.name == chosen
+    forced.as_if_on_gpu(monkeypatch)
+    assert choose(spec_of(dtype, **given), "auto").backend.name == chosen
 
 
 @pytest.mark.parametrize(
@@ -78,23 +78,25 @@ def test_the_rules_agree_with_the_stored_measurement(
     """Where a rule puts it before FlexAttention, it was faster in the run that is stored; where after, slower."""
     stored = Path(__file__).parents[2] / "benchmarks" / "results" / "backends_gpu.json"
     figures = json.loads(stored.read_text())["figures"][case]
-    monkeypatch.setattr("regard.backends.flex.has_triton", lambda: True)
-    monkeypatch.setattr(triton, "has_triton", lambda: True)
+    forced.as_if_on_gpu(monkeypatch)
     faster = "triton" if figures["triton ms"] < figures["flex ms"] else "flex"
-    assert _choose(spec_of(**given), "auto").backend.name == faster
+    assert choose(spec_of(**given), "auto").backend.name == faster
 
 
-@pytest.mark.parametrize("mask", [masks.window(left=1023), masks.documents(lengths=[512] * 8) & masks.causal()])
-def test_windows_and_documents_are_its_own_on_hopper(monkeypatch: pytest.MonkeyPatch, mask: masks.Mask) -> None:
-    monkeypatch.setattr("regard.backends.flex.has_triton", lambda: True)
-    monkeypatch.setattr(triton, "has_triton", lambda: True)
+@pytest.mark.parametrize(
+    "mask_of",
+    [lambda n: masks.window(left=1023), lambda n: masks.documents(lengths=[512] * (n // 512)) & masks.causal()],
+    ids=["window", "documents"],
+)
+def test_windows_and_documents_are_its_own_on_hopper(monkeypatch: pytest.MonkeyPatch, mask_of: Any) -> None:
     chosen = {}
     for length in (4096, 65_536):
-        flags = _flags(mask, length, length, 0)
-        spec = spec_of()._replace(mask=mask.structure, queries=length, keys=length, offset=0, flags=flags)
+        query = torch.empty(2, 4, length, 64, dtype=HALF, device="meta")
+        call = prepare(query, query, query, mask_of(length), None, None, None, None, 0.0, None)
+        spec = call.spec._replace(device="cuda")
         for hopper in (False, True):
-            monkeypatch.setattr(_cuda, "is_hopper", lambda hopper=hopper: hopper)
-            chosen[length, hopper] = _choose(spec, "auto").backend.name
+            forced.as_if_on_gpu(monkeypatch, hopper=hopper)
+            chosen[length, hopper] = choose(spec, "auto").backend.name
     assert chosen == {(4096, False): "sdpa", (4096, True): "triton", (65_536, False): "sdpa", (65_536, True): "triton"}
 
 
@@ -107,7 +109,6 @@ def test_with_windows_and_documents_it_was_faster_in_the_run_that_is_stored() ->
 
 
 def test_calls_that_need_gradients_may_be_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regard.backends.flex.has_triton", lambda: True)
-    monkeypatch.setattr(triton, "has_triton", lambda: True)
+    forced.as_if_on_gpu(monkeypatch)
     spec = spec_of(mask=masks.causal(), softcap=20.0)
-    assert _choose(spec._replace(grad=True), "auto").backend.name == "triton"
+    assert choose(spec._replace(grad=True), "auto").backend.name == "triton"

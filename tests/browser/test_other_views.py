@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 from tests.browser.recordings import WORDS, sentence
 
-from regard._display.head_labels import RULES
-
 LONG = [f" w{at % 29}" for at in range(139)]
 
 
@@ -80,9 +78,8 @@ def test_the_thresholds_are_printed(open_page) -> None:
     opened.view("overview")
     opened.page.click("summary")
     said = opened.page.inner_text(".rules")
-    assert said.count("\n") >= len(RULES)
-    for _, _, least in RULES:
-        assert f"{least:.0%}".replace("%", " %") in said
+    assert said.count("\n") >= 8  # one line for each name
+    assert all(least in said for least in ("30 %", "50 %", "80 %"))
 
 
 def test_a_head_opens_from_the_overview_and_a_cell_says_query_key_and_weight(open_page) -> None:

@@ -12,12 +12,9 @@ from typing import Any
 
 import pytest
 import uvicorn
-from tests._serve.small import Small
+from tests._serve.small import Looks, Small, looks_at, served
 from tests.browser.conftest import Opened
 from tests.browser.recordings import sentence
-
-from regard._serve import application
-from regard._serve._looks import Looks
 
 TEXT = " ".join(f"word{n}" for n in range(150))
 
@@ -28,14 +25,14 @@ def small() -> Small:
 
 
 @pytest.fixture
-def served(tmp_path: Path, small: Small) -> Iterator[tuple[str, Looks]]:
+def page(tmp_path: Path, small: Small) -> Iterator[tuple[str, Looks]]:
     sentence(title="one").save(tmp_path / "one.regard")
     sentence(seed=1, title="two").save(tmp_path / "two.regard")
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     host = f"127.0.0.1:{listener.getsockname()[1]}"
-    looks = Looks(tmp_path, small)
-    config = uvicorn.Config(application(tmp_path, looks, frozenset({host})), log_level="error", lifespan="off")
+    looks = looks_at(tmp_path, small)
+    config = uvicorn.Config(served(looks, tmp_path, host), log_level="error", lifespan="off")
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
@@ -47,9 +44,9 @@ def served(tmp_path: Path, small: Small) -> Iterator[tuple[str, Looks]]:
 
 
 def test_the_local_page_lists_opens_compares_looks_and_asks_for_detail(
-    browser: Any, served: tuple[str, Looks], tmp_path: Path
+    browser: Any, page: tuple[str, Looks], tmp_path: Path
 ) -> None:
-    address, looks = served
+    address, looks = page
     (tmp_path / "\u202egnp.regard").write_bytes(b"")
     context = browser.new_context(viewport={"width": 1280, "height": 900})
     opened = Opened(context.new_page())
@@ -126,8 +123,8 @@ def test_the_local_page_lists_opens_compares_looks_and_asks_for_detail(
     assert looks.state()["state"] == "done"
 
 
-def test_a_look_shows_its_progress_and_can_be_cancelled(browser: Any, served: tuple[str, Looks], small: Small) -> None:
-    address, looks = served
+def test_a_look_shows_its_progress_and_can_be_cancelled(browser: Any, page: tuple[str, Looks], small: Small) -> None:
+    address, looks = page
     context = browser.new_context()
     opened = Opened(context.new_page())
     page = opened.page

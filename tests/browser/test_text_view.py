@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from tests import forced
 from tests.browser.recordings import WORDS, call_of, generated, recording_of, sentence, translation
 
 import regard
@@ -372,13 +373,10 @@ def test_a_short_text_says_what_each_token_receives(open_page) -> None:
 
 
 def test_weights_that_were_rounded_to_save_room_are_not_called_exact(open_page, monkeypatch) -> None:
-    from regard._page import _pack
-
     recording = sentence([f" w{at % 23}" for at in range(301)], layers=2, heads=4)
     opened = open_page(recording, layer=0, head=0)
     assert "They are exact." in opened.page.inner_text(".panel .note")
-    monkeypatch.setattr(_pack, "SMALL", 45_000)
-    monkeypatch.setattr(_pack, "LARGE", 45_000)
+    forced.sizes(monkeypatch, bytes_of_a_page=45_000)
     opened = open_page(recording, layer=0, head=0)
     opened.word(7)
     note = opened.page.inner_text(".panel .note")

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
+from tests import held_files
 
 from regard import cache, masks
-from regard._files import safetensors_files
 from regard.cache import BlockPool, KVCache, LatentCache, PagedCache, RollingCache
 from regard.nn import LatentAttention, MultiHeadAttention
 from regard.positions import Rotary
@@ -143,7 +143,7 @@ def test_a_damaged_paged_file_is_refused_in_one_sentence(tmp_path: Path) -> None
     steps(module_for(""), held, torch.randn(2, 7, 24), [0, 7])
     held.fill_unused(float("nan"))
     held.save(file)
-    tensors, metadata = safetensors_files.read(file)
+    tensors, metadata = held_files.read(file)
     assert all(bool(part.isfinite().all()) for part in tensors.values())  # what holds no token is not written
     good = json.loads(metadata["regard"])
     built = good["built"]
@@ -165,8 +165,7 @@ def test_a_damaged_paged_file_is_refused_in_one_sentence(tmp_path: Path) -> None
         ({}, {"odd": tensors["key.0"]}, "not those of a cache"),
     ):
         text = json.dumps({**good, **changes})
-        pieces = safetensors_files.pieces({**tensors, **parts}, {"regard": text})
-        file.write_bytes(b"".join(bytes(piece) for piece in pieces))
+        held_files.write(file, {**tensors, **parts}, {"regard": text})
         with pytest.raises(ValueError, match=complaint):
             cache.load(file)
 
@@ -176,7 +175,7 @@ def test_a_damaged_file_is_refused_in_one_sentence(tmp_path: Path) -> None:
     held = KVCache(23)
     steps(module_for(""), held, torch.randn(2, 7, 24), [0, 7])
     held.save(file)
-    tensors, metadata = safetensors_files.read(file)
+    tensors, metadata = held_files.read(file)
     good = json.loads(metadata["regard"])
     for changes, parts, complaint in (
         ({"format": "other"}, {}, "it holds no cache"),
@@ -194,9 +193,7 @@ def test_a_damaged_file_is_refused_in_one_sentence(tmp_path: Path) -> None:
         ({}, {"odd": tensors["key.0"]}, "not those of a cache"),
     ):
         text = json.dumps({**good, **changes})
-        file.write_bytes(
-            b"".join(bytes(piece) for piece in safetensors_files.pieces({**tensors, **parts}, {"regard": text}))
-        )
+        held_files.write(file, {**tensors, **parts}, {"regard": text})
         with pytest.raises(ValueError, match=complaint):
             cache.load(file)
     file.write_bytes(b"\xff" * 40)

@@ -7,10 +7,11 @@ import random as stories
 import numpy as np
 import pytest
 import torch
+from tests import forced
 from tests.cache.kinds import CAUSAL, ROLLING, random
 
 from regard import reference
-from regard.cache import BlockPool, CacheFull, KVCache, PagedCache, RollingCache, _pieces
+from regard.cache import BlockPool, CacheFull, KVCache, PagedCache, RollingCache
 
 KINDS = {
     "kv": (lambda: KVCache(60), CAUSAL),
@@ -97,7 +98,7 @@ class Story:
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_cache_holds_what_it_was_told(kind, seed, monkeypatch):
-    monkeypatch.setattr(_pieces, "PIECE", [1024, 8, 11][seed % 3])
+    forced.sizes(monkeypatch, piece_of_a_cache=[1024, 8, 11][seed % 3])
     story = Story(kind, seed)
     with torch.no_grad():
         assert story.tell(45) > 5

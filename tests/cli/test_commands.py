@@ -18,6 +18,7 @@ import pytest
 from tests.shell_words import read_command
 from typer.testing import CliRunner
 
+import regard
 from regard import backends, models
 from regard.cli import app, complete, parse, terminal
 from regard.cli.commands import look
@@ -146,7 +147,7 @@ def test_ctrl_c_ends_with_130_and_no_traceback(monkeypatch: pytest.MonkeyPatch) 
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("regard.cli.commands.look._load", interrupted)
+    monkeypatch.setattr(regard, "watch", interrupted)
     result = run("look minilm")
     assert (result.exit_code, result.stderr) == (130, "")
 

@@ -13,14 +13,13 @@ from typing import Any
 
 import pytest
 from click.testing import Result
+from tests.cost.small_bills import keep
 from tests.cost.test_roofline import CPU
 from typer.testing import CliRunner
 
 from regard import cost, models
 from regard.cli import app
 from regard.cli.commands import cost as command
-from regard.cli.commands import info
-from regard.cost import _devices
 
 CALL = ["attention", "--length", "3", "--heads", "2", "--head-dim", "4"]
 CUSTOM = ["--layers", "32", "--d-model", "4096", "--heads", "32", "--kv-heads", "8", "--length", "131072"]
@@ -118,7 +117,7 @@ def test_an_attention_call_on_several_gpus() -> None:
 
 
 def test_an_attention_call_here_stands_beside_its_measured_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    _devices.keep(CPU)
+    keep(monkeypatch, CPU)
     monkeypatch.setattr(cost, "measure_call", lambda call, threads: (0.5, 1.5))
     words = ["cost", "attention", "--length", "111", "--heads", "6", "--head-dim", "16", "--threads", "3", "--measure"]
     found = json.loads(run(*words, "--json").stdout)
@@ -210,8 +209,8 @@ def test_bad_input_is_one_short_line_and_status_2(words: list[str], said: str) -
     assert len(result.stderr.strip().splitlines()) == 1 and result.stdout == ""
 
 
-def test_a_call_that_would_take_minutes_is_not_timed() -> None:
-    _devices.keep(dataclasses.replace(CPU, threads=1))
+def test_a_call_that_would_take_minutes_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    keep(monkeypatch, dataclasses.replace(CPU, threads=1))
     words = ["cost", "attention", "--length", "1000000", "--heads", "8", "--head-dim", "64", "--threads", "1"]
     assert "give a shorter --length" in run(*words, "--measure").stderr
     assert run(*words).exit_code == 0
@@ -261,22 +260,45 @@ def test_info_tries_bfloat16_in_another_process_once_where_amx_is_listed(
             raise subprocess.TimeoutExpired(words, how["timeout"])
         return subprocess.CompletedProcess(words, status)
 
-    monkeypatch.setattr(info, "_has_amx", lambda: True)
-    monkeypatch.setattr(info.subprocess, "run", process)
-    assert info.bfloat16().startswith(said) and info.bfloat16().startswith(said)
+    lists_amx(monkeypatch, True)
+    monkeypatch.setattr(subprocess, "run", process)
+    assert bfloat16().startswith(said) and bfloat16().startswith(said)
     assert len(tried) == 1
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
-    info.bfloat16()
+    bfloat16()
     assert len(tried) == 2
 
 
+def bfloat16() -> str:
+    return json.loads(run("info", "--json").stdout)["bfloat16 on cpu"]
+
+
+def lists_amx(monkeypatch: pytest.MonkeyPatch, lists: bool) -> None:
+    """What the system says of this CPU."""
+    read = Path.read_text
+
+    def read_text(self: Path, *given: Any, **how: Any) -> str:
+        if self == Path("/proc/cpuinfo"):
+            return "model name : a CPU\nflags : fpu sse" + " amx_bf16 amx_tile" * lists
+        return read(self, *given, **how)
+
+    monkeypatch.setattr(Path, "read_text", read_text)
+
+
 def test_the_process_that_tries_bfloat16_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert info._try_bfloat16() == "works"
-    monkeypatch.setattr(info, "BF16", "import os, signal; os.kill(os.getpid(), signal.SIGILL)")
-    assert info._try_bfloat16().startswith("WARNING: crashes")
+    lists_amx(monkeypatch, True)
+    assert bfloat16() == "works"
+    start = subprocess.run
+
+    def killed(words: list[str], **how: Any) -> Any:
+        return start([*words[:2], "import os, signal; os.kill(os.getpid(), signal.SIGILL)"], **how)
+
+    monkeypatch.setattr(subprocess, "run", killed)
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")  # or it would be known
+    assert bfloat16().startswith("WARNING: crashes")
 
 
 def test_without_amx_nothing_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(info, "_has_amx", lambda: False)
-    monkeypatch.setattr(info, "_try_bfloat16", lambda: pytest.fail("a process was started"))
-    assert info.bfloat16().startswith("works")
+    lists_amx(monkeypatch, False)
+    monkeypatch.setattr(subprocess, "run", lambda *words, **how: pytest.fail("a process was started"))
+    assert bfloat16().startswith("works")

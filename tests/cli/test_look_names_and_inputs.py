@@ -15,12 +15,10 @@ import pytest
 import torch
 import transformers
 from PIL import Image
+from tests._serve.small import looks_at, models_of
 from tests.interop.hub import SMALL
 from typer.testing import CliRunner
 
-from regard._display.texts import problems
-from regard._serve._folder import Folder
-from regard._serve._looks import Looks
 from regard.cli import app, reading
 from regard.cli.commands.serve import Models
 from regard.recording import load
@@ -76,10 +74,10 @@ def test_the_local_page_offers_models_of_the_cache_and_looks_at_them(cache: Path
     (cache / "models--half--there" / "snapshots" / "abc").mkdir(parents=True)  # begun, and never finished
     inside = tmp_path / "inside"
     shutil.copytree(small, inside / "tiny-bert")  # what lies in the folder comes first
-    folder, models = Folder(inside), Models()
-    names = models.names(folder)
+    models = Models()
+    names = models_of(models, inside)
     assert names[names.index("tiny-bert") :] == ["tiny-bert", "some-org/tiny-bert"]
-    looks = Looks(inside, models)
+    looks = looks_at(inside, models)
     looks.begin("some-org/tiny-bert", "The cat sat.")
     looks.wait(60)
     assert looks.state()["state"] == "done", looks.state()
@@ -215,7 +213,7 @@ def test_a_model_that_writes_is_looked_at_with_what_it_writes(tmp_path: Path) ->
     assert kinds == {("self", 6, 6), ("self", written, written), ("cross", written, 6)} and written > 2
     # the local page reads it in the same way, and computes the exact weights of what the command saved
     assert recording.origin == {"model": str(folder), "text": "The cat sat."}
-    looks = Looks(tmp_path, Models())
+    looks = looks_at(tmp_path, Models())
     looks.begin("t5", "The cat sat.")
     looks.wait(60)
     assert looks.state()["state"] == "done", looks.state()
@@ -341,6 +339,5 @@ def test_a_sound(tmp_path: Path) -> None:
         assert (code, printed, said.count("\n")) == (2, "", 1) and expected in said, said
 
 
-def test_the_words_are_in_both_languages() -> None:
-    assert problems(reading.WORDS) == []
+def test_a_language_that_is_not_there_is_refused() -> None:
     assert look("minilm", "--lang", "fr")[2] == "regard: --lang is 'fr'; expected en (English) or zh (Chinese)\n"

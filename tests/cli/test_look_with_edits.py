@@ -16,7 +16,6 @@ from tests.editing.by_hand import MAKE
 
 import regard
 from regard import edits
-from regard._display.texts import problems
 from regard.cli import acting
 from regard.recording import load
 
@@ -143,4 +142,3 @@ def test_what_cannot_be_read_or_done_is_said_in_one_line(tmp_path: Path) -> None
         assert (code, printed) == (2, "") and expected in said and said.count("\n") == 1, said
         assert not re.search(r"layers=|heads=|keys=|queries=|cut\(|ablate\(", said)
         assert "cannot read" not in said  # the option is wrong, not the model
-    assert problems(acting.WORDS) == []

@@ -21,7 +21,6 @@ from tests.train.small import DATA
 from typer.testing import CliRunner
 
 from regard import interop
-from regard._files.write import write_atomically
 from regard.cli import app, parse
 from regard.cli.commands.train import _device
 from regard.recording import Recording
@@ -347,8 +346,8 @@ def test_a_full_disk_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left") as caught:
-        write_atomically(tmp_path / "out.txt", [b"a"])
-    assert caught.value.filename == str(tmp_path / "out.txt")
+        Recording("one").save(tmp_path / "out.regard")
+    assert caught.value.filename == str(tmp_path / "out.regard")
 
 
 def test_a_full_disk_is_told_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,12 +6,15 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+from typer.testing import CliRunner
 
 from regard import api, cost, masks, models
+from regard.cli import app
 
 WORDS = 37
 SIZES: dict[str, Any] = {"embed_dim": 60, "num_layers": 3, "num_heads": 5, "ff_dim": 111}
@@ -163,3 +166,11 @@ def counted_flops(run: Callable[[], Tensor]) -> tuple[int, int]:
     with FlopCounterMode(display=False, custom_mapping=rules) as backward:
         out.backward()
     return forward.get_total_flops(), backward.get_total_flops()
+
+
+def keep(patch: pytest.MonkeyPatch, found: cost.Device) -> None:
+    """Store what `regard info --measure` would have found on this machine."""
+    with patch.context() as here:
+        here.setattr(cost, "measure", lambda where="cpu", threads=None: found)
+        words = ["info", "--measure", "--threads", str(found.threads)]
+        assert CliRunner().invoke(app, words).exit_code == 0

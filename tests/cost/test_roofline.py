@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from tests import forced
+from tests.cost.small_bills import keep
 
 from regard import cost, masks
-from regard.cost import _devices, _measure
+from regard.cost import _measure
 
 CPU = cost.Device("a CPU", {"float32": 1e9}, 1e8, 1e7, overlaps=False, source="made up", date="2026-11-15", threads=3)
 GPU = cost.Device("a GPU", {"bfloat16": 1e9}, 1e8, 1e7, overlaps=True, source="made up", date="2026-11-15")
@@ -51,7 +53,7 @@ def test_a_window_costs_what_it_keeps() -> None:
 def test_published_figures_are_in_their_range_and_say_where_they_are_from(name: str) -> None:
     found = cost.device(name)
     assert 1e13 < found.flops["float16"] < 1e16 and found.flops["float32"] <= found.flops["float16"]
-    assert 1e11 < found.bandwidth < 1e14 and found.source and found.date == _devices.PUBLISHED
+    assert 1e11 < found.bandwidth < 1e14 and found.source and found.date == cost.device("h200").date
     assert found.exponentials is None or 1e12 < found.exponentials < 1e13
     json.dumps(found.to_dict())
 
@@ -91,8 +93,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         ran.append(where)
         return [0.5, 0.25, 0.75]
 
-    monkeypatch.setattr(_measure, "times", times)
-    monkeypatch.setattr(_measure, "COPY", 1 << 12)
+    forced.clock(monkeypatch, times)
+    forced.sizes(monkeypatch, numbers_copied=1 << 12)
     return ran
 
 
@@ -121,21 +123,21 @@ def test_a_measurement_is_kept_by_threads_and_survives_a_broken_file(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cost.measured(3) is None
-    _devices.keep(CPU)
+    keep(monkeypatch, CPU)
     assert cost.measured(3) == CPU and cost.measured(1) is None
     other = cost.Device(**CPU.to_dict() | {"threads": 1})
-    _devices.keep(other)
+    keep(monkeypatch, other)
     assert cost.measured(3) == CPU and cost.measured(1) == other
-    assert [file.name for file in _devices.store().parent.iterdir()] == ["machine.json"]
+    (stored,) = (tmp_path / "regard").iterdir()
     for broken in ("", "[]", "{", '{"a": 3}'):
-        _devices.store().write_text(broken)
+        stored.write_text(broken)
         assert cost.measured(3) is None
-    _devices.keep(CPU)
+    keep(monkeypatch, CPU)
     assert cost.measured(3) == CPU
 
 
 def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    _devices.keep(CPU)
+    keep(monkeypatch, CPU)
     assert cost.measured(3) is None

@@ -6,9 +6,10 @@ import itertools
 from typing import Any
 
 import pytest
+import torch
 
 from regard import cost, masks
-from regard._sharded._shares import chunks, shares_of
+from regard._sharded._shares import shares_of
 from regard.cost._spread import row_shares
 
 SIZES: dict[str, Any] = {"heads": 6, "kv_heads": 2, "head_dim": 16, "batch": 3, "dtype": "bf16"}
@@ -35,7 +36,7 @@ def test_bytes_are_those_of_tokens_that_lie_elsewhere(rule: str, gpus: int) -> N
     given, mask = RULES[rule]
     call = cost.AttentionCall(length=333, **given, **SIZES)
     found = cost.spread(call, cost.device("h200"), gpus, machine=2, link=1e9, between=1e8)
-    held = [set(range(*each)) for each in chunks(333, gpus)]
+    held = [set(part.tolist()) for part in torch.arange(333).chunk(gpus)]  # as DTensor lays them
     rows = [set(range(*each)) for each in row_shares(call, gpus)]
     seen = None if mask is None else mask.dense(333, 333)
     most, slowest = (0, 0), 0.0

@@ -5,20 +5,18 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from tests import forced
 from torch import Tensor, nn
 
 import regard
 from core_calls import no_synchronisation
 from regard import edits, masks
-from regard.backends import _cuda
-from regard.editing import _fused
-from regard.masks import _base
 
 HEADS = 6
 CHOSEN = {"every second": (0, 2, 4), "whole groups": (2, 3), "parts of groups": (0, 3, 4), "one": (5,)}
@@ -55,48 +53,21 @@ def edited(model: Model, x: Tensor, cut: Any, heads: tuple[int, ...]) -> tuple[T
     return out.detach(), grad
 
 
-class Elsewhere(Tensor):
-    """Says that it is on a GPU."""
-
-    device = torch.device("cuda")
-
-
 @pytest.fixture
-def apart(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Calls are taken apart on a CPU too; how often they were."""
-    real, counted = _fused.by_heads, []
-
-    def by_heads(seen: _fused.Seen, changes: object, place: object) -> object:
-        query, key, value = (each.as_subclass(Elsewhere) for each in seen.tensors)
-        parts = real(seen._replace(query=query, key=key, value=value), changes, place)
-        counted.append(parts is not None)
-        return None if parts is None else [(heads, here(part)) for heads, part in parts]
-
-    monkeypatch.setattr(_fused, "by_heads", by_heads)
-    monkeypatch.setattr(_fused, "_kept", lambda numbers, device: torch.tensor(numbers))
-    yield counted
-    _fused._index.cache_clear()
-
-
-def here(part: Any) -> Any:
-    """The call with its tensors on the CPU again; its description stays that of a GPU."""
-    return part._replace(**{name: getattr(part, name).as_subclass(Tensor) for name in ("query", "key", "value")})
+def apart(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    return forced.heads_apart(monkeypatch)
 
 
 @pytest.fixture
 def long(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A few tokens are long enough for areas, and float32 is a dtype of cuDNN's."""
-    monkeypatch.setattr(_cuda, "AREA_PAIRS", 1)
-    monkeypatch.setattr(_cuda, "AREA_ROWS", 1)
-    monkeypatch.setattr(_cuda, "_HALF", (torch.float32,))
-    monkeypatch.setattr(_base, "LEAST_ROWS", 1)
+    forced.areas_of_few_tokens(monkeypatch)
 
 
 @pytest.mark.parametrize("kv_heads", [1, 3, 6])
 @pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize("heads", CHOSEN)
 def test_calls_of_their_own_give_the_same(
-    heads: str, cut: str, kv_heads: int, monkeypatch: pytest.MonkeyPatch, apart: list[int]
+    heads: str, cut: str, kv_heads: int, monkeypatch: pytest.MonkeyPatch, apart: list[bool]
 ) -> None:
     model, x = Model(kv_heads), torch.randn(2, 11, 10, generator=torch.Generator().manual_seed(1))
     found = edited(model, x, CUTS[cut], CHOSEN[heads])
@@ -117,7 +88,7 @@ STEERS: dict[str, Any] = {
 @pytest.mark.parametrize("steer", STEERS)
 @pytest.mark.parametrize("heads", [*CHOSEN.values(), tuple(range(HEADS))], ids=str)
 def test_steered_edges_are_areas_of_their_own(
-    heads: tuple[int, ...], steer: str, kv_heads: int, monkeypatch: pytest.MonkeyPatch, apart: list[int], long: None
+    heads: tuple[int, ...], steer: str, kv_heads: int, monkeypatch: pytest.MonkeyPatch, apart: list[bool], long: None
 ) -> None:
     model, x = Model(kv_heads), torch.randn(2, 11, 10, generator=torch.Generator().manual_seed(1))
     found = edited(model, x, STEERS[steer], heads)
@@ -129,7 +100,7 @@ def test_steered_edges_are_areas_of_their_own(
 
 @pytest.mark.parametrize("steer", [edits.steer(list(range(0, 11, 2)), 1.0), edits.steer("a", 1.0)], ids=str)
 def test_steers_of_many_runs_and_of_texts_by_item_stay_in_wider_heads(
-    steer: edits.Edit, apart: list[int], long: None
+    steer: edits.Edit, apart: list[bool], long: None
 ) -> None:
     model, x = Model(), torch.randn(2, 11, 10)
     tokens = [["a" if n in (item, 5) else "b" for n in range(11)] for item in range(2)]
@@ -138,13 +109,13 @@ def test_steers_of_many_runs_and_of_texts_by_item_stay_in_wider_heads(
     assert apart == [False]
 
 
-def test_short_steers_stay_in_wider_heads(apart: list[int]) -> None:
+def test_short_steers_stay_in_wider_heads(apart: list[bool]) -> None:
     model, x = Model(), torch.randn(2, 11, 10)
     edited(model, x, STEERS["keys"], (1, 2))
     assert apart == [False]
 
 
-def test_a_watch_is_shown_the_call_whole(apart: list[int]) -> None:
+def test_a_watch_is_shown_the_call_whole(apart: list[bool]) -> None:
     model, x = Model(), torch.randn(1, 9, 10)
     with regard.edit(model, CUTS["keys"], heads=(1, 2)), regard.watch(model) as recording:
         model(x)
@@ -153,7 +124,7 @@ def test_a_watch_is_shown_the_call_whole(apart: list[int]) -> None:
     assert call.key_mass.shape[1] == HEADS
 
 
-def test_under_autocast_the_output_has_its_precision(apart: list[int]) -> None:
+def test_under_autocast_the_output_has_its_precision(apart: list[bool]) -> None:
     class InFloat32(nn.Module):  # what it computes is rounded where attention begins
         def forward(self, x: Tensor) -> Tensor:
             return F.scaled_dot_product_attention(x, x, x, is_causal=True)

@@ -9,6 +9,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,8 @@ import torch
 from tests.interop.hub import gpt2
 
 from regard import interop, models
-from regard._files.write import Staged, write_atomically
 from regard.cli import folders
+from regard.recording import Recording
 
 SIZES: dict[str, Any] = {"vocab_size": 31, "embed_dim": 64, "num_layers": 2, "ff_dim": 700, "max_tokens": 11}
 # The shapes agree, so that nothing but the configuration tells the two apart; and a third of another shape.
@@ -166,14 +167,14 @@ def test_a_disk_that_is_full_when_only_the_configuration_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     interop.save(made(2), tmp_path, stop=[2])
-    write = Staged.write
+    sync = os.fsync
 
-    def fails(self: Staged, content: Any) -> None:
-        if self.path.name == "config.json":
+    def fails(handle: int) -> None:
+        if "config.json" in os.readlink(f"/proc/self/fd/{handle}"):
             raise OSError(28, "No space left on device")
-        write(self, content)
+        sync(handle)
 
-    monkeypatch.setattr(Staged, "write", fails)
+    monkeypatch.setattr(os, "fsync", fails)
     with pytest.raises(OSError, match="No space left"):
         interop.save(made(8), tmp_path, stop=[8])
     assert check_whole(tmp_path) == 2
@@ -201,18 +202,27 @@ def test_folders_without_a_header_load_as_before(tmp_path: Path) -> None:
     assert check_whole(tmp_path) == 2
 
 
-def test_what_others_write_at_this_moment_stays(tmp_path: Path) -> None:
-    file = tmp_path / "run.regard"
-    dead, alive = Staged(file), Staged(file)
-    left = Path(dead._name)
-    dead._name = ""  # as if its process had been killed: no lock, and nobody to remove it
-    dead.close()
+def test_what_others_write_at_this_moment_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, left = tmp_path / "run.regard", tmp_path / ".run.regard.abcd1234.partial"
+    left.write_text("of a process that was killed, which holds no lock")
     (tmp_path / ".run.regard.mine.partial").write_text("not ours")
-    write_atomically(file, [b"whole"])
-    assert not left.exists() and Path(alive._name).exists()
-    alive.write([b"later"])
-    alive.commit()
-    assert file.read_bytes() == b"later"
+    begun, go_on, sync = threading.Event(), threading.Event(), os.fsync
+
+    def slowly(handle: int) -> None:
+        if threading.current_thread() is other:
+            begun.set()
+            go_on.wait(20)
+        sync(handle)
+
+    monkeypatch.setattr(os, "fsync", slowly)
+    other = threading.Thread(target=Recording("later").save, args=(file,))
+    other.start()
+    assert begun.wait(20)
+    Recording("one").save(file)
+    assert not left.exists() and Recording.load(file).title == "one"
+    go_on.set()
+    other.join(20)
+    assert Recording.load(file).title == "later"
     assert sorted(os.listdir(tmp_path)) == [".run.regard.mine.partial", "run.regard"]
 
 

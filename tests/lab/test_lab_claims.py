@@ -26,6 +26,7 @@ def test_e7_fixed_weights_fail_where_the_answer_moves_and_cannot_run_on_longer_i
 def test_e8_an_average_resembles_its_parts_by_one_over_the_root_of_their_number():
     found = lab.blur()
     np.testing.assert_allclose(found.likeness, np.array(found.shared) ** -0.5, atol=0.015)
+    assert found.shared[0] == 1 and found.likeness[0] == pytest.approx(1, abs=1e-6)  # one key alone is fetched whole
 
 
 def test_e8_as_many_heads_as_facts_name_every_one_and_fewer_heads_mix_them_up():
@@ -162,13 +163,6 @@ def test_sizes_that_make_no_sense_are_refused(run, error, message):
     with pytest.raises(error, match=message):
         run()
     assert lab.saturation(head_dim=7, keys=5, queries=1).raw_row[0] > 0
-
-
-def test_one_head_of_the_blur_fits_the_keys_it_is_told_to():
-    from regard.lab._blur import _fetch
-
-    values = torch.randn(3, 2, 7, 5)
-    np.testing.assert_allclose(_fetch(4, values)[:, :, 0], values[:, :, :4].mean(2), atol=1e-6)
 
 
 def test_s15_a_gradient_fades_in_an_rnn_ends_in_a_cnn_and_stays_level_in_attention():

@@ -9,6 +9,7 @@ import pytest
 import torch
 from tests.lab.quick import story_of
 
+import regard
 from regard import lab, masks, nn, reference
 
 
@@ -129,10 +130,9 @@ def test_e10_counts_four_square_matrices_whatever_the_heads():
 
 def test_a_mask_that_sees_nothing_is_shown_as_zeros_not_as_a_number():
     empty = masks.keep(torch.zeros(5, 5, dtype=torch.bool))
-    from regard.lab._result import look, rows
-
     query, key, value = (torch.randn(1, 1, 5, 3) for _ in range(3))
-    assert rows(look(query, key, value, mask=empty).weights) == ((0.0,) * 5,) * 5
+    want = regard.Want(weights=(slice(None), slice(None)))
+    assert regard.observe(query, key, value, mask=empty, want=want).weights.tolist() == [[[[0.0] * 5] * 5]]
 
 
 def test_m20_softmax_gives_shares_with_a_slope_where_scores_and_argmax_do_not():

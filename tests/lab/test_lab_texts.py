@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from string import Formatter
 
 import pytest
 from matplotlib import rc_context
@@ -14,10 +15,7 @@ from tests.lab.quick import quick
 from typer.testing import CliRunner
 
 from regard import lab
-from regard._display import texts
 from regard.cli import app
-from regard.lab._labels import labels as chinese_labels
-from regard.lab._labels import pattern
 
 DOCS = Path(__file__).parent.parent.parent / "docs" / "lab"
 CHINESE = re.compile(r"[\u4e00-\u9fff]")
@@ -31,7 +29,6 @@ KEPT = {
 @pytest.mark.parametrize("name", lab.names())
 def test_the_texts_are_there_in_both_languages(name):
     words = lab.words(name)
-    assert texts.problems(words) == []
     assert {"title", "question", "look"} <= set(words)
     assert len({"claim", "right", "why"} & set(words)) in (0, 3)
     for key in ("title", "question", "look", "claim", "right", "why"):
@@ -44,7 +41,7 @@ def test_the_examples_that_correct_a_note_say_so():
     assert {"E1", "E2", "E4", "E5", "E10"} <= corrects
 
 
-@pytest.mark.parametrize("lang", texts.LANGUAGES)
+@pytest.mark.parametrize("lang", ["en", "zh"])
 @pytest.mark.parametrize("name", lab.names())
 def test_the_tables_are_whole(name, lang):
     tables = quick(name).tables(lang)
@@ -111,10 +108,14 @@ def test_a_figure_in_chinese_has_no_english_words(name, fonts):
     assert CHINESE.search(said) and not CHINESE.search("\n".join(labels(quick(name).figure())))
 
 
-def test_every_label_is_in_a_figure_and_has_its_numbers_in_both_languages():
+def test_every_label_is_in_a_figure():
+    def pattern(english):
+        parts = [(re.escape(said), name) for said, name, *_ in Formatter().parse(english)]
+        return re.compile("".join(said + (r"[-\d .%]+" if name else "") for said, name in parts))
+
+    written = json.loads((Path(lab.__file__).parent / "labels.json").read_text(encoding="utf-8")).values()
     drawn = {label for name in lab.names() for label in labels(quick(name).figure())}
-    assert [english for english in chinese_labels() if not any(map(pattern(english).fullmatch, drawn))] == []
-    assert texts.problems({english: (english, chinese) for english, chinese in chinese_labels().items()}) == []
+    assert [english for group in written for english in group if not any(map(pattern(english).fullmatch, drawn))] == []
 
 
 def drawn(name: str, folder: Path, kind: str, lang: str = "en") -> Path:

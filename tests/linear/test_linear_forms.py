@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from tests import forced
 from tests.linear.linear_oracle import attend, gradients, inputs
 from tests.memory import peak_bytes
 
 import regard
 from regard import linear_attention, masks
-from regard.linear import RandomFeatures, _forms
+from regard.linear import RandomFeatures
 
 B, H, HKV, L, D, DV = 2, 6, 3, 37, 5, 7
 LENGTHS = [31, 11]
@@ -42,9 +43,9 @@ UNORDERED = {
 
 @pytest.fixture(params=["one segment", "many segments"])
 def segments(request, monkeypatch):
-    monkeypatch.setattr(_forms, "CHUNK", 8)
+    forced.sizes(monkeypatch, chunk_of_linear=8)
     if request.param == "many segments":
-        monkeypatch.setattr(_forms, "AT_ONCE", 16 * B * H)
+        forced.sizes(monkeypatch, chunks_of_linear_at_once=16 * B * H)
 
 
 def agree(found, exact, tensors, tolerance=1e-10):
@@ -142,8 +143,7 @@ def test_a_function_of_ones_own_may_change_the_number_of_features_and_gets_gradi
 
 
 def test_first_and_second_derivatives_pass_gradcheck(monkeypatch):
-    monkeypatch.setattr(_forms, "CHUNK", 3)
-    monkeypatch.setattr(_forms, "AT_ONCE", 6)
+    forced.sizes(monkeypatch, chunk_of_linear=3, chunks_of_linear_at_once=6)
     tensors = inputs(1, 1, 11, 11, 2, Dv=1)
     mask = masks.causal() & masks.documents(lengths=[4, 7])
     decay = torch.tensor([0.9], dtype=torch.float64, requires_grad=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests import forced
 from tests.linear.linear_oracle import attend, gradients, inputs
 
 import regard
 from regard import linear_attention, masks
-from regard.linear import _forms
 
 SLOW = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 
@@ -42,8 +42,7 @@ def calls(draw):
 @given(calls())
 def test_random_calls_equal_the_formula(monkeypatch, call):
     (B, H, L, S, D, Dv, Hkv, seed), mask, hidden, offset, decay, chunk, once = call
-    monkeypatch.setattr(_forms, "CHUNK", chunk)
-    monkeypatch.setattr(_forms, "AT_ONCE", once)
+    forced.sizes(monkeypatch, chunk_of_linear=chunk, chunks_of_linear_at_once=once)
     tensors = inputs(B, H, L, S, D, Dv=Dv, Hkv=Hkv, seed=seed)
     fade = None
     if decay is not None:

@@ -7,10 +7,10 @@ import random
 import numpy as np
 import pytest
 import torch
+from mask_oracle import Rectangle
 
 from regard import masks
 from regard.masks._areas import LEAST_ROWS, MOST_AREAS, Area, areas_of
-from regard.masks._rectangle import Rectangle
 
 
 def drawn(areas: tuple[Area, ...], L: int, S: int) -> np.ndarray:

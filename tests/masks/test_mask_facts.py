@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from mask_oracle import chosen_pairs
 from torch import Tensor, nn
 
 import regard
@@ -17,7 +18,6 @@ from regard import masks
 from regard.cache import KVCache
 from regard.masks._base import KINDS
 from regard.masks._rebuild import of_intervals
-from regard.masks._rectangle import rectangle
 
 SOURCE = Path(regard.__file__).parent
 X = torch.randn(2, 7, 12, generator=torch.Generator().manual_seed(3))
@@ -107,11 +107,11 @@ def test_facts_of_a_join_come_from_its_parts() -> None:
 
 def test_what_a_cut_by_positions_leaves_is_intervals_to_kernels_and_one_rule_to_longer_calls() -> None:
     rows, columns = np.arange(7) >= 0, np.isin(np.arange(7), [0, 5, 6])
-    cut, longer = (rectangle(np.resize(rows, n), np.resize(columns, n) | (np.arange(n) > 6), 3) for n in (7, 8))
+    cut, longer = (chosen_pairs(np.resize(rows, n), np.resize(columns, n) | (np.arange(n) > 6), 3) for n in (7, 8))
     assert cut is not None and cut == longer and ~~cut == cut
     left = masks.causal() & ~cut
     assert of_intervals(left.structure) and left.rows(7, 7, 0) is not None
-    assert rectangle(rows, np.arange(7) % 2 == 0, 3) is None  # four gaps
+    assert chosen_pairs(rows, np.arange(7) % 2 == 0, 3) is None  # four gaps
 
 
 def test_a_mask_taken_apart_by_heads_has_an_item_for_each_head() -> None:
@@ -191,13 +191,13 @@ FEW = {
     "what a cut of far keys leaves": masks.causal() & masks.window(left=2),
     "far keys alone": masks.causal() & ~masks.window(left=2),
     "between": ~masks.window(left=1, right=1) & ~masks.columns(1),
-    "rows and columns": rectangle(ROWS, SOME, 4),
-    "all others": ~rectangle(ROWS, SOME, 4),
-    "all others, causal": masks.causal() & ~rectangle(ROWS, SOME, 4),
+    "rows and columns": chosen_pairs(ROWS, SOME, 4),
+    "all others": ~chosen_pairs(ROWS, SOME, 4),
+    "all others, causal": masks.causal() & ~chosen_pairs(ROWS, SOME, 4),
 }
 MANY = {
-    "five intervals": masks.causal() & ~masks.window(left=1) & ~rectangle(ROWS, SOME, 4),
-    "many columns": ~rectangle(ROWS, np.arange(11) % 2 == 0, 8),
+    "five intervals": masks.causal() & ~masks.window(left=1) & ~chosen_pairs(ROWS, SOME, 4),
+    "many columns": ~chosen_pairs(ROWS, np.arange(11) % 2 == 0, 8),
     "any keys": masks.causal() & masks.keep(torch.ones(7, 7, dtype=torch.bool)),
 }
 

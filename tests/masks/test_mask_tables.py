@@ -24,6 +24,7 @@ from mask_oracle import blocks as block_rule
 from mask_oracle import everything as everything_rule
 from mask_oracle import keep as keep_rule
 from mask_oracle import window as window_rule
+from tests import forced
 
 import regard
 from regard import masks, sparse
@@ -150,14 +151,9 @@ def test_the_blocks_of_random_blocks_are_exact(offset):
 
 
 def test_blocks_are_the_same_however_the_rows_are_cut_into_strips(monkeypatch):
-    from regard.masks import _blocks, _count
-
     rng = random.Random(8)
     cases = [(z := sizes(rng, 63), *join(rng, z, 3)) for _ in range(40)]
-    monkeypatch.setattr(_blocks, "_STRIP_ROWS", 10)
-    monkeypatch.setattr(_blocks, "_STRIP_CELLS", 12)
-    monkeypatch.setattr(_count, "_STRIP_ROWS", 10)
-    monkeypatch.setattr(_count, "_TILE_PAIRS", 100)
+    forced.sizes(monkeypatch, rows_of_a_strip=10, cells_of_a_strip=12, pairs_of_a_counted_tile=100)
     for z, mask, bits in cases:
         check_blocks(mask, bits, z, 3, 5, exact=mask.rows(z.L, z.S, z.offset, z.B) is not None)
         assert mask.kept_pairs(z.L, z.S, z.offset, z.B, z.H) == (bits.sum(), True)
@@ -175,9 +171,7 @@ def test_kept_pairs_are_exact_for_the_promised_masks_and_their_intersections():
 
 
 def test_kept_pairs_of_any_join_are_exact_or_an_upper_bound(monkeypatch):
-    from regard.masks import _count
-
-    monkeypatch.setattr(_count, "_FEW_PAIRS", 0)
+    forced.sizes(monkeypatch, pairs_counted_one_by_one=0)
     rng = random.Random(10)
     exact = 0
     for _ in range(200):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.autograd.forward_ad as forward_ad
+from tests import forced
 from tests.core_calls import Operators
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
@@ -23,7 +24,7 @@ PROMPTS = [[3, 5, 7, 11, 2], [7, 3]]
 @pytest.fixture
 def decoder(monkeypatch: pytest.MonkeyPatch) -> models.Decoder:
     """A Llama whose feed-forward matrices (576 × 512) and output layer are large enough, on a processor of AMD."""
-    monkeypatch.setattr(_products, "_is_faster", lambda: True)
+    forced.onednn_of_amd(monkeypatch)
     torch.manual_seed(0)
     changes: dict[str, Any] = {"vocab_size": 1111, "embed_dim": 512, "num_heads": 8, "num_kv_heads": 2, "ff_dim": 576}
     return models.Decoder(models.config("llama-2-7b", num_layers=2, max_tokens=63, **changes)).eval()

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import sys
-import types
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tests import forced
 from torch import Tensor
 
 import regard
-from core_calls import differ, every_mask, oracle, tensors
+from core_calls import differ, every_mask, oracle, prepare, tensors
 from memory import peak_bytes
 from regard import bias, masks, statistics
-from regard._arguments import prepare
-from regard.observation import _as_attention, _observe, _rows
+from regard.observation import _rows
 from regard.observation._effects import edge_effects, weighted_key_mass
 
 B, H, G, L, S = 2, 4, 2, 13, 37
@@ -294,15 +292,8 @@ def test_gradients_through_statistics_as_those_of_an_attention_call(
     given: dict[str, Any], names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The way of a GPU, for calls that can go it."""
-    plain, used = not given.keys() & {"bias", "softcap", "sinks"}, []
-    real = _as_attention.gradients
-    monkeypatch.setattr(_as_attention, "gradients", lambda *given: used.append(1) or real(*given))
-    takes = _as_attention.takes
-
-    def anywhere(call: Any) -> bool:
-        return takes(call.replace(spec=call.spec._replace(device="cuda")))
-
-    monkeypatch.setattr(_as_attention, "takes", anywhere)
+    plain = not given.keys() & {"bias", "softcap", "sinks"}
+    used = forced.statistics_by_attention(monkeypatch, always=False)
     test_gradients_through_statistics_are_those_of_the_dense_computation(given, names)
     assert bool(used) == plain
 
@@ -390,7 +381,7 @@ def test_half_precision_gradients_by_fused_kernels(
         return torch.autograd.grad(mass, leaves[:2], grad.to(mass.dtype))
 
     exact = found([tensor.double() for tensor in inputs])
-    monkeypatch.setattr(_as_attention, "takes", lambda call: True)
+    forced.statistics_by_attention(monkeypatch)
     for one, other in zip(found(inputs), exact, strict=True):
         assert (one.double() - other).norm() < 4 * torch.finfo(dtype).eps * other.norm()
 
@@ -460,10 +451,7 @@ def test_where_kernels_observe_the_rest_is_computed_next_to_them(monkeypatch: py
         asked.append(wanted)
         return _rows.observe_rows(call, lse, wanted)
 
-    kernels: Any = types.ModuleType("kernels")
-    kernels.observe, kernels.layout_of = by_kernels, lambda spec, wanted: types.SimpleNamespace(nbytes=1000)
-    monkeypatch.setitem(sys.modules, "regard._triton.observing", kernels)
-    monkeypatch.setattr(_observe, "kernel_refusals", lambda spec, wanted: ["new"] if wanted.asks_unusual else [])
+    forced.statistics_by_kernels(monkeypatch, by_kernels, 1000)
     seen = regard.observe(*inputs, want=want)
     assert asked == [want.usual] and not want.usual.asks_unusual
     for name in (*NAMES_OF_ALL, "pairs", "relations", "value_mass", "value_sum", "value_map", "value_top_keys"):
@@ -478,7 +466,7 @@ def test_gradients_and_lengths_in_every_precision_are_as_near_as_plain_arithmeti
     dtype: torch.dtype, fused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if fused:
-        monkeypatch.setattr(_as_attention, "takes", lambda call: True)
+        forced.statistics_by_attention(monkeypatch)
     query, key, value = (t.to(dtype) for t in tensors(B, H, G, L, S))
     exact = tuple(t.double().requires_grad_() for t in (query, key, value))
     plain = tuple(t.clone().requires_grad_() for t in (query, key, value))

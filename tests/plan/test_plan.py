@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from tests import forced
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
@@ -18,7 +19,6 @@ from core_calls import every_mask, permitted, prepare, tensors
 from memory import peak_bytes
 from regard import backends, masks
 from regard import plan as planning
-from regard.backends import _cuda
 from regard.spec import CallSpec
 
 OFTEN = ("sdpa", "blockwise", "eager", "reference")
@@ -60,23 +60,25 @@ def test_a_choice_is_made_once_for_equal_calls_and_holds_no_tensor() -> None:
     assert pickle.loads(pickle.dumps(spec)) == spec
 
 
-def test_the_choice_depends_on_what_the_spec_says_only() -> None:
+def test_the_choice_depends_on_what_the_spec_says_only(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = spec_of(*tensors(), mask=masks.causal())
     kept = planning.choose(spec, "auto")
-    planning._chosen.clear()
+    forced.fresh_plans(monkeypatch)
     again = planning.choose(spec, "auto")
     assert again is not kept and again == kept
 
 
-def test_the_cache_of_choices_is_bounded() -> None:
+def test_the_cache_of_choices_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = forced.fresh_plans(monkeypatch)
     spec = spec_of(*tensors())
-    for n in range(planning._LIMIT + 50):
+    for n in range(5000):
         planning.choose(spec._replace(scale=float(n)), "auto")
-    assert len(planning._chosen) <= planning._LIMIT
+    assert 0 < len(kept) <= 4096
 
 
 def test_threads_may_plan_and_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "_LIMIT", 7)
+    kept = forced.fresh_plans(monkeypatch)
+    forced.sizes(monkeypatch, plans_kept=7)
     inputs = tensors(2, 4, 2, 63, 111, 8, dtype=torch.float32)
     given = list(every_mask(2, 4, 63, 111).values())
     expected = [regard.attention(*inputs, mask=mask) for mask in given]
@@ -98,7 +100,7 @@ def test_threads_may_plan_and_run_at_once(monkeypatch: pytest.MonkeyPatch) -> No
         thread.start()
     for thread in threads:
         thread.join()
-    assert wrong == [] and len(planning._chosen) <= 7
+    assert wrong == [] and len(kept) <= 7
 
 
 def test_a_named_backend_is_the_plans_and_says_so() -> None:
@@ -256,11 +258,11 @@ def calls_on_cuda() -> Iterator[CallSpec]:
 def test_calls_of_one_kind_on_cuda_are_given_one_backend_whatever_their_sizes(
     hopper: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_cuda, "is_hopper", lambda: hopper)
+    forced.as_if_on_gpu(monkeypatch, hopper=hopper)
     found: dict[tuple[Any, ...], set[str]] = {}
     specs = list(calls_on_cuda())
     for spec in specs:
-        found.setdefault(planning.kind_of(spec), set()).add(planning._choose(spec, "auto").backend.name)
+        found.setdefault(planning.kind_of(spec), set()).add(planning.choose(spec, "auto").backend.name)
     assert all(len(names) == 1 for names in found.values())
     assert len({name for names in found.values() for name in names}) >= 3
     assert len(found) < len(specs) / 2

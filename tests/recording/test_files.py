@@ -13,11 +13,10 @@ import hypothesis.strategies as st
 import pytest
 import safetensors.torch
 import torch
+from tests import held_files
 from tests.watching.models import ByHand, Stack
 
 import regard
-from regard._files import safetensors_files
-from regard._files.write import write_atomically
 from regard.recording import Recording
 
 
@@ -161,10 +160,10 @@ def test_a_missing_file_and_a_folder_are_refused_by_name(tmp_path: Path) -> None
 def changed(recording: Recording, path: Path, change: Any) -> None:
     """Save the recording with its header or tensors changed."""
     recording.save(path)
-    tensors, metadata = safetensors_files.read(path)
+    tensors, metadata = held_files.read(path)
     header = json.loads(metadata["regard"])
     change(header, tensors)
-    write_atomically(path, safetensors_files.pieces(tensors, {"regard": json.dumps(header)}))
+    held_files.write(path, tensors, {"regard": json.dumps(header)})
 
 
 def set_call(**fields: Any) -> Any:

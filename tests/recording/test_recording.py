@@ -15,9 +15,7 @@ from tests.watching.models import ByHand, Stack
 from torch import Tensor, nn
 
 import regard
-from regard._display.texts import problems
 from regard.recording import THRESHOLDS
-from regard.recording._summary_words import WORDS
 
 HEADS = ("first-token", "previous-token", "local", "broad", "")
 
@@ -91,7 +89,6 @@ def test_the_summary_prints_its_thresholds_and_survives_any_token() -> None:
     assert "\x1b" not in text
     assert "layers.1" in text
     assert recording.summary().thresholds == THRESHOLDS
-    assert problems(WORDS) == []
     assert str(recording.summary("zh")).splitlines()[0] == str(recording.summary()).splitlines()[0]
     assert recording.summary("zh").rows == recording.summary().rows
 

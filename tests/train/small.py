@@ -8,6 +8,7 @@ from typing import Any
 
 from regard.train import Settings, Trainer, toy, toy_settings, translation_trainer
 
+PAD, UNKNOWN, START, STOP = range(4)  # <pad>, <unk>, <s> and </s> in every vocabulary
 DATA = toy(60, 6, seed=3)
 SMALL = dataclasses.replace(
     toy_settings(),

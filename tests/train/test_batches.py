@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from tests.train.small import PAD, START, STOP
 
-from regard.train._batches import Corpus, Soft, join, lengths_of, parallel, plan_epoch, ragged, running
-from regard.train._tokens import PAD, START, STOP
+from regard.train._batches import Soft, join, parallel, plan_epoch, ragged, running
 
 
-def corpus(count: int = 700) -> Corpus:
+def corpus(count: int = 700) -> Any:
     """Lengths as of image captions: around 12, target and source alike but not the same."""
     draw = torch.Generator().manual_seed(1)
     length = (12 + 4 * torch.randn(count, generator=draw)).clamp(3, 40).int().tolist()
@@ -27,7 +29,7 @@ def test_every_sentence_comes_once_within_the_limit_with_little_padding(multiple
     assert sorted(row for each in batches for row in each.rows) == list(range(700))
     assert all(len(each.rows) * max(each.widths) <= 500 for each in batches)
     assert all(width % multiple == 0 for each in batches for width in each.widths)
-    source, target = (each.tolist() for each in lengths_of(data))
+    source, target = data.source.lengths.tolist(), (data.target.lengths - 1).tolist()
     real = sum(source[row] + target[row] for each in batches for row in each.rows)
     assert real > 0.9 * sum(len(each.rows) * sum(each.widths) for each in batches)
 

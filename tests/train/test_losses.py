@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.train.small import PAD
 from torch.nn import functional as F
 
 from regard.train import Settings
 from regard.train._batches import Soft
 from regard.train._loss import loss_of
 from regard.train._schedule import learning_rate
-from regard.train._tokens import PAD
 
 
 @pytest.fixture

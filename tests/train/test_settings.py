@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tests.train.small import SMALL
+from tests.train.small import DATA, SMALL
 
 from regard.models import Transformer
-from regard.train import Settings
-from regard.train._build import model_of
+from regard.train import Settings, translation_trainer
 
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
-def test_branches_start_small_where_the_norm_follows_the_sum(norm: str) -> None:
+def test_branches_start_small_where_the_norm_follows_the_sum(norm: str, tmp_path: Path) -> None:
     settings = dataclasses.replace(SMALL, norm=norm, branch_init=0.25)
-    torch.manual_seed(1)
-    model = model_of(settings, 50)
+    model = translation_trainer(settings, DATA, tmp_path).model
     assert isinstance(model, Transformer)
-    torch.manual_seed(1)
+    torch.manual_seed(settings.seed)
     plain = dict(Transformer(model.config).named_parameters())
     for name, weight in model.named_parameters():
         last = name.endswith(("out_proj.weight", "down.weight"))

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.held_files import checkpoint
 from tests.train.group import together
 from tests.train.small import DATA, SMALL
 
 import regard
 from regard import models
 from regard.train import LAST, Data, Pairs, on_all, read_metrics, translation_trainer
-from regard.train._checkpoint import read
 
 WORDS = (
     "train --toy --device cpu --set vocab_size=120 --set embed_dim=16 --set num_layers=1 --set num_heads=2 "
@@ -62,7 +62,7 @@ def test_processes_together_learn_what_one_learns(alone: Path, tmp_path: Path, p
     for one, several in zip(*curves, strict=True):
         assert several["loss"] == pytest.approx(one["loss"], rel=1e-4)
         assert several["valid_loss"] == pytest.approx(one["valid_loss"], rel=1e-4)
-    (wanted, about), (found, other) = read(alone / LAST), read(out / LAST)
+    (wanted, about), (found, other) = checkpoint(alone / LAST), checkpoint(out / LAST)
     assert other["step"] == about["step"] == 6
     for name, weight in wanted.items():
         if name.startswith(("model.", "average.", "optimizer.")):
@@ -74,7 +74,7 @@ def test_batches_of_fewer_sentences_than_processes_are_learnt_too(tmp_path: Path
     """One sentence of 12 tokens, or two of 6: some processes have none."""
     learn(str(tmp_path / "alone"), "copies", 12)
     together(processes, learn, str(tmp_path / "run"), how, 12)
-    (wanted, _), (found, _) = read(tmp_path / "alone" / LAST), read(tmp_path / "run" / LAST)
+    (wanted, _), (found, _) = checkpoint(tmp_path / "alone" / LAST), checkpoint(tmp_path / "run" / LAST)
     for name, weight in wanted.items():
         if name.startswith(("model.", "average.")):
             torch.testing.assert_close(found[name], weight, rtol=1e-3, atol=1e-4)
@@ -141,7 +141,7 @@ def test_a_group_goes_on_exactly_from_its_checkpoint(tmp_path: Path) -> None:
     for name, steps in (("whole", 14), ("cut", 7)):
         together(2, begin, str(tmp_path / name), steps, how)
     assert together(2, go_on, str(tmp_path / "cut"), how) == [7, 7]
-    one, other = (read(tmp_path / name / LAST)[0] for name in ("whole", "cut"))
+    one, other = (checkpoint(tmp_path / name / LAST)[0] for name in ("whole", "cut"))
     assert [name for name in one if not torch.equal(one[name], other[name])] == []
 
 
@@ -167,11 +167,11 @@ def test_a_killed_process_ends_the_run_with_a_message_and_it_goes_on_alone(tmp_p
     _, said = launcher.communicate(timeout=100)
     assert launcher.returncode != 0
     assert "another process of this run ended" in said or "saved, go on with --resume" in said
-    step = read(out / LAST)[1]["step"]
+    step = checkpoint(out / LAST)[1]["step"]
     assert step >= 5
     done = subprocess.run(command(1, f"{words} {step + 2} --resume"), env=settings, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert read(out / LAST)[1]["step"] == step + 2
+    assert checkpoint(out / LAST)[1]["step"] == step + 2
     assert json.loads((out / "settings.json").read_text())["embed_dim"] == 16
 
 

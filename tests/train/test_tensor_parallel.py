@@ -11,7 +11,6 @@ from tests.train.group import together
 from regard import models
 from regard.models import Decoder, DecoderConfig, Transformer, TransformerConfig
 from regard.train import tensor_parallel
-from regard.train._processes import whole
 
 SIZES: dict[str, Any] = {"vocab_size": 23, "embed_dim": 16, "num_layers": 2, "num_heads": 4, "ff_dim": 24}
 
@@ -32,6 +31,11 @@ def learn(model: Any, tokens: torch.Tensor) -> tuple[torch.Tensor, dict[str, tor
     logits = model(*reads, **keywords)
     models.label_smoothed_loss(logits, tokens[:, 1:]).backward()
     return logits.detach(), {name: whole(each.grad) for name, each in model.named_parameters()}
+
+
+def whole(tensor: Any) -> torch.Tensor:
+    """A gradient in one piece, whose parts may lie on several processes."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def tokens() -> torch.Tensor:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.train.small import START, STOP, UNKNOWN
 
 from regard.train import Words, toy
-from regard.train._tokens import START, STOP, UNKNOWN
 
 LINES = toy(80, 5).train.source
 TEXT = ["Ein Mann, der grün trägt.", "Don't  stop — now!", "A T-shirt (red)", "  spaces   at both ends  "]

@@ -56,15 +56,17 @@ def watched(model: nn.Module, rows: Any, **how: Any) -> dict[str, Any]:
 def shared(how: str, rank_rows: list[list[int]]) -> list[Any]:
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
     from torch.nn.parallel import DistributedDataParallel
 
     from regard.train import tensor_parallel
-    from regard.train._processes import sharded
 
     if how == "copies":
         model: nn.Module = DistributedDataParallel(translator())
     elif how == "shards":
-        model = sharded(translator())
+        model = translator()
+        for part in (*model.encoder_layers, *model.decoder_layers, model):
+            fully_shard(part)
     else:
         model = tensor_parallel(translator(), init_device_mesh("cpu", (2,)))
     rows = rank_rows[dist.get_rank()]

@@ -14,7 +14,6 @@ import json
 from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
-from string import Formatter
 from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len, set_cell_size
@@ -49,21 +48,6 @@ def read(package: str, name: str, part: str | None = None) -> Catalogue:
     """The catalogue in a JSON file of a package, or that under one name in it."""
     found = parsed(package, name)
     return {key: (english, chinese) for key, (english, chinese) in (found if part is None else found[part]).items()}
-
-
-def problems(catalogue: Catalogue) -> list[str]:
-    """What is wrong with a catalogue: an empty text, or names that only one of the two languages fills in."""
-    found = []
-    for key, (english, chinese) in catalogue.items():
-        if not english.strip() or not chinese.strip():
-            found.append(f"{key}: a text is empty")
-        elif _names(english) != _names(chinese):
-            found.append(f"{key}: English fills in {_names(english)}, Chinese {_names(chinese)}")
-    return found
-
-
-def _names(pattern: str) -> list[str]:
-    return sorted({name for _, name, _, _ in Formatter().parse(pattern) if name is not None})
 
 
 def visible(given: str) -> str:
