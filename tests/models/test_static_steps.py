@@ -92,7 +92,7 @@ def test_a_step_asks_nothing_of_the_device(monkeypatch: pytest.MonkeyPatch) -> N
         caches = model.caches(20)
         logits = _generation._last_logits(model, PROMPTS, caches)
     steps = _static.StaticSteps(model, logits, caches, 9, Sampling(0.7, top_k=5, top_p=0.9), Draws(1, 3))
-    monkeypatch.setattr("regard.nn._multi_head.api.attention", lambda query, key, value, **how: query)
+    monkeypatch.setattr("regard.api.attention", lambda query, key, value, **how: query)
     for module in ("masks._padding", "masks._arguments", "masks._rules", "positions._rotary"):
         monkeypatch.setattr(f"regard.{module}.plain", lambda tensor: False, raising=False)  # as it is on a GPU
     read: list[str] = []

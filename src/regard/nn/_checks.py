@@ -53,8 +53,8 @@ def check_tensors(named: dict[str, Tensor]) -> None:
 
 def check_dtypes(module: Any, query: Tensor, key: Tensor | None = None, value: Tensor | None = None) -> None:
     """Refuse a dtype that the projection's matrix product would refuse."""
-    projections = (module.qkv_proj,) * 3 if module.packed else (module.q_proj, module.k_proj, module.v_proj)
-    for name, x, projection in zip(("query", "key", "value"), (query, key, value), projections, strict=True):
+    named = zip(("query", "key", "value"), (query, key, value), module._input_projections, strict=True)
+    for name, x, projection in named:
         if x is not None:
             check_dtype(name, x, projection)
 
