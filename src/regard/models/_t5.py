@@ -75,8 +75,6 @@ class T5(Transformer):
 
     def logits(self, states: Tensor) -> Tensor:
         """The output layer."""
-        if not self.config.head:
-            raise ValueError("this model was built with head=False: it has states, and no logits")
         return super().logits(states * self.config.embed_dim**-0.5 if self.config.scaled_output else states)
 
     def states(
