@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard import masks
+from regard._checks import check_choice
 from regard.cache import KVCache, TokenCache
 from regard.masks import Mask
 from regard.models import _parts
@@ -85,8 +86,8 @@ class DecoderConfig:
 
     def __post_init__(self) -> None:
         _parts.check_fields(self)
-        _parts.check_choice(self, "positions", ("learned", "rotary"))
-        _parts.check_choice(self, "norm", ("layer", "rms"))
+        check_choice("positions", self.positions, ("learned", "rotary"))
+        check_choice("norm", self.norm, ("layer", "rms"))
         if self.windowed is not None:
             if len(self.windowed) != self.num_layers or not all(isinstance(flag, bool) for flag in self.windowed):
                 raise ValueError(f"windowed must be {self.num_layers} flags, one for each layer, got {self.windowed!r}")

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from regard._checks import check_choice
 from regard.masks import Mask
 from regard.models import _parts
 from regard.models._parts import FeedForward, Hidden, Model
@@ -61,9 +62,9 @@ class EncoderConfig:
 
     def __post_init__(self) -> None:
         _parts.check_fields(self)
-        _parts.check_choice(self, "norm", ("post", "pre"))
-        _parts.check_choice(self, "init", ("normal", "xavier"))
-        _parts.check_choice(self, "pooler_activation", ("tanh", "relu"))
+        check_choice("norm", self.norm, ("post", "pre"))
+        check_choice("init", self.init, ("normal", "xavier"))
+        check_choice("pooler_activation", self.pooler_activation, ("tanh", "relu"))
         words = (self.vocab_size, self.max_tokens)
         images = (self.image_size, self.patch_size)
         if (None in words and None in images) or (any(words) and any(images)):

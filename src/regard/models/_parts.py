@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard import masks
-from regard._checks import check_count
+from regard._checks import check_choice, check_field
 from regard.masks import Mask
 from regard.masks._arguments import plain
 from regard.masks._joins import both
@@ -282,26 +282,8 @@ _NUMBERS: dict[str, tuple[str, Callable[[float], bool]]] = {
 def check_fields(config: Any) -> None:
     """Check each field of a configuration by its type: sizes, flags and numbers; None where it is optional."""
     for field in dataclasses.fields(config):
-        name, value, kind = field.name, getattr(config, field.name), str(field.type)
-        if value is None and kind.endswith("| None"):
-            continue
+        name, value, least = field.name, getattr(config, field.name), 0 if field.metadata == OR_NONE else 1
         if name == "activation":
-            check_choice(config, name, ACTIVATIONS)
-        elif kind.startswith("int"):
-            check_count(name, value, 0 if field.metadata == OR_NONE else 1, kind=int)
-        elif kind == "bool" and not isinstance(value, bool):
-            raise TypeError(f"{name} must be True or False, got {value!r}")
-        elif kind.startswith("float"):
-            endings = (ending for ending in _NUMBERS if name.endswith(ending))
-            expected, fits = _NUMBERS.get(next(endings, ""), ("finite", math.isfinite))
-            if isinstance(value, bool) or not isinstance(value, (int, float)):
-                words = f" {expected}" if expected.startswith("in") else ""
-                raise TypeError(f"{name} must be a number{words}, got {value!r} ({type(value).__name__})")
-            if not fits(value):
-                raise ValueError(f"{name} must be {expected}, got {value}")
-
-
-def check_choice(config: Any, name: str, choices: Iterable[str]) -> None:
-    value = getattr(config, name)
-    if not isinstance(value, str) or value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+            check_choice(name, value, ACTIVATIONS)
+        number = next((_NUMBERS[ending] for ending in _NUMBERS if name.endswith(ending)), ())
+        check_field(name, str(field.type), value, least, *number)

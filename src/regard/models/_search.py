@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterable, Sequence
-from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from regard._checks import check_count
+from regard._checks import check_count, check_number
 from regard.models._generation import check_generation, check_vocabulary, token_numbers
 from regard.models._sampling import Sampling
 from regard.nn._products import generating
@@ -95,10 +94,7 @@ def _check(model: Transformer, asked: Asked) -> list[int]:
             f"max_new_tokens={max_new_tokens} after {len(prefix)} start tokens goes beyond the model's {longest} "
             f"positions; at most {longest + 1 - len(prefix)} can follow"
         )
-    if isinstance(length_penalty, bool) or not isinstance(length_penalty, Real):
-        raise TypeError(f"length_penalty must be a number, got {length_penalty!r} ({type(length_penalty).__name__})")
-    if not 0.0 <= length_penalty < math.inf:
-        raise ValueError(f"length_penalty must be finite and at least 0, got {length_penalty}")
+    check_number("length_penalty", length_penalty, "finite and at least 0", lambda alpha: 0.0 <= alpha < math.inf)
     if length_penalty * math.log((5 + max_new_tokens) / 6) > math.log(sys.float_info.max):
         raise ValueError(
             f"length_penalty={length_penalty} makes ((5 + {max_new_tokens}) / 6)^α larger than any number; the paper's "

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard import masks
+from regard._checks import check_choice
 from regard.cache import KVCache, TokenCache
 from regard.masks import Mask
 from regard.models import _parts
@@ -73,8 +74,8 @@ class TransformerConfig:
 
     def __post_init__(self) -> None:
         _parts.check_fields(self)
-        _parts.check_choice(self, "scale", ("embedding", "output", "none"))
-        _parts.check_choice(self, "norm", ("post", "pre"))
+        check_choice("scale", self.scale, ("embedding", "output", "none"))
+        check_choice("norm", self.norm, ("post", "pre"))
 
 
 class _Layer(_parts.Residual):
@@ -215,8 +216,8 @@ class Transformer(Model[TransformerConfig]):
         """
         memory, seen = self._encode(source, source_lengths, side, hidden_states)
         states, written = self._decode(target, memory, source_lengths, target_lengths, side, None, hidden_states)
-        logits = self.logits(states)
-        return (logits, seen, written) if hidden_states else logits
+        found = self.logits(states) if getattr(self.config, "head", True) else states  # a T5 may have none
+        return (found, seen, written) if hidden_states else found
 
     def encode(self, source: Tensor, *, lengths: Any = None, side: str = "right") -> Tensor:
         """The encoder's output, which the decoder reads, `[batch, source token, embed_dim]`."""
