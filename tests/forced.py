@@ -192,7 +192,7 @@ def static_steps(patch: pytest.MonkeyPatch) -> list[int]:
 
 def nothing_read_by_attention(patch: pytest.MonkeyPatch) -> None:
     """Modules that do all but the attention itself, which looks at values on a CPU; and masks that lie on a GPU."""
-    patch.setattr("regard.nn._multi_head.api.attention", lambda query, key, value, **how: query)
+    patch.setattr("regard.api.attention", lambda query, key, value, **how: query)
     for module in ("masks._padding", "masks._arguments", "masks._rules", "positions._rotary"):
         patch.setattr(f"regard.{module}.plain", lambda tensor: False, raising=False)
 

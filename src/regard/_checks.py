@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from numbers import Integral
+import math
+from collections.abc import Callable, Iterable, Mapping
+from numbers import Integral, Real
 from os import PathLike
 from pathlib import Path
 from typing import Any, NoReturn, TypeGuard
@@ -35,6 +36,35 @@ def check_count(name: str, given: Any, least: int = 1, *, kind: type = Integral)
         raise TypeError(f"{name} must be an int, got {given!r} ({type(given).__name__})")
     if given < least:  # type: ignore[operator]
         raise ValueError(f"{name} must be at least {least}, got {given}")
+
+
+def check_number(
+    name: str, given: Any, expected: str = "finite", fits: Callable[[float], bool] = math.isfinite, *, kind: Any = Real
+) -> None:
+    """Refuse what is no number, or not ``expected``: a range, as "in [0, 1]", or words, as "finite and above 0"."""
+    if isinstance(given, bool) or not isinstance(given, kind):
+        words = f" {expected}" if expected.startswith("in") else ""
+        raise TypeError(f"{name} must be a number{words}, got {given!r} ({type(given).__name__})")
+    if not fits(given):
+        raise ValueError(f"{name} must be {expected}, got {given}")
+
+
+def check_field(name: str, kind: str, given: Any, least: int = 1, *number: Any) -> None:
+    """Check one field of a configuration by its annotation: a size of at least ``least``, a flag, a number as
+    `check_number` has them; None where it is optional. All are Python's own, which can be saved."""
+    if given is None and kind.endswith("| None"):
+        return
+    if kind.startswith("int"):
+        check_count(name, given, least, kind=int)
+    elif kind == "bool" and not isinstance(given, bool):
+        raise TypeError(f"{name} must be True or False, got {given!r}")
+    elif kind.startswith("float"):
+        check_number(name, given, *number, kind=(int, float))
+
+
+def check_choice(name: str, given: Any, choices: Iterable[str]) -> None:
+    if not isinstance(given, str) or given not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(choices)}, got {given!r}")
 
 
 def as_path(name: str, given: Any) -> Path:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from regard import api
-from regard._checks import autocasts
+from regard._checks import autocasts, check_choice
 from regard.masks import Mask
 
 FORMS = ("auto", "expand", "absorb")
@@ -57,8 +57,7 @@ def latent_attention(
         mask, bias, softcap, sinks, dropout, query_offset, backend: as in `regard.attention`.
     """
     check_latent(q_nope, q_rope, latent, k_rope, w_uk, w_uv)
-    if form not in FORMS:
-        raise ValueError(f"form must be one of {', '.join(FORMS)}, got {form!r}")
+    check_choice("form", form, FORMS)
     how: dict[str, Any] = {
         "mask": mask, "bias": bias, "softcap": softcap, "sinks": sinks, "dropout": dropout,
         "query_offset": query_offset, "backend": backend,

@@ -242,6 +242,8 @@ def test_a_kept_cache_refuses_what_means_something_else_once_keys_are_gone() -> 
         cache.attend(q, q, q, mask=masks.window(2))
     with pytest.raises(ValueError, match="bias goes by the positions of keys"):
         cache.attend(q, q, q, mask=masks.causal(), bias=torch.zeros(3, 3))
+    with pytest.raises(TypeError, match="value_dim"):
+        cache.attend(q, q, q, mask=masks.causal(), value_dim=2)
     with pytest.raises(ValueError, match="call cache.attend"):
         cache.update(q, q)
     with pytest.raises(ValueError, match="prompts of one length"):

@@ -137,3 +137,13 @@ def test_what_does_not_fit_is_refused() -> None:
         broken = theirs(rope_parameters=PLAIN)
         broken.config.scoring_func = "softmax"
         interop.from_hf(broken)
+
+
+def test_post_norms_are_in_the_layers_of_a_deepseek_too() -> None:
+    model = DeepSeek(dataclasses.replace(interop.from_hf(theirs()).config, post_norms=True, norm_plus_one=True)).eval()
+    tokens = torch.arange(5)[None]
+    before = model(tokens)
+    for layer in model.layers:
+        assert type(layer.attention_norm) is type(layer.attention_post_norm) is type(model.norm)
+        torch.nn.init.constant_(layer.feed_forward_post_norm.weight, 1.0)
+    assert not torch.allclose(before, model(tokens))

@@ -130,5 +130,7 @@ def test_a_folder_is_read_and_fields_that_contradict_are_refused(tmp_path: Path)
             to_hf(models.T5(models.T5Config(**small, **{"attention_dropout": 0.1, "ff_dropout": 0.1, **changes})))
     bare = models.T5(models.T5Config(**small, head=False))
     assert bare(IDS % 31, TARGET % 31).shape == (3, 11, 12)
+    states, seen, written = bare.eval()(IDS % 31, TARGET % 31, hidden_states=True)
+    assert torch.equal(states, bare.states(IDS % 31, TARGET % 31)) and (len(seen), len(written)) == (2, 2)
     with pytest.raises(ValueError, match="head=False"):
         bare.logits(torch.zeros(1, 12))

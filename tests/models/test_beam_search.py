@@ -227,6 +227,8 @@ def test_whisper_says_at_once_where_its_positions_end() -> None:
         ({"start": True}, "start must hold token numbers"),
         ({"length_penalty": "a"}, "length_penalty must be a number, got 'a'"),
         ({"length_penalty": 1e4}, "larger than any number"),
+        ({"seed": 3}, "seed is given, but temperature 0 draws nothing"),
+        ({"beams": 2, "temperature": 0.7}, "beams=2 with a temperature"),
     ],
 )
 def test_what_cannot_be_searched_is_refused(given: dict[str, Any], message: str) -> None:

@@ -187,6 +187,28 @@ def test_the_module_copies_saves_and_loads():
     assert "kv_lora_rank=13" in repr(mla)
 
 
+@pytest.mark.parametrize("how", [{"softcap": 0.7}, {"scale": 0.2}, {"sinks": True}, {"backend": "eager"}])
+def test_a_call_says_how_to_attend_with_and_without_a_cache(how):
+    mla, x, cache = build(), random(2, 9, 40), LatentCache(20)
+    given = {**how, "sinks": random(6)} if "sinks" in how else how
+    with torch.no_grad():
+        plain, turned, latent = mla._project(
+            mla._prepare(x, None, None, CAUSAL, None, None, {}).inputs, mla.positions, 0
+        )
+        latents, rotary = latent[:, 0, :, :13], latent[:, 0, :, 13:]
+        given_heads = {"mask": CAUSAL, "scale": mla.scale, **given, "form": "expand"}
+        heads = regard.latent_attention(plain, turned, latents, rotary, *mla.up_projections, **given_heads)
+        expected = mla.out_proj(heads.transpose(1, 2).flatten(2))
+        parts = [mla(x[:, a:b], mask=CAUSAL, cache=cache, **given) for a, b in ((0, 6), (6, 8), (8, 9))]
+        assert close(mla(x, mask=CAUSAL, **given), expected, 1e-11)
+        assert close(torch.cat(parts, 1), expected, 1e-11)
+        assert close(mla.observe(x, mask=CAUSAL, **given).out, expected, 1e-11)
+        assert ("backend" in how) == close(mla(x, mask=CAUSAL), expected, 1e-4)
+    assert mla.explain(x, mask=CAUSAL, backend="eager").backend == "eager"
+    with pytest.raises(TypeError, match="softcup: no such keyword"):
+        mla(x, softcup=3.0)
+
+
 def test_what_has_no_meaning_is_refused():
     mla, x = build(), random(3, 5, 40)
     wrong = [

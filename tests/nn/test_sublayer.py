@@ -34,6 +34,13 @@ def test_pre_norm_is_the_sum_with_attention_of_the_norm():  # FACTS M10
     assert close(layer(x, memory, 2 * memory), x + layer.attention(normed, memory, 2 * memory))
 
 
+def test_a_call_says_how_to_attend():
+    layer, x = build(), random(3, 7, 44)
+    assert close(layer(x, softcap=0.5), layer.norm(x + layer.attention(x, softcap=0.5)))
+    assert not close(layer(x, softcap=0.5), layer(x), 1e-4)
+    assert close(layer(x, softcap=0.5), layer.observe(x, softcap=0.5).out)
+
+
 def test_another_norm_is_refused():
     with pytest.raises(ValueError, match="norm must be 'post' or 'pre', got 'sandwich'"):
         build(norm="sandwich")

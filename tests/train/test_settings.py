@@ -33,7 +33,7 @@ def test_branches_start_small_where_the_norm_follows_the_sum(norm: str, tmp_path
         ({"dropout": 1.0}, r"dropout must be in \[0.0, 1.0\), got 1.0"),
         ({"distill": 1.5}, r"distill must be in \[0.0, 1.0\], got 1.5"),
         ({"peak_lr": float("nan")}, "peak_lr .* got nan"),
-        ({"clip": "1"}, "clip must be a number, got '1'"),
+        ({"clip": "1"}, r"clip must be a number in \[0.0, inf\), got '1'"),
         ({"lowercase": "yes"}, "lowercase must be True or False, got 'yes'"),
         ({"norm": "middle"}, "norm must be one of post, pre, got 'middle'"),
         ({"steps": 0}, "steps must be at least 1, got 0"),

@@ -133,13 +133,10 @@ class KeptCache:
         *,
         mask: Mask | None = None,
         bias: Any = None,
-        scale: float | None = None,
-        softcap: float | None = None,
-        sinks: Tensor | None = None,
-        value_dim: int | None = None,
-        backend: str = "auto",
+        **how: Any,
     ) -> Tensor:
-        """Attend from the new tokens to the kept keys and to themselves; then keep the budget."""
+        """Attend from the new tokens to the kept keys and to themselves; then keep the budget. `how` is as in
+        `regard.attention`: scale, softcap, sinks, backend."""
         self.check(query, key, value, mask=mask, bias=bias)
         assert value is not None
         if self._places is not None and key.shape[:2] != (held := self._places.shape)[:2]:
@@ -153,10 +150,7 @@ class KeptCache:
         want = Want.none()
         if self.budget.policy != "recent":
             want = Want(rows=False, map=None, top_k=0, distance=False, queries=self.budget.counted())
-        seen = api.observe(
-            query, keys, values, want=want, mask=mask, scale=scale, softcap=softcap, sinks=sinks,
-            query_offset=self.held, backend=backend,
-        )  # fmt: skip
+        seen = api.observe(query, keys, values, want=want, mask=mask, query_offset=self.held, **how)
         mass = keys.new_zeros(keys.shape[:3], dtype=torch.float32)
         if self.budget.policy != "recent":
             mass = seen.key_mass.float().reshape(*key.shape[:2], -1, keys.shape[2]).sum(2)

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from regard._checks import check_choice
 from regard._files.write import write_atomically
 
 PUBLISHED = "2026-11-15"  # when the figures below were last compared with their sources
@@ -80,8 +81,7 @@ def devices() -> list[str]:
 
 def device(name: str) -> Device:
     """Published figures of a device, such as `device("h200")`."""
-    if name not in _NAMED:
-        raise ValueError(f"name must be one of {', '.join(_NAMED)}, got {name!r}")
+    check_choice("name", name, _NAMED)
     return _NAMED[name]
 
 

@@ -44,16 +44,13 @@ def config_of(given: Any) -> Any:
     return given
 
 
-def dtype_of(given: object) -> str:
-    name = SHORT.get(given, given) if isinstance(given, str) else given
-    if not isinstance(name, str) or name not in SIZES:
-        raise ValueError(f"dtype must be one of {', '.join([*SIZES, *SHORT])}, got {given!r}")
-    return name
+def dtype_of(given: Any) -> str:
+    _checks.check_choice("dtype", given, [*SIZES, *SHORT])
+    return SHORT.get(given) or str(given)
 
 
 def check_device(given: object) -> None:
-    if given not in DEVICES:
-        raise ValueError(f"device must be one of {', '.join(DEVICES)}, got {given!r}")
+    _checks.check_choice("device", given, DEVICES)
 
 
 def check_count(name: str, count: object, least: int = 1) -> None:

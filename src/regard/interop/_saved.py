@@ -150,18 +150,9 @@ def latent_config(module: LatentAttention) -> models.LatentConfig:
     rotary = module.positions
     if type(rotary) is not positions.Rotary:
         raise ValueError(f"positions are {type(rotary).__name__}; only positions.Rotary can be written")
-    same = (
-        "embed_dim",
-        "num_heads",
-        "kv_lora_rank",
-        "nope_dim",
-        "rope_dim",
-        "value_head_dim",
-        "q_lora_rank",
-        "dropout",
-    )
+    sizes = ("embed_dim", "num_heads", "q_lora_rank", "kv_lora_rank", "nope_dim", "rope_dim", "value_head_dim")
     config = models.LatentConfig(
-        **{name: getattr(module, name) for name in (*same, "q_lora_rank")},
+        **{name: getattr(module, name) for name in (*sizes, "dropout")},
         bias=module.out_proj.bias is not None,
         norm_eps=float(module.kv_norm.eps or 0.0),
         **{f"rotary_{name}": getattr(rotary, name) for name in ("base", "scaling", "interleaved")},

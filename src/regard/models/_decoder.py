@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,12 +12,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard import masks
+from regard._checks import check_choice
 from regard.cache import KVCache, TokenCache
 from regard.masks import Mask
 from regard.models import _parts
-from regard.models._parts import FeedForward, Hidden
-from regard.nn import MultiHeadAttention
-from regard.nn._products import product
+from regard.models._parts import FeedForward, Hidden, Model
 from regard.positions import LearnedPositions, Rotary, Scaling
 
 
@@ -87,8 +86,8 @@ class DecoderConfig:
 
     def __post_init__(self) -> None:
         _parts.check_fields(self)
-        _parts.check_choice(self, "positions", ("learned", "rotary"))
-        _parts.check_choice(self, "norm", _parts.NORMS)
+        check_choice("positions", self.positions, ("learned", "rotary"))
+        check_choice("norm", self.norm, ("layer", "rms"))
         if self.windowed is not None:
             if len(self.windowed) != self.num_layers or not all(isinstance(flag, bool) for flag in self.windowed):
                 raise ValueError(f"windowed must be {self.num_layers} flags, one for each layer, got {self.windowed!r}")
@@ -107,40 +106,27 @@ class DecoderConfig:
         return self.embed_dim // self.num_heads if self.head_dim is None else self.head_dim
 
 
-def _norm(config: DecoderConfig) -> Callable[..., nn.Module]:
-    return _parts.RMSNormPlusOne if config.norm_plus_one else _parts.NORMS[config.norm]
-
-
 class DecoderLayer(nn.Module):
     """x + attention(norm(x)), then x + feed_forward(norm(x)); with `post_norms` what is added is normed too."""
 
-    def __init__(self, config: DecoderConfig, positions: Rotary | None, **made: Any) -> None:
+    def __init__(self, config: Any, positions: Rotary | None, index: int, **made: Any) -> None:
         super().__init__()
-        norm = _norm(config)
-        self.attention_norm = norm(config.embed_dim, eps=config.norm_eps, **made)
-        self.attention = MultiHeadAttention(
-            config.embed_dim,
-            config.num_heads,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            qkv_bias=config.qkv_bias,
-            out_bias=config.out_bias,
-            packed=config.packed,
-            qk_norm=config.qk_norm,
-            scale=config.attention_scale,
-            softcap=config.attention_softcap,
-            dropout=config.attention_dropout,
-            out_dropout=config.dropout,
-            positions=positions,
-            **made,
-        )
-        for qk_norm in (self.attention.q_norm, self.attention.k_norm):
-            if qk_norm is not None:
-                qk_norm.eps = config.norm_eps
-        self.feed_forward_norm = norm(config.embed_dim, eps=config.norm_eps, **made)
-        after = [norm(config.embed_dim, eps=config.norm_eps, **made) if config.post_norms else None for _ in range(2)]
+        self.attention_norm = _parts.norm(config, **made)
+        self.attention = self._attention(config, positions, **made)
+        self.feed_forward_norm = _parts.norm(config, **made)
+        after = [_parts.norm(config, **made) if config.post_norms else None for _ in range(2)]
         self.attention_post_norm, self.feed_forward_post_norm = after
-        self.feed_forward = FeedForward.of(config, **made)
+        self.feed_forward = self._feed_forward(config, index, **made)
+
+    def _attention(self, config: Any, positions: Rotary | None, **made: Any) -> nn.Module:
+        attention = _parts.attention(config, positions=positions, **made)
+        for norm in (attention.q_norm, attention.k_norm):
+            if norm is not None:
+                norm.eps = config.norm_eps
+        return attention
+
+    def _feed_forward(self, config: Any, index: int, **made: Any) -> nn.Module:
+        return FeedForward.of(config, **made)
 
     def forward(self, x: Tensor, mask: Mask | None, cache: Any = None) -> Tensor:
         added: Tensor = self.attention(self.attention_norm(x), mask=mask, cache=cache)
@@ -149,7 +135,7 @@ class DecoderLayer(nn.Module):
         return x + (added if self.feed_forward_post_norm is None else self.feed_forward_post_norm(added))
 
 
-class Decoder(nn.Module):
+class Decoder(Model[DecoderConfig]):
     """Token numbers in, logits of the next token out.
 
         decoder = Decoder(models.config("gpt2"))
@@ -160,32 +146,19 @@ class Decoder(nn.Module):
     `checkpoint_layers = True` saves memory in training: the backward pass computes the inside of each layer again.
     """
 
-    def __init__(
-        self,
-        config: DecoderConfig,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__()
-        self.config = config
-        self.checkpoint_layers = False
-        made: dict[str, Any] = {"device": device, "dtype": dtype}
+    _layer: type[DecoderLayer] = DecoderLayer
+
+    def _build(self, config: DecoderConfig, **made: Any) -> None:
         self.token_embedding = nn.Embedding(config.vocab_size, config.embed_dim, **made)
         self.position_embedding = None
         rotary = None
         if config.positions == "learned":
             self.position_embedding = LearnedPositions(config.max_tokens, config.embed_dim, **made)
         else:
-            rotary = _parts.rotary(config, config._turned, device)
-        self.layers = nn.ModuleList(self._layer(config, rotary, index, **made) for index in range(config.num_layers))
-        self.norm = _norm(config)(config.embed_dim, eps=config.norm_eps, **made)
-        alone = config.tied or not config.head
-        self.head = None if alone else nn.Linear(config.embed_dim, config.vocab_size, bias=False, **made)
-        self.reset_parameters()
-
-    def _layer(self, config: DecoderConfig, positions: Rotary | None, index: int, **made: Any) -> DecoderLayer:
-        return DecoderLayer(config, positions, **made)
+            rotary = _parts.rotary(config, config._turned, made["device"])
+        self.layers = nn.ModuleList(self._layer(config, rotary, at, **made) for at in range(config.num_layers))
+        self.norm = _parts.norm(config, **made)
+        self.head = self._make_head(config.vocab_size, **made)
 
     def reset_parameters(self) -> None:
         """As published: Radford et al., 2019, with the deviations of its released code; `DecoderConfig` has them."""
@@ -240,13 +213,7 @@ class Decoder(nn.Module):
 
     def logits(self, states: Tensor) -> Tensor:
         """The output layer."""
-        if not self.config.head:
-            raise ValueError("this model was built with head=False: it has states, and no logits")
-        if self.head is None:
-            found = product(F.linear, states, self.token_embedding.weight)
-        else:
-            found = product(self.head, states)
-        cap = self.config.logit_softcap
+        found, cap = self._predicted(states, self.token_embedding), self.config.logit_softcap
         return found if cap is None else cap * torch.tanh(found / cap)
 
     def _run(
@@ -258,8 +225,7 @@ class Decoder(nn.Module):
         caches: Sequence[Any] | None,
         keep: bool,
     ) -> Hidden:
-        _parts.check_tokens("tokens", tokens)
-        _parts.check_lengths("lengths", lengths, side, tokens)
+        _parts.check_tokens("tokens", tokens, lengths, side)
         _parts.check_caches(caches, len(self.layers))
         if caches is None:
             first = _parts.first_position(lengths, side, tokens)
@@ -276,9 +242,8 @@ class Decoder(nn.Module):
         if self.position_embedding is not None:
             x = _parts.add_positions(self.position_embedding, x, first)
         x = F.dropout(x, self.config.dropout, self.training)
-        checkpointed = self.checkpoint_layers and self.training and caches is None
         given = zip(seen, caches or [None] * len(self.layers), strict=True)
-        x, hidden = _parts.through(self.layers, x, given, checkpointed=checkpointed, keep=keep)
+        x, hidden = self._through(self.layers, x, given, keep, cached=caches is not None)
         return self.norm(x), hidden
 
     def _masks(

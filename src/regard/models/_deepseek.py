@@ -125,18 +125,11 @@ class Mixture(nn.Module):
 class DeepSeekLayer(DecoderLayer):
     """x + attention(norm(x)), then x + feed_forward(norm(x))."""
 
-    def __init__(self, config: DeepSeekConfig, positions: Rotary | None, index: int, **made: Any) -> None:
-        nn.Module.__init__(self)
-        norm = _parts.NORMS["rms"]
-        self.attention_norm = norm(config.embed_dim, eps=config.norm_eps, **made)
-        how: dict[str, Any] = {"bias": config.qkv_bias, "eps": 1e-6, "dropout": config.attention_dropout}
-        self.attention = _parts.latent_attention(  # type: ignore[assignment]
-            config, positions, out_dropout=config.dropout, **how, **made
-        )
-        self.feed_forward_norm = norm(config.embed_dim, eps=config.norm_eps, **made)
-        self.attention_post_norm = self.feed_forward_post_norm = None
-        dense = index < config.dense_layers
-        self.feed_forward: Any = FeedForward.of(config, **made) if dense else Mixture(config, **made)
+    def _attention(self, config: Any, positions: Rotary | None, **made: Any) -> nn.Module:
+        return _parts.latent_attention(config, positions, bias=config.qkv_bias, out_dropout=config.dropout, **made)
+
+    def _feed_forward(self, config: Any, index: int, **made: Any) -> nn.Module:
+        return FeedForward.of(config, **made) if index < config.dense_layers else Mixture(config, **made)
 
 
 class DeepSeek(Decoder):
@@ -146,10 +139,7 @@ class DeepSeek(Decoder):
     """
 
     config: DeepSeekConfig
-
-    def _layer(self, config: DecoderConfig, positions: Rotary | None, index: int, **made: Any) -> DecoderLayer:
-        assert isinstance(config, DeepSeekConfig)
-        return DeepSeekLayer(config, positions, index, **made)
+    _layer = DeepSeekLayer
 
     def caches(self, capacity: int, *, int8: bool = False) -> list[TokenCache]:
         """A `LatentCache` for each layer."""

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from regard._checks import check_choice
 from regard.masks import Mask
 from regard.models import _parts
-from regard.models._parts import FeedForward, Hidden
-from regard.nn import MultiHeadAttention
+from regard.models._parts import FeedForward, Hidden, Model
 from regard.positions import LearnedPositions
 
 
@@ -62,9 +62,9 @@ class EncoderConfig:
 
     def __post_init__(self) -> None:
         _parts.check_fields(self)
-        _parts.check_choice(self, "norm", ("post", "pre"))
-        _parts.check_choice(self, "init", ("normal", "xavier"))
-        _parts.check_choice(self, "pooler_activation", ("tanh", "relu"))
+        check_choice("norm", self.norm, ("post", "pre"))
+        check_choice("init", self.init, ("normal", "xavier"))
+        check_choice("pooler_activation", self.pooler_activation, ("tanh", "relu"))
         words = (self.vocab_size, self.max_tokens)
         images = (self.image_size, self.patch_size)
         if (None in words and None in images) or (any(words) and any(images)):
@@ -94,8 +94,7 @@ class WordInput(nn.Module):
         self.type_embedding = nn.Embedding(types, config.embed_dim, **made) if types else None
 
     def forward(self, tokens: Tensor, token_types: Tensor | None, lengths: Any, side: str) -> Tensor:
-        _parts.check_tokens("inputs", tokens)
-        _parts.check_lengths("lengths", lengths, side, tokens)
+        _parts.check_tokens("inputs", tokens, lengths, side)
         x = _parts.add_positions(
             self.position_embedding,
             _parts.embed("inputs", self.token_embedding, tokens),
@@ -140,17 +139,10 @@ class EncoderLayer(_parts.Residual):
     def __init__(self, config: EncoderConfig, **made: Any) -> None:
         super().__init__()
         self.pre_norm = config.norm == "pre"
-        self.attention = MultiHeadAttention(
-            config.embed_dim,
-            config.num_heads,
-            qkv_bias=config.qkv_bias,
-            dropout=config.attention_dropout,
-            out_dropout=config.dropout,
-            **made,
-        )
-        self.attention_norm = nn.LayerNorm(config.embed_dim, eps=config.norm_eps, **made)
+        self.attention = _parts.attention(config, **made)
+        self.attention_norm = _parts.norm(config, **made)
         self.feed_forward = FeedForward.of(config, **made)
-        self.feed_forward_norm = nn.LayerNorm(config.embed_dim, eps=config.norm_eps, **made)
+        self.feed_forward_norm = _parts.norm(config, **made)
 
     def forward(self, x: Tensor, mask: Mask | None) -> Tensor:
         x = self.add(x, self.attention_norm, self.attention, mask=mask)
@@ -165,14 +157,14 @@ class MaskedLM(nn.Module):
         assert config.vocab_size is not None
         self.activation = config.activation
         self.dense = nn.Linear(config.embed_dim, config.embed_dim, **made)
-        self.norm = nn.LayerNorm(config.embed_dim, eps=config.norm_eps, **made)
+        self.norm = _parts.norm(config, **made)
         self.bias = nn.Parameter(torch.zeros(config.vocab_size, **made))
 
     def forward(self, states: Tensor, embedding: Tensor) -> Tensor:
         return F.linear(self.norm(_parts.ACTIVATIONS[self.activation](self.dense(states))), embedding, self.bias)
 
 
-class Encoder(nn.Module):
+class Encoder(Model[EncoderConfig]):
     """Words or images in, one vector per token out; or the output of a task head.
 
         bert = Encoder(models.config("bert-base", masked_lm=True))
@@ -184,25 +176,14 @@ class Encoder(nn.Module):
     `checkpoint_layers = True` saves memory in training: the backward pass computes the inside of each layer again.
     """
 
-    def __init__(
-        self,
-        config: EncoderConfig,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__()
-        self.config = config
-        self.checkpoint_layers = False
-        made: dict[str, Any] = {"device": device, "dtype": dtype}
+    def _build(self, config: EncoderConfig, **made: Any) -> None:
         dim = config.embed_dim
         self.embedding = WordInput(config, **made) if config.image_size is None else PatchInput(config, **made)
         self.layers = nn.ModuleList(EncoderLayer(config, **made) for _ in range(config.num_layers))
-        self.norm = nn.LayerNorm(dim, eps=config.norm_eps, **made)  # after the embeddings, or at the end
+        self.norm = _parts.norm(config, **made)  # after the embeddings, or at the end
         self.pooler = nn.Linear(dim, dim, **made) if config.pooler else None
         self.masked_lm = MaskedLM(config, **made) if config.masked_lm else None
         self.classifier = None if config.classes is None else nn.Linear(dim, config.classes, **made)
-        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """As published: Devlin et al., 2018; Dosovitskiy et al., 2020, and its released code."""
@@ -233,9 +214,8 @@ class Encoder(nn.Module):
         if self.config.norm == "post":
             x = self.norm(x)
         x = F.dropout(x, self.config.dropout, self.training)
-        mask = _parts.padding_mask(mask, lengths, side)
-        checkpointed, given = self.checkpoint_layers and self.training, [(mask,)] * len(self.layers)
-        x, hidden = _parts.through(self.layers, x, given, checkpointed=checkpointed, keep=hidden_states)
+        given = [(_parts.padding_mask(mask, lengths, side),)] * len(self.layers)
+        x, hidden = self._through(self.layers, x, given, hidden_states)
         if self.config.norm == "pre":
             x = self.norm(x)
         if head is not None:

@@ -25,19 +25,14 @@ def stream(
     prompts: Tensor | Sequence[Sequence[int]],
     *,
     max_new_tokens: int,
-    temperature: float = 0.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
     stop: int | Sequence[int] = (),
-    seed: int | Sequence[int] | None = None,
     caches: Sequence[TokenCache] | None = None,
     use_cache: bool = True,
+    **how: Any,
 ) -> Iterator[list[int | None]]:
-    """See `Decoder.generate`. Wrong arguments raise at once, not at the first step."""
+    """See `Decoder.generate`; `how` is that of `Sampling`. Wrong arguments raise at once, not at the first step."""
     rows = _rows(prompts)
-    sampling = Sampling(temperature, top_k, top_p)
-    if seed is not None and not sampling.draws:
-        raise ValueError("seed is given, but temperature 0 draws nothing; give a temperature")
+    sampling = Sampling(**how)
     check_generation(model, max_new_tokens)
     check_vocabulary("prompts", [token for row in rows for token in row], model.config.vocab_size)
     stops = set(token_numbers("stop", stop))
@@ -54,7 +49,7 @@ def stream(
                 f"max_new_tokens={max_new_tokens} after {longest} tokens goes beyond the model's "
                 f"{model.config.max_tokens} positions; at most {model.config.max_tokens + 1 - longest} can follow"
             )
-    draws = Draws(seed, len(rows)) if sampling.draws else None
+    draws = sampling.draws_for(len(rows))
     if use_cache and caches is None and is_worthwhile(model, max_new_tokens):
         return static_steps(model, rows, max_new_tokens, sampling, draws, stops)
     if use_cache and caches is None:

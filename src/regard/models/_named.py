@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from regard._checks import check_choice
 from regard.models import _parts
 from regard.models._decoder import Decoder, DecoderConfig
 from regard.models._deepseek import DeepSeek, DeepSeekConfig
@@ -140,8 +141,7 @@ def config(name: str, **changes: Any) -> Any:
 
     config("gpt2", num_layers=3, vocab_size=257)
     """
-    if name not in NAMED:
-        raise ValueError(f"name must be one of {', '.join(NAMED)}, got {name!r}")
+    check_choice("name", name, NAMED)
     known = [field.name for field in dataclasses.fields(NAMED[name])]
     if unknown := [field for field in changes if field not in known]:
         raise TypeError(f"{type(NAMED[name]).__name__} has no {', '.join(unknown)}; it has {', '.join(known)}")

@@ -7,18 +7,18 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from numbers import Integral
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard import masks
-from regard._checks import check_count
+from regard._checks import check_choice, check_field
 from regard.masks import Mask
 from regard.masks._arguments import plain
 from regard.masks._joins import both
-from regard.nn import LatentAttention
+from regard.nn import LatentAttention, MultiHeadAttention
 from regard.nn._products import product
 from regard.positions import LearnedPositions, Rotary
 
@@ -42,9 +42,69 @@ class RMSNormPlusOne(nn.RMSNorm):
         return (normed * (1.0 + self.weight.to(wide.dtype))).to(x.dtype)
 
 
-NORMS: dict[str, Callable[..., nn.Module]] = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
-
 Hidden = tuple[Tensor, tuple[Tensor, ...]]  # a result, and the input of the first layer and the output of every layer
+Config = TypeVar("Config")
+
+
+class Model(nn.Module, Generic[Config]):
+    """What whole models share: how they are built, run layer by layer, and end.
+
+    `checkpoint_layers = True` saves memory in training: the backward pass computes the inside of each layer again.
+    """
+
+    config: Config
+    head: nn.Linear | None
+
+    def __init__(
+        self, config: Config, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.checkpoint_layers = False
+        self._build(config, device=device, dtype=dtype)
+        self.reset_parameters()
+
+    def _build(self, config: Any, **made: Any) -> None:
+        raise NotImplementedError
+
+    def reset_parameters(self) -> None:
+        raise NotImplementedError
+
+    def _through(
+        self, layers: Iterable[Any], x: Tensor, given: Iterable[Any], keep: bool, *, cached: bool = False
+    ) -> Hidden:
+        """`x` through the layers, each with what it is given; with `keep`, the input of the first and every output
+        too."""
+        checkpointed = self.checkpoint_layers and self.training and not cached and torch.is_grad_enabled()
+        hidden = [x] if keep else []
+        for layer, more in zip(layers, given, strict=True):
+            if checkpointed:
+                from torch.utils.checkpoint import checkpoint
+
+                x = checkpoint(layer, x, *more, use_reentrant=False)
+            else:
+                x = layer(x, *more)
+            if keep:
+                hidden.append(x)
+        return x, tuple(hidden)
+
+    def _make_head(self, words: int, **made: Any) -> nn.Linear | None:
+        config: Any = self.config
+        alone = config.tied or not getattr(config, "head", True)
+        return None if alone else nn.Linear(config.embed_dim, words, bias=False, **made)
+
+    def _predicted(self, states: Tensor, embedding: nn.Embedding) -> Tensor:
+        """Logits, by a matrix of its own or by the embedding of the tokens that it predicts."""
+        if not getattr(self.config, "head", True):
+            raise ValueError("this model was built with head=False: it has states, and no logits")
+        if self.head is None:
+            return product(F.linear, states, embedding.weight)
+        return product(self.head, states)
+
+
+def _of(config: Any, names: dict[str, str]) -> dict[str, Any]:
+    """Keywords, by the names that a configuration has for them; those that it does not have are left out."""
+    return {keyword: getattr(config, name) for keyword, name in names.items() if hasattr(config, name)}
 
 
 class FeedForward(nn.Module):
@@ -75,9 +135,8 @@ class FeedForward(nn.Module):
     def of(cls, config: Any, ff_dim: int | None = None, **made: Any) -> FeedForward:
         """As a configuration has it; ``ff_dim`` in place of its own."""
         how = {"gated": "gated", "bias": "ff_bias", "dropout": "dropout", "inner_dropout": "ff_dropout"}
-        given = {name: getattr(config, field) for name, field in how.items() if hasattr(config, field)}
         width = config.ff_dim if ff_dim is None else ff_dim
-        return cls(config.embed_dim, width, activation=config.activation, **given, **made)
+        return cls(config.embed_dim, width, activation=config.activation, **_of(config, how), **made)
 
     def forward(self, x: Tensor) -> Tensor:
         act = ACTIVATIONS[self.activation]
@@ -102,6 +161,29 @@ class Residual(nn.Module):
         return norm(x + branch(x, *given, **more))  # type: ignore[no-any-return]
 
 
+def norm(config: Any, **made: Any) -> nn.Module:
+    """As a configuration has it."""
+    rms = config.norm == "rms" or getattr(config, "rms_norm", False)
+    kind = nn.RMSNorm if rms else nn.LayerNorm
+    kind = RMSNormPlusOne if getattr(config, "norm_plus_one", False) else kind
+    return kind(config.embed_dim, eps=config.norm_eps, **made)
+
+
+_SAME = ("num_kv_heads", "head_dim", "value_head_dim", "qkv_bias", "out_bias", "packed", "qk_norm")
+_ATTENTION = {
+    **{name: name for name in _SAME},
+    "scale": "attention_scale",
+    "softcap": "attention_softcap",
+    "dropout": "attention_dropout",
+    "out_dropout": "dropout",
+}
+
+
+def attention(config: Any, **more: Any) -> MultiHeadAttention:
+    """As a configuration has it; `more` are the keywords that it does not say."""
+    return MultiHeadAttention(config.embed_dim, config.num_heads, **_of(config, _ATTENTION), **more)
+
+
 def rotary(config: Any, dim: int, device: Any) -> Rotary:
     """As a configuration has it, for heads that turn this many entries."""
     how: dict[str, Any] = {"base": config.rotary_base, "interleaved": config.rotary_interleaved}
@@ -111,26 +193,8 @@ def rotary(config: Any, dim: int, device: Any) -> Rotary:
 def latent_attention(config: Any, positions: Rotary | None, **more: Any) -> LatentAttention:
     """As a configuration has it; `more` are the keywords that are not called the same there."""
     sizes = ("kv_lora_rank", "nope_dim", "rope_dim", "value_head_dim", "q_lora_rank")
-    given: dict[str, Any] = {name: getattr(config, name) for name in sizes}
+    given = _of(config, {name: name for name in sizes} | {"dropout": "attention_dropout"})
     return LatentAttention(config.embed_dim, config.num_heads, positions=positions, **given, **more)
-
-
-def through(layers: Iterable[Any], x: Tensor, given: Iterable[Any], *, checkpointed: bool, keep: bool) -> Hidden:
-    """`x` through the layers, each with what it is given; with `keep`, the input of the first and every output too.
-
-    With checkpointing, the backward pass computes the inside of a layer again instead of keeping it.
-    """
-    hidden = [x] if keep else []
-    for layer, more in zip(layers, given, strict=True):
-        if checkpointed and torch.is_grad_enabled():
-            from torch.utils.checkpoint import checkpoint
-
-            x = checkpoint(layer, x, *more, use_reentrant=False)
-        else:
-            x = layer(x, *more)
-        if keep:
-            hidden.append(x)
-    return x, tuple(hidden)
 
 
 def padding_mask(mask: Mask | None, lengths: Any, side: str) -> Mask | None:
@@ -164,16 +228,14 @@ def embed(name: str, table: nn.Embedding, tokens: Tensor) -> Tensor:
         raise ValueError(f"{name} holds {int(wrong[0])}; this model has 0 … {table.num_embeddings - 1}") from None
 
 
-def check_tokens(name: str, tokens: Any) -> None:
+def check_tokens(name: str, tokens: Any, lengths: Any, side: str, named: str = "lengths") -> None:
+    """Token numbers, and how many of them each item has."""
     if not isinstance(tokens, Tensor):
         raise TypeError(f"{name} must be an integer tensor [batch, token], got {type(tokens).__name__}")
     if tokens.dtype not in (torch.int64, torch.int32):
         raise TypeError(f"{name} must hold token numbers (int64 or int32), got {tokens.dtype}")
     if tokens.dim() != 2:
         raise ValueError(f"{name} must be [batch, token], got shape {list(tokens.shape)}")
-
-
-def check_lengths(name: str, lengths: Any, side: str, tokens: Tensor) -> None:
     if side not in ("left", "right"):
         raise ValueError(f"side must be 'left' or 'right' (where the padding is), got {side!r}")
     if lengths is None:
@@ -186,13 +248,13 @@ def check_lengths(name: str, lengths: Any, side: str, tokens: Tensor) -> None:
         given = list(lengths)
         items = len(given)
     else:
-        raise TypeError(f"{name} must be one int for each item, got {type(lengths).__name__}")
+        raise TypeError(f"{named} must be one int for each item, got {type(lengths).__name__}")
     if items != tokens.shape[0]:
-        raise ValueError(f"{name} must be one int for each of the {tokens.shape[0]} items, got {lengths!r}")
+        raise ValueError(f"{named} must be one int for each of the {tokens.shape[0]} items, got {lengths!r}")
     if any(isinstance(length, bool) or not isinstance(length, Integral) for length in given):
-        raise TypeError(f"{name} must be ints, one for each item, got {lengths!r}")
+        raise TypeError(f"{named} must be ints, one for each item, got {lengths!r}")
     if any(length > tokens.shape[1] for length in given):
-        raise ValueError(f"{name} {given} go beyond the {tokens.shape[1]} tokens of each row")
+        raise ValueError(f"{named} {given} go beyond the {tokens.shape[1]} tokens of each row")
 
 
 def check_caches(caches: Any, layers: int) -> None:
@@ -220,26 +282,8 @@ _NUMBERS: dict[str, tuple[str, Callable[[float], bool]]] = {
 def check_fields(config: Any) -> None:
     """Check each field of a configuration by its type: sizes, flags and numbers; None where it is optional."""
     for field in dataclasses.fields(config):
-        name, value, kind = field.name, getattr(config, field.name), str(field.type)
-        if value is None and kind.endswith("| None"):
-            continue
+        name, value, least = field.name, getattr(config, field.name), 0 if field.metadata == OR_NONE else 1
         if name == "activation":
-            check_choice(config, name, ACTIVATIONS)
-        elif kind.startswith("int"):
-            check_count(name, value, 0 if field.metadata == OR_NONE else 1, kind=int)
-        elif kind == "bool" and not isinstance(value, bool):
-            raise TypeError(f"{name} must be True or False, got {value!r}")
-        elif kind.startswith("float"):
-            endings = (ending for ending in _NUMBERS if name.endswith(ending))
-            expected, fits = _NUMBERS.get(next(endings, ""), ("finite", math.isfinite))
-            if isinstance(value, bool) or not isinstance(value, (int, float)):
-                words = f" {expected}" if expected.startswith("in") else ""
-                raise TypeError(f"{name} must be a number{words}, got {value!r} ({type(value).__name__})")
-            if not fits(value):
-                raise ValueError(f"{name} must be {expected}, got {value}")
-
-
-def check_choice(config: Any, name: str, choices: Iterable[str]) -> None:
-    value = getattr(config, name)
-    if not isinstance(value, str) or value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+            check_choice(name, value, ACTIVATIONS)
+        number = next((_NUMBERS[ending] for ending in _NUMBERS if name.endswith(ending)), ())
+        check_field(name, str(field.type), value, least, *number)

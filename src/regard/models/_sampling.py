@@ -17,11 +17,13 @@ NOTHING = -1  # in place of a token where the logits are NaN
 
 @dataclass(frozen=True)
 class Sampling:
-    """Temperature 0 is greedy; otherwise a token is sampled from the `top_k` likeliest and the `top_p` nucleus."""
+    """Temperature 0 is greedy; otherwise a token is sampled from the `top_k` likeliest and the `top_p` nucleus, with
+    numbers that `seed` decides: one for all items, or one per item."""
 
     temperature: float = 0.0
     top_k: int | None = None
     top_p: float | None = None
+    seed: int | Sequence[int] | None = None
 
     def __post_init__(self) -> None:
         if not _is_number(self.temperature) or not 0.0 <= self.temperature < float("inf"):
@@ -33,10 +35,16 @@ class Sampling:
         for name in ("top_k", "top_p"):
             if self.temperature == 0.0 and getattr(self, name) is not None:
                 raise ValueError(f"{name} is given, but temperature 0 takes the likeliest token; give a temperature")
+        if self.temperature == 0.0 and self.seed is not None:
+            raise ValueError("seed is given, but temperature 0 draws nothing; give a temperature")
 
     @property
     def draws(self) -> bool:
         return self.temperature > 0.0
+
+    def draws_for(self, items: int) -> Draws | None:
+        """What decides; None where nothing does."""
+        return Draws(self.seed, items) if self.draws else None
 
     def choose(self, logits: Tensor, uniform: Tensor | None) -> Tensor:
         """Token numbers [row] from logits [row, vocab]; `uniform` [row] in [0, 1) decides, in float64."""

@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterable, Sequence
-from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from regard._checks import check_count
+from regard._checks import check_count, check_number
 from regard.models._generation import check_generation, check_vocabulary, token_numbers
-from regard.models._sampling import Draws, Sampling
+from regard.models._sampling import Sampling
 from regard.nn._products import generating
 
 if TYPE_CHECKING:
@@ -36,18 +35,23 @@ class _Node(NamedTuple):
     before: _Node | None
 
 
+class Asked(NamedTuple):
+    """How targets are searched for; see `Transformer.generate`."""
+
+    start: int | Sequence[int]
+    stop: int
+    max_new_tokens: int
+    beams: int
+    length_penalty: float
+    best: int
+    use_cache: bool
+    sampling: Sampling
+
+
 def search(
     models: Sequence[Transformer],
     source: tuple[Tensor, Any, str],
-    start: int | Sequence[int],
-    stop: int,
-    max_new_tokens: int,
-    beams: int,
-    length_penalty: float,
-    best: int,
-    use_cache: bool,
-    sampling: Sampling | None = None,
-    seed: int | Sequence[int] | None = None,
+    asked: Asked,
     limits: Sequence[int] | None = None,
 ) -> list[list[Hypothesis]]:
     """See `Transformer.generate`. Several models form an ensemble: the mean of their probabilities decides.
@@ -55,32 +59,28 @@ def search(
     `limits` is the maximum number of new tokens per item, at most `max_new_tokens`: an item ends as it would alone.
     """
     for model in models:
-        prefix = _check(model, start, stop, max_new_tokens, beams, length_penalty, best)
+        prefix = _check(model, asked)
     with torch.inference_mode(), generating():
-        run = _Run(models, source, prefix, max_new_tokens, use_cache)
-        most = [max_new_tokens] * run.items if limits is None else limits
-        items = [_Item(stop, limit, beams, length_penalty) for limit in most]
-        if sampling is not None and sampling.draws:
-            if beams > 1:
-                raise ValueError(f"beams={beams} with a temperature: tokens are drawn one target at a time, beams=1")
-            if items:
-                _greedy(run, items, sampling, Draws(seed, run.items))
-        elif items and beams == 1:
-            _greedy(run, items)
+        run = _Run(models, source, prefix, asked)
+        most = [asked.max_new_tokens] * run.items if limits is None else limits
+        items = [_Item(asked, limit) for limit in most]
+        if items and asked.beams == 1:
+            _greedy(run, items, asked.sampling)
         elif items:
-            _beam(run, items, beams)
-    return [item.best(best) for item in items]
+            _beam(run, items, asked.beams)
+    return [item.best(asked.best) for item in items]
 
 
-def _check(
-    model: Transformer, start: Any, stop: Any, max_new_tokens: int, beams: int, length_penalty: float, best: int
-) -> list[int]:
+def _check(model: Transformer, asked: Asked) -> list[int]:
     """Refuse what cannot be searched; the tokens that the target begins with."""
+    start, stop, max_new_tokens, beams, length_penalty, best, _, sampling = asked
     check_generation(model, max_new_tokens)
     check_count("beams", beams)
     check_count("best", best)
     if best > beams:
         raise ValueError(f"best={best} must be from 1 to beams={beams}")
+    if sampling.draws and beams > 1:
+        raise ValueError(f"beams={beams} with a temperature: tokens are drawn one target at a time, beams=1")
     prefix, words = token_numbers("start", start), model.output_embedding.num_embeddings
     if not prefix:
         raise ValueError("start must be one token or more")
@@ -94,10 +94,7 @@ def _check(
             f"max_new_tokens={max_new_tokens} after {len(prefix)} start tokens goes beyond the model's {longest} "
             f"positions; at most {longest + 1 - len(prefix)} can follow"
         )
-    if isinstance(length_penalty, bool) or not isinstance(length_penalty, Real):
-        raise TypeError(f"length_penalty must be a number, got {length_penalty!r} ({type(length_penalty).__name__})")
-    if not 0.0 <= length_penalty < math.inf:
-        raise ValueError(f"length_penalty must be finite and at least 0, got {length_penalty}")
+    check_number("length_penalty", length_penalty, "finite and at least 0", lambda alpha: 0.0 <= alpha < math.inf)
     if length_penalty * math.log((5 + max_new_tokens) / 6) > math.log(sys.float_info.max):
         raise ValueError(
             f"length_penalty={length_penalty} makes ((5 + {max_new_tokens}) / 6)^α larger than any number; the paper's "
@@ -121,20 +118,16 @@ class _Run:
     """
 
     def __init__(
-        self,
-        models: Sequence[Transformer],
-        source: tuple[Tensor, Any, str],
-        prefix: list[int],
-        count: int,
-        use_cache: bool,
+        self, models: Sequence[Transformer], source: tuple[Tensor, Any, str], prefix: list[int], asked: Asked
     ) -> None:
         given, lengths, self.side = source
         self.parts: list[_Part] = []
         for model in models:
             memory = model.encode(given, lengths=lengths, side=self.side)
-            caches = model.caches(len(prefix) + count, memory.shape[1]) if use_cache else None
+            room = len(prefix) + asked.max_new_tokens
+            caches = model.caches(room, memory.shape[1]) if asked.use_cache else None
             self.parts.append(_Part(model, memory, caches))
-        self.items, self.device, self.use_cache = memory.shape[0], memory.device, use_cache
+        self.items, self.device, self.use_cache = memory.shape[0], memory.device, asked.use_cache
         self.lengths = None if lengths is None else torch.as_tensor(lengths, device=self.device)
         # all, or with caches the new
         self.tokens = torch.tensor([prefix] * self.items, dtype=torch.long, device=self.device)
@@ -174,8 +167,8 @@ class _Run:
 class _Item:
     """The targets of one item, finished and not."""
 
-    def __init__(self, stop: int, limit: int, beams: int, alpha: float) -> None:
-        self.stop, self.limit, self.beams, self.alpha = stop, limit, beams, alpha
+    def __init__(self, asked: Asked, limit: int) -> None:
+        self.stop, self.limit, self.beams, self.alpha = asked.stop, limit, asked.beams, asked.length_penalty
         self.length = 0
         self.alive: list[tuple[float, _Node | None]] = [(0.0, None)]  # log P, best first
         self.finished: list[Hypothesis] = []
@@ -228,13 +221,13 @@ class _Item:
         return Hypothesis(tokens[::-1], log_p / self.penalty(self.length), log_p, finished)
 
 
-def _greedy(run: _Run, items: list[_Item], sampling: Sampling | None = None, draws: Draws | None = None) -> None:
+def _greedy(run: _Run, items: list[_Item], sampling: Sampling) -> None:
     """One target of each item: the likeliest token each time, or one that is drawn."""
-    rows = items
+    rows, draws = items, sampling.draws_for(len(items))
     numbers = list(range(len(items)))  # which item a row is: each draws from a stream of its own
     while True:
         log_p = run.log_probabilities()
-        if sampling is None or draws is None:
+        if draws is None:
             best, tokens = log_p.max(-1)
         else:
             tokens = sampling.choose(log_p, draws.next(numbers))

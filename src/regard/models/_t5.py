@@ -36,7 +36,8 @@ class T5Config(TransformerConfig):
 
 
 class T5(Transformer):
-    """Source and target token numbers in, logits of the next target token out; all else as in `Transformer`."""
+    """Source and target token numbers in, logits of the next target token out, or states if the model has no output
+    layer; all else as in `Transformer`."""
 
     config: T5Config
 
@@ -67,16 +68,8 @@ class T5(Transformer):
     def _embed(self, name: str, embedding: nn.Embedding, tokens: Tensor, first: int | Tensor) -> Tensor:
         return _parts.embed(name, embedding, tokens)  # positions are in the bias
 
-    def forward(self, *given: Any, **more: Any) -> Any:
-        """As in `Transformer`; returns states if the model has no output layer."""
-        if self.config.head:
-            return super().forward(*given, **more)
-        return self.states(*given, **more)
-
     def logits(self, states: Tensor) -> Tensor:
         """The output layer."""
-        if not self.config.head:
-            raise ValueError("this model was built with head=False: it has states, and no logits")
         return super().logits(states * self.config.embed_dim**-0.5 if self.config.scaled_output else states)
 
     def states(

@@ -6,17 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard import masks
+from regard._checks import check_choice
 from regard.cache import KVCache, TokenCache
 from regard.masks import Mask
 from regard.models import _parts
-from regard.models._parts import FeedForward, Hidden
+from regard.models._parts import FeedForward, Hidden, Model
 from regard.nn import MultiHeadAttention
-from regard.nn._products import product
 from regard.positions import sinusoidal
 
 if TYPE_CHECKING:
@@ -75,8 +74,8 @@ class TransformerConfig:
 
     def __post_init__(self) -> None:
         _parts.check_fields(self)
-        _parts.check_choice(self, "scale", ("embedding", "output", "none"))
-        _parts.check_choice(self, "norm", ("post", "pre"))
+        check_choice("scale", self.scale, ("embedding", "output", "none"))
+        check_choice("norm", self.norm, ("post", "pre"))
 
 
 class _Layer(_parts.Residual):
@@ -86,9 +85,9 @@ class _Layer(_parts.Residual):
         super().__init__()
         self.pre_norm = config.norm == "pre"
         self.attention = _attention(config, **made)
-        self.attention_norm = _norm(config, **made)
+        self.attention_norm = _parts.norm(config, **made)
         self.feed_forward = FeedForward.of(config, **made)
-        self.feed_forward_norm = _norm(config, **made)
+        self.feed_forward_norm = _parts.norm(config, **made)
 
 
 class EncoderLayer(_Layer):
@@ -105,7 +104,7 @@ class DecoderLayer(_Layer):
     def __init__(self, config: TransformerConfig, **made: Any) -> None:
         super().__init__(config, **made)
         self.cross_attention = _attention(config, **made)
-        self.cross_attention_norm = _norm(config, **made)
+        self.cross_attention_norm = _parts.norm(config, **made)
 
     def forward(
         self,
@@ -122,23 +121,8 @@ class DecoderLayer(_Layer):
         return self.add(x, self.feed_forward_norm, self.feed_forward)
 
 
-def _norm(config: TransformerConfig, **made: Any) -> nn.Module:
-    return (nn.RMSNorm if config.rms_norm else nn.LayerNorm)(config.embed_dim, eps=config.norm_eps, **made)
-
-
 def _attention(config: TransformerConfig, **made: Any) -> MultiHeadAttention:
-    attention = MultiHeadAttention(
-        config.embed_dim,
-        config.num_heads,
-        head_dim=config.head_dim,
-        value_head_dim=config.value_head_dim,
-        scale=config.attention_scale,
-        qkv_bias=config.attention_bias,
-        out_bias=config.attention_bias,
-        dropout=config.attention_dropout,
-        out_dropout=config.dropout,
-        **made,
-    )
+    attention = _parts.attention(config, qkv_bias=config.attention_bias, out_bias=config.attention_bias, **made)
     if not config.key_bias:
         attention.k_proj.register_parameter("bias", None)
     return attention
@@ -148,7 +132,7 @@ def _input_norm(config: TransformerConfig, **made: Any) -> nn.LayerNorm | None:
     return nn.LayerNorm(config.embed_dim, eps=config.norm_eps, **made) if config.embedding_norm else None
 
 
-class Transformer(nn.Module):
+class Transformer(Model[TransformerConfig]):
     """Source and target token numbers in, logits of the next target token out.
 
         model = Transformer(models.config("transformer-base", vocab_size=8000))
@@ -159,17 +143,7 @@ class Transformer(nn.Module):
     `checkpoint_layers = True` saves memory in training: the backward pass computes the inside of each layer again.
     """
 
-    def __init__(
-        self,
-        config: TransformerConfig,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__()
-        self.config = config
-        self.checkpoint_layers = False
-        made: dict[str, Any] = {"device": device, "dtype": dtype}
+    def _build(self, config: TransformerConfig, **made: Any) -> None:
         self.encoder_bias: nn.Module | None = None  # of the self attention; see `T5`
         self.decoder_bias: nn.Module | None = None
         self.make_embeddings(config, **made)
@@ -177,14 +151,12 @@ class Transformer(nn.Module):
         self.encoder_layers = nn.ModuleList(EncoderLayer(config, **made) for _ in range(config.num_layers))
         self.decoder_layers = nn.ModuleList(DecoderLayer(config, **made) for _ in range(decoder_layers))
         pre = config.norm == "pre"  # nothing else would norm the sum of the branches
-        self.encoder_norm = _norm(config, **made) if pre else None
-        self.decoder_norm = _norm(config, **made) if pre else None
+        self.encoder_norm = _parts.norm(config, **made) if pre else None
+        self.decoder_norm = _parts.norm(config, **made) if pre else None
         self.encoder_input_norm = _input_norm(config, **made)
         self.decoder_input_norm = _input_norm(config, **made)
         words = config.vocab_size if config.target_vocab_size is None else config.target_vocab_size
-        alone = config.tied or not getattr(config, "head", True)
-        self.head = None if alone else nn.Linear(config.embed_dim, words, bias=False, **made)
-        self.reset_parameters()
+        self.head = self._make_head(words, **made)
 
     def make_embeddings(self, config: TransformerConfig, **made: Any) -> None:
         if config.target_vocab_size is None:
@@ -212,8 +184,7 @@ class Transformer(nn.Module):
         return self.token_embedding if self.config.target_vocab_size is None else self.target_embedding
 
     def embed_source(self, source: Tensor, lengths: Any, side: str) -> Tensor:
-        _parts.check_tokens("source", source)
-        _parts.check_lengths("source_lengths", lengths, side, source)
+        _parts.check_tokens("source", source, lengths, side, "source_lengths")
         embedding = self.token_embedding if self.config.target_vocab_size is None else self.source_embedding
         return self._embed("source", embedding, source, _parts.first_position(lengths, side, source))
 
@@ -245,8 +216,8 @@ class Transformer(nn.Module):
         """
         memory, seen = self._encode(source, source_lengths, side, hidden_states)
         states, written = self._decode(target, memory, source_lengths, target_lengths, side, None, hidden_states)
-        logits = self.logits(states)
-        return (logits, seen, written) if hidden_states else logits
+        found = self.logits(states) if getattr(self.config, "head", True) else states  # a T5 may have none
+        return (found, seen, written) if hidden_states else found
 
     def encode(self, source: Tensor, *, lengths: Any = None, side: str = "right") -> Tensor:
         """The encoder's output, which the decoder reads, `[batch, source token, embed_dim]`."""
@@ -274,10 +245,7 @@ class Transformer(nn.Module):
 
     def logits(self, states: Tensor) -> Tensor:
         """The output layer."""
-        if self.head is None:
-            found = product(F.linear, states, self.output_embedding.weight)
-        else:
-            found = product(self.head, states)
+        found = self._predicted(states, self.output_embedding)
         return found * self.config.embed_dim**-0.5 if self.config.scale == "output" else found
 
     def _encode(self, source: Tensor, lengths: Any, side: str, keep: bool) -> Hidden:
@@ -285,8 +253,7 @@ class Transformer(nn.Module):
         x = x if self.encoder_input_norm is None else self.encoder_input_norm(x)
         mask = _parts.padding_mask(None, lengths, side)
         given = [(mask, self.encoder_bias)] * len(self.encoder_layers)
-        checkpointed = self.checkpoint_layers and self.training
-        x, hidden = _parts.through(self.encoder_layers, x, given, checkpointed=checkpointed, keep=keep)
+        x, hidden = self._through(self.encoder_layers, x, given, keep)
         return x if self.encoder_norm is None else self.encoder_norm(x), hidden
 
     def _decode(
@@ -299,8 +266,7 @@ class Transformer(nn.Module):
         caches: Sequence[LayerCaches] | None,
         keep: bool,
     ) -> Hidden:
-        _parts.check_tokens("target", target)
-        _parts.check_lengths("target_lengths", lengths, side, target)
+        _parts.check_tokens("target", target, lengths, side, "target_lengths")
         _parts.check_caches(caches, len(self.decoder_layers))
         mask = _parts.padding_mask(masks.causal(), lengths, side)
         memory_mask = _parts.padding_mask(None, memory_lengths, side)
@@ -314,9 +280,8 @@ class Transformer(nn.Module):
             mask = None if target.shape[1] == 1 else mask  # the newest token sees all that is held
         x = F.dropout(self.embed_target(target, first), self.config.dropout, self.training)
         x = x if self.decoder_input_norm is None else self.decoder_input_norm(x)
-        checkpointed = self.checkpoint_layers and self.training and caches is None
         given = [(memory, mask, memory_mask, *pair, self.decoder_bias) for pair in pairs]
-        x, hidden = _parts.through(self.decoder_layers, x, given, checkpointed=checkpointed, keep=keep)
+        x, hidden = self._through(self.decoder_layers, x, given, keep, cached=caches is not None)
         return x if self.decoder_norm is None else self.decoder_norm(x), hidden
 
     def caches(self, capacity: int, memory_tokens: int) -> list[LayerCaches]:
@@ -356,13 +321,11 @@ class Transformer(nn.Module):
             seed: the same seed gives the same samples; one int, or one per item.
         """
         from regard.models._sampling import Sampling
-        from regard.models._search import search
+        from regard.models._search import Asked, search
 
-        sampling = Sampling(temperature, top_k, top_p)
-        memory = (source, source_lengths, side)
-        return search(
-            [self], memory, start, stop, max_new_tokens, beams, length_penalty, best, use_cache, sampling, seed
-        )
+        sampling = Sampling(temperature, top_k, top_p, seed)
+        asked = Asked(start, stop, max_new_tokens, beams, length_penalty, best, use_cache, sampling)
+        return search([self], (source, source_lengths, side), asked)
 
 
 def _with_memory(

@@ -15,6 +15,7 @@ from regard.masks import Mask
 from regard.masks._arguments import plain
 from regard.masks._joins import both
 from regard.nn._checks import check_update
+from regard.nn._heads import Call
 from regard.nn._protocols import Cache
 from regard.statistics import Want
 
@@ -129,18 +130,17 @@ def update(
     return (query, key, value), {**keywords, "mask": mask, "query_offset": offset}
 
 
-def explain(cache: Any, tensors: Heads, keywords: dict[str, Any], want: Want | None, **more: Any) -> Any:
+def explain(cache: Any, call: Call, want: Want | None) -> Any:
     """The `regard.Plan` of the call, with tensors that stand for what the cache would give."""
+    query, key, value = call.tensors
     if cache is None:
-        query, new_key, new_value = tensors
-        assert new_value is not None
-        return api.explain(query, new_key, new_value, want=want, **keywords, **more)
+        return api.explain(query, key, value, want=want, **call.keywords)
     if not hasattr(cache, "preview"):
         raise TypeError(f"cache: {type(cache).__name__} has no preview(key, value), which explain needs")
-    key, value, offset, filled, pieces = cache.preview(*tensors[1:])
-    value = value if tensors[2] is not None else value[..., : more.pop("value_dim")]
-    keywords = {**keywords, "mask": both(keywords["mask"], filled), "query_offset": offset}
-    plan = api.explain(tensors[0], key, value, want=want, **keywords, **more)
+    keys, values, offset, filled, pieces = cache.preview(key, value)
+    values = values if value is not None or call.how is None else values[..., : call.how["value_dim"]]
+    keywords = {**call.keywords, "mask": both(call.keywords["mask"], filled), "query_offset": offset}
+    plan = api.explain(query, keys, values, want=want, **keywords)
     if pieces > 1 and want is None:
         plan.reason += f"; the cache is read in {pieces} pieces, each a call of its own"
     return plan

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from regard._checks import autocasts, check_count
+from regard._checks import autocasts, check_count, check_number
 
 # What autocast casts to its own dtype; float64 and integers it leaves as they are.
 _CAST = (torch.float32, torch.float16, torch.bfloat16)
@@ -29,10 +28,7 @@ def check_heads(embed_dim: int, num_heads: int, num_kv_heads: int, head_dim: int
 
 
 def check_probability(name: str, p: float) -> None:
-    if isinstance(p, bool) or not isinstance(p, Real):
-        raise TypeError(f"{name} must be a number in [0, 1], got {p!r} ({type(p).__name__})")
-    if not 0.0 <= p <= 1.0:
-        raise ValueError(f"{name} must be in [0, 1], got {p}")
+    check_number(name, p, "in [0, 1]", lambda p: 0.0 <= p <= 1.0)
 
 
 def check_positions(positions: object) -> None:
@@ -53,8 +49,8 @@ def check_tensors(named: dict[str, Tensor]) -> None:
 
 def check_dtypes(module: Any, query: Tensor, key: Tensor | None = None, value: Tensor | None = None) -> None:
     """Refuse a dtype that the projection's matrix product would refuse."""
-    projections = (module.qkv_proj,) * 3 if module.packed else (module.q_proj, module.k_proj, module.v_proj)
-    for name, x, projection in zip(("query", "key", "value"), (query, key, value), projections, strict=True):
+    named = zip(("query", "key", "value"), (query, key, value), module._input_projections, strict=True)
+    for name, x, projection in named:
         if x is not None:
             check_dtype(name, x, projection)
 

@@ -22,17 +22,21 @@ class Call(NamedTuple):
     """The inputs of the heads of a call, and what finishes its result."""
 
     inputs: Inputs
-    tensors: tuple[Tensor, Tensor, Tensor]  # query, key, value: [B, head, token, dim]; the new tokens' with a cache
+    tensors: tuple[Any, Any, Any]  # query, key, value: [B, head, token, dim]; the new tokens' with a cache
     keywords: dict[str, Any]
     pads: Tensor | None  # [B or 1, L]: tokens that are padding
     itself: bool  # self attention: padding among the keys is padding among the rows
-    how: dict[str, Any]  # of the keywords, those that say how: scale, softcap, sinks, backend, where they were given
+    # of the keywords, those that say how: scale, softcap, sinks, backend, where they were given. None: a cache must not
+    # attend by itself
+    how: dict[str, Any] | None
+    queries: tuple[Tensor, Tensor] | None = None  # of latent attention, where they meet keys that are expanded
 
 
 class ProjectedHeads(nn.Module):
     """The sizes of `MultiHeadAttention`, and `q_proj`, `k_proj`, `v_proj`, or one `qkv_proj` instead."""
 
     out_proj: nn.Linear
+    _input_widths = ("embed_dim", "key_dim", "value_dim")
 
     def __init__(
         self,
@@ -81,6 +85,11 @@ class ProjectedHeads(nn.Module):
             self.v_proj = nn.Linear(self.value_dim, v_width, bias=qkv_bias, **made)
 
     @property
+    def _input_projections(self) -> tuple[nn.Module, nn.Module, nn.Module]:
+        """The layers that query, key and value meet."""
+        return (self.qkv_proj,) * 3 if self.packed else (self.q_proj, self.k_proj, self.v_proj)
+
+    @property
     def projection_widths(self) -> tuple[int, int, int]:
         """Total widths of the projected query, key and value: the rows of `qkv_proj` in order."""
         return (
@@ -113,17 +122,15 @@ def finish(module: Any, heads: Tensor, call: Any) -> Tensor:
     return out if call.inputs.ragged is None else _inputs.to_nested(out, call.inputs.ragged)
 
 
-def check_inputs(
-    module: Any, inputs: Inputs, cached: bool, widths: tuple[str, ...] = ("embed_dim", "key_dim", "value_dim")
-) -> None:
-    """Refuse what the module cannot take; `widths` names the widths it has. A cache checks the batch itself."""
+def check_inputs(module: Any, inputs: Inputs, cached: bool) -> None:
+    """Refuse what the module cannot take. A cache checks the batch itself."""
     if inputs.ragged is None and not cached:
         _checks.check_batch(*inputs[:3])
     if inputs.ragged is not None and cached:
         raise ValueError("cache takes padded [batch, token, dim] input; got nested tensors")
     if inputs.query_offset is not None and module.positions is not None:
         raise ValueError("positions cannot be placed on nested query and key of different lengths; attend item by item")
-    for name, x, width in zip(("query", "key", "value"), inputs[:3], widths, strict=True):
+    for name, x, width in zip(("query", "key", "value"), inputs[:3], module._input_widths, strict=True):
         if x.shape[-1] != getattr(module, width):
             raise ValueError(
                 f"{name} has width {x.shape[-1]}; the module was built with {width}={getattr(module, width)}"

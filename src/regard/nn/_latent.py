@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from regard import api
-from regard._checks import is_exporting
 from regard.cache import TokenCache
 from regard.cache._padded import Padded
 from regard.latent import absorb, expand, raise_values
 from regard.masks import Mask
-from regard.nn import _cached, _checks, _inputs
-from regard.nn._heads import check_inputs, finish
-from regard.nn._inputs import Inputs
+from regard.nn import _checks
+from regard.nn._attending import Attending
+from regard.nn._heads import Call, finish
+from regard.nn._inputs import Inputs, split_heads
 from regard.nn._products import product
-from regard.nn._protocols import Positions
+from regard.nn._protocols import Cache, Positions
 from regard.positions import Rotary
-from regard.statistics import Want
 
 # what DeepSeek calls our projections
 _DEEPSEEK = {
@@ -33,17 +31,7 @@ _DEEPSEEK = {
 }
 
 
-class _Call(NamedTuple):
-    inputs: Inputs
-    query: tuple[Tensor, Tensor]  # without positions [B, H, L, n], and rotary [B, H, L, p]
-    latent: Tensor  # [B, 1, T, r + p] of the new tokens, the rotary key behind the latent
-    absorbed: Tensor | None  # the queries that meet latents themselves [B, H, L, r + p], where there is a cache
-    keywords: dict[str, Any]
-    pads: Tensor | None
-    itself: bool
-
-
-class LatentAttention(nn.Module):
+class LatentAttention(Attending):
     """Multi-head latent attention (MLA) of DeepSeek-V2 and -V3.
 
     One latent per token, c = norm(W^DKV x), gives the keys and values of all heads, together with one rotary key that
@@ -70,7 +58,15 @@ class LatentAttention(nn.Module):
         dropout, out_dropout: on the attention weights and on the output, in training only.
 
     State dicts with DeepSeek's names (`q_a_proj`, `kv_a_proj_with_mqa`, …) load too.
+
+    Called as `MultiHeadAttention`. `value` is `key`, or left out: keys and values come from one latent. A cache is one
+    of `regard.cache`, such as a `LatentCache`. Its first tokens are expanded; later ones attend in absorbed form, to
+    the latents themselves.
     """
+
+    softcap = sinks = None
+    backend = "auto"
+    _input_widths = ("embed_dim",) * 3
 
     def __init__(
         self,
@@ -137,86 +133,6 @@ class LatentAttention(nn.Module):
         weight = self.kv_up_proj.weight.view(self.num_heads, -1, self.kv_lora_rank)
         return weight[:, : self.nope_dim], weight[:, self.nope_dim :]
 
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor | None = None,
-        value: Tensor | None = None,
-        *,
-        mask: Mask | None = None,
-        bias: Any = None,
-        cache: TokenCache | Padded | None = None,
-    ) -> Tensor:
-        """Attend from `query` to `key`.
-
-        Args:
-            query: `[batch, L, embed_dim]`, padded or nested.
-            key: `[batch, S, embed_dim]`, from which latents are made; `query` when not given (self-attention).
-            value: not needed; if given, must be `key`, since keys and values come from one latent.
-            mask, bias: as in `MultiHeadAttention.forward`.
-            cache: of `regard.cache`, such as a `LatentCache`. The first tokens of a cache are expanded; later ones
-                attend in absorbed form, to the latents themselves.
-        """
-        if cache is not None and torch.compiler.is_compiling() and not is_exporting():
-            return self._forward_aside(query, key, value, mask=mask, bias=bias, cache=cache)
-        call = self._prepare(query, key, value, mask, bias, cache)
-        if cache is not None and _is_in_use(cache) and _cached.can_attend(cache, call.keywords):
-            assert call.absorbed is not None
-            how = {"mask": call.keywords["mask"], "bias": call.keywords["bias"], "scale": self.scale}
-            heads = cache.attend(call.absorbed, call.latent, None, value_dim=self.kv_lora_rank, **how)
-            return finish(self, raise_values(heads, self.up_projections[1]), call)
-        call, tensors, keywords, absorbed = self._arranged(call, cache)
-        heads = api.attention(*tensors, **keywords)
-        return finish(self, raise_values(heads, self.up_projections[1]) if absorbed else heads, call)
-
-    _forward_aside = _cached.aside(forward)
-
-    def observe(
-        self,
-        query: Tensor,
-        key: Tensor | None = None,
-        value: Tensor | None = None,
-        *,
-        mask: Mask | None = None,
-        bias: Any = None,
-        cache: TokenCache | Padded | None = None,
-        want: Want | None = None,
-        differentiable: bool = False,
-    ) -> Any:
-        """`forward` with statistics of the heads: a `regard.Observation` whose `.out` is the module's output.
-
-        `differentiable`, as in `regard.observe`, gives some statistics gradients, for a penalty on them.
-        """
-        api.check_want(want)  # a cache keeps the tokens of a call that goes on
-        call = self._prepare(query, key, value, mask, bias, cache)
-        call, tensors, keywords, absorbed = self._arranged(call, cache)
-        output = self._output(absorbed) if want is not None and want.value_mass else None
-        seen = api.observe(*tensors, want=want, output=output, differentiable=differentiable, **keywords)
-        heads = raise_values(seen.out, self.up_projections[1]) if absorbed else seen.out
-        seen.out = finish(self, heads, call)
-        return seen
-
-    def explain(
-        self,
-        query: Tensor,
-        key: Tensor | None = None,
-        value: Tensor | None = None,
-        *,
-        mask: Mask | None = None,
-        bias: Any = None,
-        cache: TokenCache | Padded | None = None,
-        want: Want | None = None,
-    ) -> Any:
-        """Say how `forward` (or `observe`, with `want`) would attend, as a `regard.Plan`.
-
-        Only the projections run; a cache does not change.
-        """
-        call = self._prepare(query, key, value, mask, bias, cache)
-        if cache is None or call.absorbed is None or not _is_in_use(cache):
-            return api.explain(*self._expanded(call, call.latent), want=want, scale=self.scale, **call.keywords)
-        more = {"value_dim": self.kv_lora_rank, "scale": self.scale}
-        return _cached.explain(cache, (call.absorbed, call.latent, None), call.keywords, want, **more)
-
     def _prepare(
         self,
         query: Tensor,
@@ -224,89 +140,66 @@ class LatentAttention(nn.Module):
         value: Tensor | None,
         mask: Mask | None,
         bias: Any,
-        cache: TokenCache | Padded | None,
-    ) -> _Call:
+        cache: Cache | None,
+        how: dict[str, Any],
+    ) -> Call:
         if value is not None and value is not (query if key is None else key):
             raise ValueError("value must be key, or left out: latent attention makes keys and values from one latent")
-        itself = key is None or key is query
-        inputs = _inputs.arrange(query, key, None, mask, may_pack=False)
-        self._check(inputs, cache)
+        if cache is not None and not isinstance(cache, (TokenCache, Padded)):
+            raise TypeError(
+                "cache must be one of regard.cache that holds one tensor per token, such as LatentCache(capacity); "
+                f"got {type(cache).__name__}"
+            )
+        call = super()._prepare(query, key, None, mask, bias, cache, how)
+        plain, turned, latent = call.tensors
         if cache is None:
-            pads = _inputs.padding(mask, inputs.key.shape[1], inputs.key.device)
-        else:
-            pads = _cached.pads_of(cache, inputs.key)
-        inputs = _inputs.without_padding(inputs, pads, itself)
-        plain, turned = torch.split_with_sizes(self._queries(inputs.query), [self.nope_dim, self.rope_dim], -1)
-        latent, rotary = self._parts(product(self.kv_down_proj, inputs.key))
-        latent, rotary = self.kv_norm(latent).unsqueeze(1), rotary.unsqueeze(1)  # [B, 1, T, …]
-        here = inputs.query_offset if cache is None else _cached.position_of(cache, inputs.key)
-        turned, rotary = self.positions(
-            turned, rotary, query_offset=inputs.key.shape[1] - inputs.query.shape[1] if here is None else here
-        )
-        keywords = {
-            "mask": inputs.mask if cache is None or not itself else _cached.without_rows(inputs.mask, pads),
-            "bias": bias,
-            "dropout": self.dropout if self.training else 0.0,
-            "query_offset": inputs.query_offset,
-        }
-        latent, absorbed = torch.cat([latent, rotary], -1), None
-        if cache is not None:
+            return self._read(call._replace(tensors=(plain, latent, None), queries=(plain, turned)))
+        if any(cache.lengths):
             absorbed = absorb(plain, turned, self.up_projections[0])
-            _cached.check_call(cache, (absorbed, latent, None), keywords)
-        return _Call(inputs, (plain, turned), latent, absorbed, keywords, pads, itself)
+            how = {**(call.how or {}), "value_dim": self.kv_lora_rank}
+            return call._replace(tensors=(absorbed, latent, None), how=how)
+        # of the queries the cache looks at the shape alone, and expanding what it gives is cheaper for many
+        like = plain.new_empty(1).expand(*plain.shape[:3], latent.shape[3])
+        return call._replace(tensors=(like, latent, None), how=None, queries=(plain, turned))
 
-    def _arranged(
-        self, call: _Call, cache: TokenCache | Padded | None
-    ) -> tuple[_Call, tuple[Tensor, Tensor, Tensor], dict[str, Any], bool]:
-        """The tensors and keywords of `regard.attention`, and whether its result is in latents still."""
-        keywords = {**call.keywords, "scale": self.scale}
-        if cache is None:
-            return call, self._expanded(call, call.latent), keywords, False
-        in_use = _is_in_use(cache)
-        (_, latents, _), keywords = _cached.update(cache, (call.query[0], call.latent, None), keywords)
-        if call.pads is None:
-            rows = _inputs.padding_of_new_rows(call.inputs.mask, call.query[0], latents, keywords["query_offset"])
-            call = call._replace(pads=rows)
-        if call.absorbed is None or not in_use:
-            return call, self._expanded(call, latents), keywords, False
-        return call, (call.absorbed, latents, latents[..., : self.kv_lora_rank]), keywords, True
+    def _project(self, inputs: Inputs, positions: Any, first: int | Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries without positions, their rotary part, and latents with the rotary key behind them."""
+        if self.q_lora_rank is None:
+            q = product(self.q_proj, inputs.query)
+        else:
+            q = product(self.q_up_proj, self.q_norm(product(self.q_down_proj, inputs.query)))
+        plain, turned = torch.split_with_sizes(split_heads(q, self.num_heads), [self.nope_dim, self.rope_dim], -1)
+        latent, rotary = self._parts(product(self.kv_down_proj, inputs.key))
+        turned, rotary = positions(turned, rotary.unsqueeze(1), query_offset=first)
+        return plain, turned, torch.cat([self.kv_norm(latent).unsqueeze(1), rotary], -1)
 
-    def _expanded(self, call: _Call, latents: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _read(self, call: Call) -> Call:
+        """Over keys and values that are expanded from the latents, or over the latents as they are."""
+        query, latents, _ = call.tensors
+        if call.queries is None:
+            return call._replace(tensors=(query, latents, latents[..., : self.kv_lora_rank]))
         latent, rotary = self._parts(latents.squeeze(1))
-        key, value = expand(latent, rotary, *self.up_projections)
-        return torch.cat(call.query, -1), key, value
+        return call._replace(tensors=(torch.cat(call.queries, -1), *expand(latent, rotary, *self.up_projections)))
 
     def _parts(self, latents: Tensor) -> tuple[Tensor, Tensor]:
         latent, rotary = torch.split_with_sizes(latents, [self.kv_lora_rank, self.rope_dim], -1)
         return latent, rotary
 
-    def _output(self, absorbed: bool) -> Tensor:
-        """The matrix that reads the heads side by side: of their values, or of their latents."""
+    def _finish(self, heads: Tensor, call: Call) -> Tensor:
+        return finish(self, heads if call.queries else raise_values(heads, self.up_projections[1]), call)
+
+    def _output(self, call: Call) -> Tensor:
         weight: Tensor = self.out_proj.weight
-        if not absorbed:
+        if call.queries:
             return weight
-        by_head = torch.unflatten(weight, 1, (self.num_heads, -1))
+        by_head = torch.unflatten(weight, 1, (self.num_heads, -1))  # what reads latents
         return torch.einsum("mhv,hvr->mhr", by_head, self.up_projections[1]).flatten(1)
 
-    def _queries(self, x: Tensor) -> Tensor:
-        if self.q_lora_rank is None:
-            q = product(self.q_proj, x)
-        else:
-            q = product(self.q_up_proj, self.q_norm(product(self.q_down_proj, x)))
-        return _inputs.split_heads(q, self.num_heads)
-
-    def _check(self, inputs: Inputs, cache: object) -> None:
-        if cache is not None:
-            if not isinstance(cache, (TokenCache, Padded)):
-                raise TypeError(
-                    "cache must be one of regard.cache that holds one tensor per token, such as LatentCache(capacity); "
-                    f"got {type(cache).__name__}"
-                )
-            _cached.claim(cache, self)
-        check_inputs(self, inputs, cache is not None, ("embed_dim",) * 3)
-        first = self.q_proj if self.q_lora_rank is None else self.q_down_proj
-        for name, x, projection in (("query", inputs.query, first), ("key", inputs.key, self.kv_down_proj)):
-            _checks.check_dtype(name, x, projection)
+    @property
+    def _input_projections(self) -> tuple[nn.Module, nn.Module, nn.Module]:
+        """The first layers that query, key and value meet."""
+        queries = self.q_proj if self.q_lora_rank is None else self.q_down_proj
+        return queries, self.kv_down_proj, self.kv_down_proj
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any, **keywords: Any) -> None:
         for theirs, ours in _DEEPSEEK.items():
@@ -318,7 +211,3 @@ class LatentAttention(nn.Module):
     def extra_repr(self) -> str:
         names = ("embed_dim", "num_heads", "q_lora_rank", "kv_lora_rank", "nope_dim", "rope_dim", "value_head_dim")
         return ", ".join(f"{name}={getattr(self, name)}" for name in names)
-
-
-def _is_in_use(cache: TokenCache | Padded) -> bool:
-    return any(cache.lengths)

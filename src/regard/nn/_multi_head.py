@@ -8,18 +8,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard import _sharded, api
-from regard._checks import MODULE_NAMES, is_exporting, unknown_names
-from regard.masks import Mask
-from regard.nn import _cached, _checks, _inputs
-from regard.nn._heads import Call, ProjectedHeads, check_inputs, finish, shown
-from regard.nn._inputs import Inputs
+from regard.nn import _checks
+from regard.nn._attending import Attending
+from regard.nn._heads import Call, ProjectedHeads, shown
+from regard.nn._inputs import Inputs, split_heads
 from regard.nn._products import product, three_products
-from regard.nn._protocols import Cache, Positions
-from regard.statistics import Want
+from regard.nn._protocols import Positions
 
 
-class MultiHeadAttention(ProjectedHeads):
+class MultiHeadAttention(ProjectedHeads, Attending):
     """Concat(head_1 … head_H) W^O, with head_i = attention(Q W_i^Q, K W_i^K, V W_i^V).
 
         mha = MultiHeadAttention(512, 8)
@@ -97,172 +94,27 @@ class MultiHeadAttention(ProjectedHeads):
         if self.sinks is not None:
             nn.init.zeros_(self.sinks)
 
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor | None = None,
-        value: Tensor | None = None,
-        *,
-        mask: Mask | None = None,
-        bias: Any = None,
-        cache: Cache | None = None,
-        **how: Any,
-    ) -> Tensor:
-        """Attend from `query` to `key` and `value`.
-
-        Args:
-            query: `[batch, L, embed_dim]`, padded or nested (`torch.nested`, layout jagged).
-            key: `[batch, S, key_dim]`; `query` when not given (self-attention).
-            value: `[batch, S, value_dim]`; `key` when not given.
-            mask: from `regard.masks`. In self-attention, rows that are padding by `masks.padding` (or a document id of
-                −1) are exactly 0 in the output, and nothing in them reaches another row or any gradient.
-            bias: added to the logits, as in `regard.attention`.
-            cache: keys and values of earlier tokens (`regard.nn.Cache`).
-            how: `scale`, `softcap`, `sinks` (a tensor `[num_heads]`), `backend`, as in `regard.attention`: they replace
-                the module's own.
-
-        Nested input runs as one packed sequence in which an item sees only itself; or as a padded batch, if the mask, a
-        bias or `positions` depend on a token's position. In both cases positions start at 0 in each item, `masks.keep`
-        and a bias index rows and columns of the padded batch, and the result is nested as `query` is.
-        """
-        if cache is not None and torch.compiler.is_compiling() and not is_exporting():
-            return self._forward_aside(query, key, value, mask=mask, bias=bias, cache=cache, **how)
-        call = self._prepare(query, key, value, mask, bias, cache, how)
-        if cache is None:
-            return finish(self, api.attention(*call.tensors, **call.keywords), call)
-        if _cached.can_attend(cache, call.keywords):
-            found: Any = cache
-            keywords = call.keywords
-            out = found.attend(*call.tensors, mask=keywords["mask"], bias=keywords["bias"], **call.how)
-            return finish(self, out, call)
-        call = self._through(cache, call)
-        return finish(self, api.attention(*call.tensors, **call.keywords), call)
-
-    _forward_aside = _cached.aside(forward)
-
-    def observe(
-        self,
-        query: Tensor,
-        key: Tensor | None = None,
-        value: Tensor | None = None,
-        *,
-        mask: Mask | None = None,
-        bias: Any = None,
-        cache: Cache | None = None,
-        want: Want | None = None,
-        differentiable: bool = False,
-        **how: Any,
-    ) -> Any:
-        """`forward` with statistics of the heads: a `regard.Observation` whose `.out` is the module's output.
-
-        For nested input the statistics are those of the packed or padded call (see `forward`). With
-        `Want(value_mass=True)`, values are measured after the module's output projection. `differentiable`, as in
-        `regard.observe`, gives some statistics gradients, for a penalty on them.
-        """
-        api.check_want(want)  # a cache keeps the tokens of a call that goes on
-        call = self._prepare(query, key, value, mask, bias, cache, how)
-        call = call if cache is None else self._through(cache, call)
-        output = self.out_proj.weight if want is not None and want.value_mass else None
-        seen = api.observe(*call.tensors, want=want, output=output, differentiable=differentiable, **call.keywords)
-        seen.out = finish(self, seen.out, call)
-        return seen
-
-    def explain(
-        self,
-        query: Tensor,
-        key: Tensor | None = None,
-        value: Tensor | None = None,
-        *,
-        mask: Mask | None = None,
-        bias: Any = None,
-        cache: Cache | None = None,
-        want: Want | None = None,
-        **how: Any,
-    ) -> Any:
-        """Say how `forward` (or `observe`, with `want`) would run this call, as a `regard.Plan`.
-
-        Only the projections run; a cache does not change.
-        """
-        call = self._prepare(query, key, value, mask, bias, cache, how)
-        _cached.check_call(cache, call.tensors, call.keywords)
-        return _cached.explain(cache, call.tensors, call.keywords, want)
-
-    def _prepare(
-        self,
-        query: Tensor,
-        key: Tensor | None,
-        value: Tensor | None,
-        mask: Mask | None,
-        bias: Any,
-        cache: Cache | None,
-        how: dict[str, Any],
-    ) -> Call:
-        how = self._how(how)
-        itself = key is None or key is query
-        positions = self.positions
-        inputs = _inputs.arrange(query, key, value, mask, may_pack=bias is None and positions is None)
-        check_inputs(self, inputs, cache is not None)
-        if cache is not None:
-            _checks.check_cache(cache, with_positions=positions is not None)
-            _cached.claim(cache, self)
-        keys = inputs.key
-        pads = _inputs.padding(mask, keys.shape[1], keys.device) if cache is None else _cached.pads_of(cache, keys)
-        if pads is not None:
-            _sharded.refuse_padding()
-            inputs = _inputs.without_padding(inputs, pads, itself)
-        try:
-            q, k, v = self._project(inputs)
-        except RuntimeError:
-            _checks.check_dtypes(self, *inputs[:3])  # says it better, where dtypes are the reason
-            raise
-        q = _inputs.split_heads(q, self.num_heads)
-        k, v = _inputs.split_heads(k, self.num_kv_heads), _inputs.split_heads(v, self.num_kv_heads)
+    def _project(self, inputs: Inputs, positions: Any, first: int | Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        query, key, value = inputs[:3]
+        if not self.packed:
+            q, k, v = three_products((self.q_proj, self.k_proj, self.v_proj), (query, key, value))
+        elif query is key and key is value:
+            q, k, v = torch.split_with_sizes(product(self.qkv_proj, query), list(self.projection_widths), dim=-1)
+        else:
+            weights = torch.split_with_sizes(self.qkv_proj.weight, list(self.projection_widths))
+            bias = self.qkv_proj.bias
+            biases = (None,) * 3 if bias is None else torch.split_with_sizes(bias, list(self.projection_widths))
+            q, k, v = (product(F.linear, x, w, b) for x, w, b in zip(inputs[:3], weights, biases, strict=True))
+        q = split_heads(q, self.num_heads)
+        k, v = split_heads(k, self.num_kv_heads), split_heads(v, self.num_kv_heads)
         if (q_norm := self.q_norm) is not None and (k_norm := self.k_norm) is not None:
             q, k = q_norm(q), k_norm(k)
         if positions is not None:
-            here = inputs.query_offset if cache is None else _cached.position_of(cache, keys)
-            q, k = positions(q, k, query_offset=k.shape[2] - q.shape[2] if here is None else here)
-        seen = inputs.mask
-        if pads is not None and cache is not None and itself:
-            seen = _cached.without_rows(seen, pads)
-        dropout = self.dropout if self.training else 0.0
-        keywords = {"mask": seen, "bias": bias, "dropout": dropout, "query_offset": inputs.query_offset, **how}
-        return Call(inputs, (q, k, v), keywords, pads, itself, how)
-
-    def _how(self, given: dict[str, Any]) -> dict[str, Any]:
-        """What says how to attend, of the call or else of the module; what is as usual is left out."""
-        if not given and self.scale is None and self.softcap is None and self.backend == "auto" and self.sinks is None:
-            return {}  # the usual call
-        own = {"scale": self.scale, "softcap": self.softcap, "sinks": self.sinks, "backend": self.backend}
-        if unknown := given.keys() - own.keys():
-            otherwise = f"{', '.join(own)} say how to attend, mask and bias to what"
-            hints = unknown_names(unknown, MODULE_NAMES, otherwise)
-            raise TypeError(f"{', '.join(sorted(unknown))}: no such keyword; {hints}")
-        merged = {name: own[name] if given.get(name) is None else given[name] for name in own}
-        return {name: value for name, value in merged.items() if value is not None and value != "auto"}
-
-    def _through(self, cache: Cache, call: Call) -> Call:
-        """The call over all keys and values that the cache gives back."""
-        _cached.check_call(cache, call.tensors, call.keywords)
-        tensors, keywords = _cached.update(cache, call.tensors, call.keywords)
-        pads = call.pads
-        if pads is None:
-            pads = _inputs.padding_of_new_rows(call.inputs.mask, *tensors[:2], keywords["query_offset"])
-        return call._replace(tensors=tensors, keywords=keywords, pads=pads)
-
-    def _project(self, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
-        query, key, value = inputs[:3]
-        if not self.packed:
-            return three_products((self.q_proj, self.k_proj, self.v_proj), (query, key, value))
-        widths = list(self.projection_widths)
-        if query is key and key is value:
-            q, k, v = torch.split_with_sizes(product(self.qkv_proj, query), widths, dim=-1)
-            return q, k, v
-        weights = torch.split_with_sizes(self.qkv_proj.weight, widths)
-        bias = self.qkv_proj.bias
-        biases = (None, None, None) if bias is None else torch.split_with_sizes(bias, widths)
-        q, k, v = (product(F.linear, x, w, b) for x, w, b in zip((query, key, value), weights, biases, strict=True))
+            q, k = positions(q, k, query_offset=first)
         return q, k, v
+
+    def _output(self, call: Call) -> Tensor:
+        return self.out_proj.weight
 
     def extra_repr(self) -> str:
         usual = {

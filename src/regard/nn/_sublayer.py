@@ -6,10 +6,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from regard.masks import Mask
 from regard.nn._checks import check_dtypes, check_tensors
 from regard.nn._multi_head import MultiHeadAttention
-from regard.nn._protocols import Cache
 
 
 class AttentionSublayer(nn.Module):
@@ -34,27 +32,11 @@ class AttentionSublayer(nn.Module):
         self.attention = MultiHeadAttention(embed_dim, num_heads, **attention)
         self.norm = nn.LayerNorm(embed_dim, eps=eps, device=attention.get("device"), dtype=attention.get("dtype"))
 
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor | None = None,
-        value: Tensor | None = None,
-        *,
-        mask: Mask | None = None,
-        bias: Any = None,
-        cache: Cache | None = None,
-    ) -> Tensor:
-        """As `MultiHeadAttention.forward`."""
-        inputs = self._inputs(query, key, value)
-        return self._join(query, self.attention(*inputs, mask=mask, bias=bias, cache=cache))
+    def forward(self, query: Tensor, key: Tensor | None = None, value: Tensor | None = None, **keywords: Any) -> Tensor:
+        """As `MultiHeadAttention.forward`, with its keywords."""
+        return self._join(query, self.attention(*self._inputs(query, key, value), **keywords))
 
-    def observe(
-        self,
-        query: Tensor,
-        key: Tensor | None = None,
-        value: Tensor | None = None,
-        **keywords: Any,
-    ) -> Any:
+    def observe(self, query: Tensor, key: Tensor | None = None, value: Tensor | None = None, **keywords: Any) -> Any:
         """As `MultiHeadAttention.observe`; `.out` is this sub-layer's output."""
         seen = self.attention.observe(*self._inputs(query, key, value), **keywords)
         seen.out = self._join(query, seen.out)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from math import isfinite
-from numbers import Integral, Real
+from math import inf
+from numbers import Integral
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from regard._checks import check_count
+from regard._checks import check_count, check_number
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
@@ -21,10 +21,7 @@ def even_size(name: str, value: Any) -> None:
 
 
 def above(name: str, value: Any, least: float = 0.0) -> None:
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"{name} must be a number, got {value!r} ({type(value).__name__})")
-    if not (isfinite(value) and float(value) > least):
-        raise ValueError(f"{name} must be finite and above {least:g}, got {value}")
+    check_number(name, value, f"finite and above {least:g}", lambda value: least < value < inf)
 
 
 def at_least_one(name: str, value: Any) -> None:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from regard.train._tokens import PAD, START, STOP
 
@@ -30,9 +31,6 @@ class Ragged(NamedTuple):
         at = torch.arange(width, device=self.flat.device)
         real = at < self.lengths[rows].unsqueeze(1)
         return (self.starts[rows].unsqueeze(1) + at).clamp_max(self.flat.shape[0] - 1), real
-
-    def to(self, device: torch.device | str) -> Ragged:
-        return Ragged(*(each.to(device) for each in self))
 
 
 class Batch(NamedTuple):
@@ -67,9 +65,8 @@ class Corpus(NamedTuple):
     soft: Soft | None = None
 
     def to(self, device: torch.device | str) -> Corpus:
-        source = None if self.source is None else self.source.to(device)
-        soft = None if self.soft is None else Soft(*(each.to(device) for each in self.soft))
-        return Corpus(source, self.target.to(device), soft)
+        moved: Corpus = tree_map_only(Tensor, lambda x: x.to(device), self)
+        return moved
 
     def take(self, rows: Tensor, widths: tuple[int, int]) -> Batch:
         """The batch of these rows, padded to these widths."""

@@ -14,6 +14,7 @@ from torch import Tensor
 
 import regard
 from regard import Observation, Plan, Want
+from regard._checks import check_choice
 from regard._sharded import outside_block
 from regard._sharded._calls import own_draws
 from regard.masks import Mask
@@ -43,8 +44,7 @@ class ContextParallel:
     def __init__(self, group: Any = None, *, layout: str = "balanced") -> None:
         if not dist.is_initialized():
             raise RuntimeError("ContextParallel needs torch.distributed.init_process_group first (torchrun sets it up)")
-        if layout not in LAYOUTS:
-            raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}, got {layout!r}")
+        check_choice("layout", layout, LAYOUTS)
         self.group, self.layout = group, layout
         self.rank, self.count = dist.get_rank(group), dist.get_world_size(group)
         # which pieces each process has, by their place in the sequence

@@ -11,6 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from regard._checks import check_choice
+
 Result = TypeVar("Result")
 WAYS = ("copies", "shards", "heads")  # DDP, FSDP2, tensor parallelism
 
@@ -19,8 +21,7 @@ class Processes:
     """The group that this process trains in. Alone, everything here does nothing."""
 
     def __init__(self, device: torch.device, how: str = "copies") -> None:
-        if how not in WAYS:
-            raise ValueError(f"how must be one of {', '.join(WAYS)}, got {how!r}")
+        check_choice("how", how, WAYS)
         self.device, self.how = device, how
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         self.count = dist.get_world_size() if dist.is_initialized() else 1

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from regard._checks import check_choice
 from regard.models import Transformer, TransformerConfig
 
 # a layer's names there, and here
@@ -79,8 +80,7 @@ def quoted_config(
         share_embeddings: `-embs_share_weight`.
         scale: `-scale_emb_or_prj`: "emb", "prj" or "none".
     """
-    if scale not in _SCALES:
-        raise ValueError(f"scale must be one of {', '.join(_SCALES)}, got {scale!r}")
+    check_choice("scale", scale, _SCALES)
     if share_embeddings and source_words != target_words:
         raise ValueError(f"shared embeddings need one vocabulary, got {source_words} and {target_words} words")
     return TransformerConfig(

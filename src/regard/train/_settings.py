@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from regard._checks import check_count
+from regard._checks import check_choice, check_field
 
 CHOICES = {
     "task": ("translate", "lm"),
@@ -129,21 +129,12 @@ def read_settings(path: Path) -> Settings:
 
 def _check(name: str, kind: str, value: Any) -> None:
     """One setting, by the type of its field."""
-    if kind == "str":
-        choices = CHOICES.get(name)
-        if choices is not None and value not in choices:
-            raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
-        if not isinstance(value, str) or not value:
-            raise ValueError(f"{name} must be a word, got {value!r}")
-    elif kind == "bool":
-        if not isinstance(value, bool):
-            raise TypeError(f"{name} must be True or False, got {value!r}")
-    elif kind == "int":
-        check_count(name, value, 0 if name in FROM_ZERO else 1, kind=int)
-    elif not (value is None and kind.endswith("| None")):
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise TypeError(f"{name} must be a number, got {value!r}")
-        closed = name == "distill"  # a student may learn from its teachers alone
-        high = 1.0 if closed or name in BELOW_ONE else math.inf
-        if not (0.0 <= value < high or (closed and value == high)):
-            raise ValueError(f"{name} must be in [0.0, {high}{']' if closed else ')'}, got {value}")
+    if name in CHOICES:
+        check_choice(name, value, CHOICES[name])
+    if kind == "str" and (not isinstance(value, str) or not value):
+        raise ValueError(f"{name} must be a word, got {value!r}")
+    closed = name == "distill"  # a student may learn from its teachers alone
+    high = 1.0 if closed or name in BELOW_ONE else math.inf
+    expected = f"in [0.0, {high}{']' if closed else ')'}"
+    least = 0 if name in FROM_ZERO else 1
+    check_field(name, kind, value, least, expected, lambda x: 0.0 <= x < high or (closed and x == high))

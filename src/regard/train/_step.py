@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
 
-from regard.train._batches import Batch, Soft
+from regard.train._batches import Batch
 from regard.train._loss import Loss, loss_of
 from regard.train._processes import whole
 from regard.train._settings import Settings
@@ -136,7 +137,7 @@ class Stepper:
 
     def _capture(self, shape: tuple[int, ...], batch: Batch) -> None:
         assert self._side is not None
-        held = _changed(batch, torch.clone)
+        held = tree_map_only(Tensor, torch.clone, batch)
         self.optimizer.zero_grad(set_to_none=True)
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
@@ -158,28 +159,14 @@ class Stepper:
 
     def _replay(self, shape: tuple[int, ...], batch: Batch) -> Loss:
         graph, held, loss = self._captured[shape]
-        _copy_into(held, batch)
+        for own, new in zip(tree_leaves(held), tree_leaves(batch), strict=True):
+            if own is not None:
+                own.copy_(new)
         graph.replay()
         return loss
 
 
 def _doubled(batch: Batch) -> Batch:
     """For a model, which reads no soft targets."""
-    return _changed(batch._replace(soft=None), lambda x: torch.cat([x, x]))
-
-
-def _changed(batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
-    source = None if batch.source is None else change(batch.source)
-    lengths = None if batch.source_lengths is None else change(batch.source_lengths)
-    soft = None if batch.soft is None else Soft(*map(change, batch.soft))
-    return Batch(source, lengths, change(batch.inputs), change(batch.outputs), soft)
-
-
-def _tensors(batch: Batch) -> list[Tensor]:
-    parts = [batch.source, batch.source_lengths, batch.inputs, batch.outputs, *(batch.soft or ())]
-    return [each for each in parts if each is not None]
-
-
-def _copy_into(held: Batch, batch: Batch) -> None:
-    for own, new in zip(_tensors(held), _tensors(batch), strict=True):
-        own.copy_(new)
+    doubled: Batch = tree_map_only(Tensor, lambda x: torch.cat([x, x]), batch._replace(soft=None))
+    return doubled

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ from torch import Tensor
 from regard import interop
 from regard.models import Hypothesis, Transformer
 from regard.models._sampling import Sampling
-from regard.models._search import search
+from regard.models._search import Asked, search
 from regard.train._loop import LAST
 from regard.train._tokens import PAD, START, STOP, Words
 
@@ -95,9 +96,7 @@ class Translator:
         encoded = [[*ids, STOP] for ids in self.words.encode(lines)]
         spoken = [at for at, ids in enumerate(encoded) if len(ids) > 1 and lines[at].strip()]
         order = sorted(spoken, key=lambda at: -len(encoded[at]))
-        sampling = Sampling(temperature, top_k, top_p)
-        if seed is not None and not sampling.draws:
-            raise ValueError("seed is given, but temperature 0 draws nothing; give a temperature")
+        sampling = Sampling(temperature, top_k, top_p, seed)
         # each sentence draws from a stream of its own, whatever stands next to it in a batch
         seeds = torch.randint(2**62, (len(encoded),), generator=_generator(seed)).tolist() if sampling.draws else []
         found: list[list[Translation]] = [[Translation("", 0.0, 0.0, [])] for _ in encoded]
@@ -108,9 +107,10 @@ class Translator:
             lengths_of = [len(encoded[each]) for each in chosen]
             limits = [max_new_tokens if max_new_tokens is not None else n * 3 // 2 + 20 for n in lengths_of]
             source, lengths = padded([encoded[each] for each in chosen], self.device)
-            drawn = [seeds[each] for each in chosen] if seeds else None
-            given = ((source, lengths, "right"), START, STOP, max(limits), beams, length_penalty, best, use_cache)
-            for each, item in zip(chosen, search(self.models, *given, sampling, drawn, limits), strict=True):
+            drawn = replace(sampling, seed=[seeds[each] for each in chosen] if seeds else None)
+            asked = Asked(START, STOP, max(limits), beams, length_penalty, best, use_cache, drawn)
+            items = search(self.models, (source, lengths, "right"), asked, limits)
+            for each, item in zip(chosen, items, strict=True):
                 found[each] = [self._translation(one) for one in item]
             at += len(chosen)
             progress(at)
