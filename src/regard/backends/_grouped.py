@@ -10,7 +10,6 @@ equally many of them are gathered, likewise the triangles, and what is left goes
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 import operator
 from collections.abc import Callable, Iterator
@@ -20,10 +19,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from regard.backends._schedule import by_items, from_intervals, steps_of
+from regard.backends._schedule import by_items, from_blocks, from_intervals, steps_of
 from regard.backends._steps import AnyStep, Gathered, Run, Step
 from regard.masks import Mask, RowIntervals
-from regard.masks._areas import joined
 from regard.masks._rebuild import of_intervals
 from regard.spec import Call, CallSpec
 
@@ -255,19 +253,17 @@ def _from_table(mask: Mask, spec: CallSpec, offset: int) -> Steps | None:
     causal, others = _without_causal(mask)
     table = others.blocks(L, S, offset, spec.batch, block, block)
     groups, height = table.groups, table.query_blocks
-    counts = np.diff(table.row_ptr, axis=1).ravel()
-    row: NDArray[np.int64] = np.repeat(np.arange(groups * height), counts)
-    col = table.cols.astype(np.int64)
+    row, col = table.owners, table.cols.astype(np.int64)
     # blocks that the last rows or keys do not fill cannot be gathered
-    whole = table.full & (col < S // block) & (row % height < L // block)
+    whole = (col < S // block) & (row % height < L // block)
     place = row % height + offset // block if causal else np.full_like(row, S)
-    full, diagonal = whole & (col < place), whole & (col == place)
-    left = (col <= place) & ~full & ~diagonal
+    full, diagonal = table.full & (col < place), table.full & (col == place) & whole
+    left = (col <= place) & ~(full & whole) & ~diagonal
     made = Steps()
-    for chosen, kind in ((full, "rect"), (diagonal, "triangle")):
+    for chosen, kind in ((full & whole, "rect"), (diagonal, "triangle")):
         for rows, cols in _of_equal_shape(row[chosen], col[chosen], height, 1 if kind == "triangle" else MOST // block):
             made += _gathered(rows, cols, kind, block, groups, height, spec)
-    made += _left_over(row[left], col[left], groups, height, block, L, S)
+    made += from_blocks(table, row[left], table.cols[left], full[left], L, S, merges=True)
     return made
 
 
@@ -327,17 +323,3 @@ def _gathered(
         own, keys = row_numbers[at].ravel(), key_numbers[at].ravel()
         first = int(own[0]) if (np.diff(own) == 1).all() else None
         yield Gathered(piece, block, len(owner[at]), group, torch.from_numpy(own), torch.from_numpy(keys), first)
-
-
-def _left_over(
-    row: NDArray[np.int64], col: NDArray[np.int64], groups: int, height: int, block: int, L: int, S: int
-) -> list[Step]:
-    """Blocks that are not gathered, row by row."""
-    steps = []
-    edges = [*np.flatnonzero(np.diff(row, prepend=-1)).tolist(), len(row)]
-    for start, stop in itertools.pairwise(edges):
-        item, at = divmod(int(row[start]), height)
-        blocks = joined((place * block, min((place + 1) * block, S)) for place in col[start:stop].tolist())
-        runs, batch = tuple(Run(a, b, False) for a, b in blocks), None if groups == 1 else item
-        steps.append(Step(batch, at * block, min((at + 1) * block, L), runs, "tile", None, None, merges=True))
-    return steps
