@@ -88,9 +88,7 @@ def _read_states(mask: Mask, frame: Frame, size: int) -> Tensor:
     """From the mask's own table of blocks, worked out on the host."""
     table = mask.blocks(frame.queries, frame.keys, frame.offset, frame.batch, size, size)
     states = np.zeros((table.groups, table.query_blocks, table.key_blocks), dtype=np.int8)
-    counts = np.diff(table.row_ptr, axis=1).reshape(-1)
-    rows = np.repeat(np.arange(len(counts)), counts)
-    states.reshape(len(counts), -1)[rows, table.cols] = np.where(table.full, _FULL, _PARTIAL)
+    states.reshape(-1, table.key_blocks)[table.owners, table.cols] = np.where(table.full, _FULL, _PARTIAL)
     return torch.from_numpy(states).to(frame.device)
 
 

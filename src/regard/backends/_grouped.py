@@ -10,7 +10,6 @@ equally many of them are gathered, likewise the triangles, and what is left goes
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 import operator
 from collections.abc import Callable, Iterator
@@ -20,10 +19,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from regard.backends._schedule import by_items, from_intervals, steps_of
+from regard.backends._schedule import by_items, from_blocks, from_intervals, steps_of
 from regard.backends._steps import AnyStep, Gathered, Run, Step
 from regard.masks import Mask, RowIntervals
-from regard.masks._areas import joined
 from regard.masks._rebuild import of_intervals
 from regard.spec import Call, CallSpec
 
@@ -86,20 +84,18 @@ def _periodic_steps(mask: Mask, spec: CallSpec, offset: int) -> Steps | None:
     period = part.period
     if period is None or period > min(MOST_CLASSES, spec.queries):
         return None
-    sizes = (spec.queries, spec.keys, offset, spec.batch)
-    steps, intervals = _steps_of_intervals(plain, sizes), _intervals_of(rest, sizes)
-    if steps is None or intervals is None:
-        return None
-    for item, *ends in by_items(intervals):
+
+    def classes(item: int | None, lo: NDArray[np.int64], hi: NDArray[np.int64]) -> Iterator[Step]:
         for row in range(period):
             key = (row + offset) % period
             # the keys key, key + period, …: how many of them lie below each end
-            below = [-((key - end[:, row::period]) // period) for end in ends]
-            for step in from_intervals(item, *(np.maximum(end, 0) for end in below)):
+            below = (np.maximum(-((key - end[:, row::period]) // period), 0) for end in (lo, hi))
+            for step in from_intervals(item, *below):
                 places = step.places
                 at = (row + places[0] * period, *(key + place * period for place in places[1:]))
-                steps.append(step._replace(merges=step.merges or plain is not None, stride=period, at=at))
-    return Steps(_grouped(steps, spec))
+                yield step._replace(stride=period, at=at)
+
+    return _steps_of_sides(plain, rest, classes, spec, offset)
 
 
 def _listed_steps(mask: Mask, spec: CallSpec, offset: int) -> Steps | None:
@@ -117,69 +113,55 @@ def _listed_steps(mask: Mask, spec: CallSpec, offset: int) -> Steps | None:
     keys = seen.expand(1, 1, 1, spec.keys).flatten().nonzero().flatten()
     if 2 * len(keys) > spec.keys:
         return None
-    steps, intervals = _steps_of_intervals(plain, sizes), _intervals_of(rest, sizes)
-    if steps is None or intervals is None:
-        return None
-    for item, *ends in by_items(intervals):
-        for step in from_intervals(item, *(np.searchsorted(keys.numpy(), end) for end in ends)):
-            steps.append(step._replace(merges=step.merges or plain is not None, listed=keys))
-    return Steps(_grouped(steps, spec))
+
+    def among(item: int | None, lo: NDArray[np.int64], hi: NDArray[np.int64]) -> Iterator[Step]:
+        for step in from_intervals(item, *(np.searchsorted(keys.numpy(), end) for end in (lo, hi))):
+            yield step._replace(listed=keys)
+
+    return _steps_of_sides(plain, rest, among, spec, offset)
 
 
 def _split(mask: Mask, wanted: Callable[[Mask], bool]) -> tuple[Mask | None, Mask, Mask | None] | None:
     """(plain, part, rest) where the mask is ``plain | (part & rest)``, no pair is on both sides, and the part is one
     that is wanted."""
-    found = _taken(mask, wanted)
-    if found is not None:
-        return None, *found
-    joined = _union(mask, wanted)
-    if joined is None:
-        return None
-    plain, other = joined
-    found = _taken(other & ~plain, wanted)
-    return None if found is None else (plain, *found)
-
-
-def _taken(mask: Mask, wanted: Callable[[Mask], bool]) -> tuple[Mask, Mask | None] | None:
-    """(part, rest) where the mask is ``part & rest``, and the part is one that is wanted."""
     parts = mask.conjuncts
-    for at, part in enumerate(parts):
-        if wanted(part):
-            rest = parts[:at] + parts[at + 1 :]
-            return part, functools.reduce(operator.and_, rest) if rest else None
+    for at, whole in enumerate(parts):
+        others, sides = parts[:at] + parts[at + 1 :], whole.disjuncts
+        with_it = [side for side in sides if any(map(wanted, side.conjuncts))]
+        if len(with_it) != 1:
+            continue
+        without = [side for side in sides if side is not with_it[0]]
+        plain = functools.reduce(operator.and_, [functools.reduce(operator.or_, without), *others]) if without else None
+        inside = [*with_it[0].conjuncts, *others, *([] if plain is None else [~plain])]
+        part = next(filter(wanted, inside))
+        rest = [each for each in inside if each is not part]
+        return plain, part, functools.reduce(operator.and_, rest) if rest else None
     return None
 
 
-def _union(mask: Mask, wanted: Callable[[Mask], bool]) -> tuple[Mask, Mask] | None:
-    """A mask as one without a part that is wanted, and one with it."""
-    parts = mask.conjuncts
-    for at, part in enumerate(parts):
-        plain = [one for one in part.disjuncts if _taken(one, wanted) is None]
-        others = [one for one in part.disjuncts if _taken(one, wanted) is not None]
-        if plain and len(others) == 1:
-            rest = parts[:at] + parts[at + 1 :]
-            sides = functools.reduce(operator.or_, plain), others[0]
-            first, second = (functools.reduce(operator.and_, [side, *rest]) for side in sides)
-            return first, second
-    return None
-
-
-def _steps_of_intervals(mask: Mask | None, sizes: tuple[int, int, int, int]) -> list[Step] | None:
-    """The steps of a mask of intervals: none without a mask, and None where it is another."""
-    if mask is None:
-        return []
-    found = mask.rows(*sizes)
-    if found is None:
+def _steps_of_sides(
+    plain: Mask | None,
+    rest: Mask | None,
+    steps_of_item: Callable[[int | None, NDArray[np.int64], NDArray[np.int64]], Iterator[Step]],
+    spec: CallSpec,
+    offset: int,
+) -> Steps | None:
+    """The steps of the plain side, and of the intervals of the rest on the other; None where one has no such form."""
+    sizes = (spec.queries, spec.keys, offset, spec.batch)
+    steps: list[Step] = []
+    if plain is not None:
+        found = plain.rows(*sizes)
+        if found is None:
+            return None
+        steps = [step for item, lo, hi in by_items(found) for step in from_intervals(item, lo, hi)]
+    whole = np.zeros((1, 1, spec.queries), np.int64)
+    intervals = RowIntervals(whole, whole + spec.keys) if rest is None else rest.rows(*sizes)
+    if intervals is None:
         return None
-    return [step for item, lo, hi in by_items(found) for step in from_intervals(item, lo, hi)]
-
-
-def _intervals_of(mask: Mask | None, sizes: tuple[int, int, int, int]) -> RowIntervals | None:
-    """The intervals of keys of each row, [group, interval, row]; without a mask all keys, and None of another mask."""
-    if mask is not None:
-        return mask.rows(*sizes)
-    whole = np.zeros((1, 1, sizes[0]), np.int64)
-    return RowIntervals(whole, whole + sizes[1])
+    for item, lo, hi in by_items(intervals):
+        for step in steps_of_item(item, lo, hi):
+            steps.append(step._replace(merges=step.merges or plain is not None))
+    return Steps(_grouped(steps, spec))
 
 
 def _grouped(steps: list[Step], spec: CallSpec) -> Iterator[Step]:
@@ -255,19 +237,17 @@ def _from_table(mask: Mask, spec: CallSpec, offset: int) -> Steps | None:
     causal, others = _without_causal(mask)
     table = others.blocks(L, S, offset, spec.batch, block, block)
     groups, height = table.groups, table.query_blocks
-    counts = np.diff(table.row_ptr, axis=1).ravel()
-    row: NDArray[np.int64] = np.repeat(np.arange(groups * height), counts)
-    col = table.cols.astype(np.int64)
+    row, col = table.owners, table.cols.astype(np.int64)
     # blocks that the last rows or keys do not fill cannot be gathered
-    whole = table.full & (col < S // block) & (row % height < L // block)
+    whole = (col < S // block) & (row % height < L // block)
     place = row % height + offset // block if causal else np.full_like(row, S)
-    full, diagonal = whole & (col < place), whole & (col == place)
-    left = (col <= place) & ~full & ~diagonal
+    full, diagonal = table.full & (col < place), table.full & (col == place) & whole
+    left = (col <= place) & ~(full & whole) & ~diagonal
     made = Steps()
-    for chosen, kind in ((full, "rect"), (diagonal, "triangle")):
+    for chosen, kind in ((full & whole, "rect"), (diagonal, "triangle")):
         for rows, cols in _of_equal_shape(row[chosen], col[chosen], height, 1 if kind == "triangle" else MOST // block):
             made += _gathered(rows, cols, kind, block, groups, height, spec)
-    made += _left_over(row[left], col[left], groups, height, block, L, S)
+    made += from_blocks(table, row[left], table.cols[left], full[left], L, S, merges=True)
     return made
 
 
@@ -327,17 +307,3 @@ def _gathered(
         own, keys = row_numbers[at].ravel(), key_numbers[at].ravel()
         first = int(own[0]) if (np.diff(own) == 1).all() else None
         yield Gathered(piece, block, len(owner[at]), group, torch.from_numpy(own), torch.from_numpy(keys), first)
-
-
-def _left_over(
-    row: NDArray[np.int64], col: NDArray[np.int64], groups: int, height: int, block: int, L: int, S: int
-) -> list[Step]:
-    """Blocks that are not gathered, row by row."""
-    steps = []
-    edges = [*np.flatnonzero(np.diff(row, prepend=-1)).tolist(), len(row)]
-    for start, stop in itertools.pairwise(edges):
-        item, at = divmod(int(row[start]), height)
-        blocks = joined((place * block, min((place + 1) * block, S)) for place in col[start:stop].tolist())
-        runs, batch = tuple(Run(a, b, False) for a, b in blocks), None if groups == 1 else item
-        steps.append(Step(batch, at * block, min((at + 1) * block, L), runs, "tile", None, None, merges=True))
-    return steps

@@ -5,6 +5,7 @@ Rows that no step mentions see nothing. ``grouped_steps`` (see ``_grouped``) put
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from functools import lru_cache
 
@@ -14,8 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.backends._steps import Run, Step
-from regard.masks import Mask
+from regard.masks import BlockTable, Mask
 from regard.masks._areas import Ranges, joined
+from regard.masks._intervals import moves_of, segments
 from regard.spec import Call, CallSpec
 
 # pairs of a head of 64 that each step has to save against one masked call of all pairs (benchmarks/cpu.py --only
@@ -27,7 +29,7 @@ ROWS_OF_A_READ = 8
 SHORT = 32
 # rows of a tile step; small, since a band of width w pays for w + TILE keys per row
 TILE = 64
-# of the first interval: its end follows the row, as below a causal edge (see _segments)
+# of the first interval: its end follows the row, as below a causal edge (see ``moves_of``)
 _DOWN = 1
 
 
@@ -62,19 +64,13 @@ def _everything(rows: int, keys: int) -> list[Step]:
     return [Step(None, 0, rows, (Run(0, keys, True),), "rect", None, None)]
 
 
-def _build(mask: Mask, rows: int, keys: int, offset: int | Tensor, batch: int, once: bool = False) -> list[Step]:
+def _build(mask: Mask, rows: int, keys: int, offset: int | Tensor, batch: int) -> list[Step]:
     intervals = mask.rows(rows, keys, offset, batch)
-    steps: list[Step] = []
     if intervals is not None:
-        for item, lo, hi in by_items(intervals):
-            steps += from_intervals(item, lo, hi, once=once)
-        return steps
+        return [step for item, lo, hi in by_items(intervals) for step in from_intervals(item, lo, hi)]
     block = 64 if keys <= 4096 else 128
     table = mask.blocks(rows, keys, offset, batch, block, block)
-    for g in range(table.groups):
-        batch_item = None if table.groups == 1 else g
-        steps += _from_blocks(batch_item, table.row_ptr[g], table.cols, table.full, rows, keys, block)
-    return steps
+    return from_blocks(table, table.owners, table.cols, table.full, rows, keys)
 
 
 def by_items(
@@ -86,61 +82,42 @@ def by_items(
         yield None if groups == 1 else g, lo, hi
 
 
-def from_intervals(
-    batch: int | None, lo: NDArray[np.int64], hi: NDArray[np.int64], *, once: bool = False
-) -> list[Step]:
-    """``lo``, ``hi``: [K, rows], as ``RowIntervals`` has them. ``once``: every row is in one step only."""
-    if lo.shape[0] > 1 and not (lo[1:] < hi[1:]).any():
-        lo, hi = lo[:1], hi[:1]
-    if lo.shape[0] > 1 and once:
-        return _tiles(batch, lo, hi, 0, lo.shape[1])
+def from_intervals(batch: int | None, lo: NDArray[np.int64], hi: NDArray[np.int64]) -> list[Step]:
+    """``lo``, ``hi``: [K, rows], as ``RowIntervals`` has them."""
+    lo, hi = _used(lo, hi)
+    rows = lo.shape[1]
     steps: list[Step] = []
     pending: int | None = None  # start of segments waiting to share tiles
-    for start, stop, moves in _segments(lo, hi):
+    # one query for each of many items is a step of decoding
+    for start, stop, moves in segments(moves_of(lo, hi)) if rows > 1 else [(0, 1, 0)] * rows:
         if moves == _DOWN and not (lo[:, start] < hi[:, start]).any():
             start += 1  # a causal edge may begin with an empty row
-        used = np.flatnonzero((lo < hi)[:, min(start, stop - 1)])
-        if start == stop or (moves == 0 and len(used) == 0):
-            if pending is not None:
-                steps += _tiles(batch, lo, hi, pending, start)
-                pending = None
-            continue
+        used = np.flatnonzero(lo[:, start] < hi[:, start])
         even = len(used) > 0 and moves in (0, _DOWN * 4 ** used[-1])  # all but the last interval stay where they are
-        if (stop - start < SHORT and lo.shape[1] > SHORT) or (len(lo) > 1 and not even):
+        empty = len(used) == 0 and moves == 0
+        if not empty and ((stop - start < SHORT and rows > SHORT) or (len(lo) > 1 and not even)):
             pending = start if pending is None else pending
             continue
         if pending is not None:
             steps += _tiles(batch, lo, hi, pending, start)
             pending = None
-        inside = lo[used, start:stop], hi[used, start:stop]
-        steps += _segment(batch, *inside, start, moves != 0, once) if even else _tiles(batch, lo, hi, start, stop)
+        if even:
+            steps += _segment(batch, lo[used, start:stop], hi[used, start:stop], start, moves != 0)
+        elif not empty:
+            steps += _tiles(batch, lo, hi, start, stop)
     if pending is not None:
-        steps += _tiles(batch, lo, hi, pending, lo.shape[1])
+        steps += _tiles(batch, lo, hi, pending, rows)
     return steps
 
 
-def _segments(lo: NDArray[np.int64], hi: NDArray[np.int64]) -> list[tuple[int, int, int]]:
-    """Maximal ranges of rows whose intervals move evenly: (start, stop, moves). ``moves`` is a number of two binary
-    digits for each interval: whether its start, and whether its end, is one key further in every next row."""
-    rows = lo.shape[1]
-    if rows < 2:  # one query for each of many items: a step of decoding
-        return [(0, 1, 0)] * rows
-    step_lo, step_hi = np.diff(lo), np.diff(hi)
-    even = ((step_lo >= 0) & (step_lo <= 1) & (step_hi >= 0) & (step_hi <= 1)).all(0)
-    digits = 4 ** np.arange(len(lo))[:, None]
-    code = np.where(even, ((step_lo * 2 + step_hi) * digits).sum(0), -1)  # code[r] is the move from row r to row r + 1
-    jump = code == -1
-    changed = np.ones(len(code), dtype=bool)
-    changed[1:] = (code[1:] != code[:-1]) & ~jump[:-1]
-    starts = np.concatenate([[0], 1 + np.flatnonzero(jump | (changed & (np.arange(len(code)) > 0)))])
-    stops = np.concatenate([starts[1:], [rows]])
-    ends = zip(starts.tolist(), stops.tolist(), strict=True)
-    return [(start, stop, int(code[start]) if stop - start > 1 else 0) for start, stop in ends]
+def _used(lo: NDArray[np.int64], hi: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Without the slots that no row uses, but for one."""
+    used = (lo < hi).any(1)
+    used[0] |= not used.any()
+    return (lo, hi) if used.all() else (lo[used], hi[used])
 
 
-def _segment(
-    batch: int | None, lo: NDArray[np.int64], hi: NDArray[np.int64], start: int, moves: bool, once: bool
-) -> list[Step]:
+def _segment(batch: int | None, lo: NDArray[np.int64], hi: NDArray[np.int64], start: int, moves: bool) -> list[Step]:
     """Rows from ``start`` on over intervals [K, rows] that stay where they are, but for the end of the last."""
     stop = start + lo.shape[1]
     corner = int(hi[-1, 0]) - 1 if moves else int(hi[-1, 0])  # what lies before it every row sees
@@ -149,15 +126,8 @@ def _segment(
     if not moves:
         return [Step(batch, start, stop, runs, "rect", lo, hi)]
     below = Run(corner, int(hi[-1, -1]), False)
-    if not runs:
-        return [Step(batch, start, stop, (below,), "triangle", np.maximum(lo, corner), hi)]
-    if once:
-        return [Step(batch, start, stop, (Run(runs[0].start, below.stop, False),), "tile", lo, hi)]
-    triangle = np.maximum(lo[-1:], corner), hi[-1:]
-    return [
-        Step(batch, start, stop, runs, "rect", lo, ends),
-        Step(batch, start, stop, (below,), "triangle", *triangle, True),
-    ]
+    edge = Step(batch, start, stop, (below,), "triangle", np.maximum(lo[-1:], corner), hi[-1:], merges=bool(runs))
+    return [Step(batch, start, stop, runs, "rect", lo, ends), edge] if runs else [edge]
 
 
 def _tiles(batch: int | None, lo: NDArray[np.int64], hi: NDArray[np.int64], start: int, stop: int) -> list[Step]:
@@ -180,28 +150,29 @@ def _hulls(lo: NDArray[np.int64], hi: NDArray[np.int64]) -> Ranges:
     return joined((int(start.min()), int(stop.max())) for start, stop in slots if len(start))
 
 
-def _from_blocks(
-    batch: int | None,
-    pointers: NDArray[np.int64],
+def from_blocks(
+    table: BlockTable,
+    owners: NDArray[np.int64],
     cols: NDArray[np.int32],
     full: NDArray[np.bool_],
     rows: int,
     keys: int,
-    block: int,
+    merges: bool = False,
 ) -> list[Step]:
-    steps = []
-    for row in range(len(pointers) - 1):
+    """Some blocks of a table, row by row: ``owners`` are their query blocks, counted through the groups."""
+    steps, block = [], table.block_q
+    edges = [*np.flatnonzero(np.diff(owners, prepend=-1)).tolist(), len(owners)]
+    for first, last in itertools.pairwise(edges):
         runs: list[Run] = []
-        for at in range(int(pointers[row]), int(pointers[row + 1])):
-            start = int(cols[at]) * block
-            stop, whole = min(start + block, keys), bool(full[at])
+        for col, whole in zip(cols[first:last].tolist(), full[first:last].tolist(), strict=True):
+            start, stop = col * block, min((col + 1) * block, keys)
             if runs and runs[-1].stop == start and runs[-1].full == whole:
-                runs[-1] = Run(runs[-1].start, stop, whole)
-            else:
-                runs.append(Run(start, stop, whole))
-        if runs:
-            kind = "rect" if all(run.full for run in runs) else "tile"
-            steps.append(Step(batch, row * block, min((row + 1) * block, rows), tuple(runs), kind, None, None))
+                start = runs.pop().start
+            runs.append(Run(start, stop, whole))
+        group, row = divmod(int(owners[first]), table.query_blocks)
+        batch, bottom = None if table.groups == 1 else group, min((row + 1) * block, rows)
+        kind = "rect" if all(run.full for run in runs) else "tile"
+        steps.append(Step(batch, row * block, bottom, tuple(runs), kind, None, None, merges))
     return steps
 
 
@@ -212,7 +183,14 @@ def merged_steps(call: Call) -> list[Step]:
     if mask is None or not any(step.merges for step in steps):
         return steps
     sizes = spec.queries, spec.keys, call.offset, spec.batch
-    return mask.remember(("merged steps", *sizes), call.offset, lambda: _build(mask, *sizes, once=True))
+    intervals = mask.rows(*sizes)
+    assert intervals is not None  # others have no steps that merge
+
+    def build() -> list[Step]:
+        found = ((item, *_used(lo, hi)) for item, lo, hi in by_items(intervals))
+        return [step for item, lo, hi in found for step in _tiles(item, lo, hi, 0, spec.queries)]
+
+    return mask.remember(("merged steps", *sizes), call.offset, build)
 
 
 def permitted_of(step: Step, call: Call, rows: range, run: Run) -> Tensor | None:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from regard.masks._intervals import RowIntervals, Whole
+from regard.masks._intervals import RowIntervals, moves_of, segments
 
 # start and stop of each, ascending and apart
 Ranges = tuple[tuple[int, int], ...]
@@ -39,21 +39,24 @@ def areas_of(intervals: RowIntervals | None) -> tuple[Area, ...] | None:
     if intervals is None or len(intervals.lo) != 1:
         return None
     lo, hi = intervals.lo[0], intervals.hi[0]
-    segments = _segments(lo, hi)
-    if segments is None:
+    moves = moves_of(lo, hi)
+    last = (lo < hi).sum(0)[:-1] - 1  # the slot of the last interval
+    grows = (last >= 0) & (moves == 4 ** np.maximum(last, 0))  # by one key at the end, and nothing else
+    ranges = segments(np.where(grows | (moves == 0), moves, -1)) if lo.shape[1] else []
+    if len(ranges) > _MOST_SEGMENTS:
         return None
     rectangles: dict[Ranges, Ranges] = {}  # rows of each, by keys
     triangles: list[Area] = []
     chain = _Chain()
-    for start, stop, grows in segments:
+    for start, stop, moved in ranges:
         keys = tuple((int(a), int(b)) for a, b in zip(lo[:, start], hi[:, start], strict=True) if a < b)
         if not keys:
             continue
         corner = keys[-1][1] - 1
         before = _without(keys, corner)
         # where rows stay the same, the first of them may still be the next row of a triangle
-        if grows or before == chain.seen:
-            edge = stop if grows else start + 1
+        if moved or before == chain.seen:
+            edge = stop if moved else start + 1
             if before != chain.seen:
                 chain.end(rectangles, triangles)
                 chain = _Chain(before)
@@ -89,30 +92,6 @@ class _Chain(NamedTuple):
         keys = self.before if size(self.rows) > 1 else self.seen  # a triangle of one row is a rectangle
         if keys:
             rectangles[keys] = (*rectangles.get(keys, ()), *self.rows)
-
-
-def _segments(lo: Whole, hi: Whole) -> list[tuple[int, int, bool]] | None:
-    """Maximal ranges of rows (start, stop, grows) that see the same keys, or each one key more than the row before;
-    None where they are many."""
-    rows = lo.shape[1]
-    if rows == 0:
-        return []
-    more = np.diff(hi)
-    fixed = (np.diff(lo) == 0).all(0)
-    last = (lo < hi).sum(0)[:-1] - 1  # the slot of the last interval
-    grown = np.take_along_axis(more, np.maximum(last, 0)[None], 0)[0]
-    still = fixed & (more == 0).all(0)
-    grows = fixed & (last >= 0) & (grown == 1) & (np.abs(more).sum(0) == 1)
-    move = np.where(still, 0, np.where(grows, 1, 2))  # from each row to the next; 2 is a jump
-    # a range ends before a jump, and where one way to move becomes the other
-    ends = move == 2
-    ends[1:] |= (move[1:] != move[:-1]) & (move[:-1] != 2)
-    starts = np.concatenate([[0], 1 + np.flatnonzero(ends)])
-    if len(starts) > _MOST_SEGMENTS:
-        return None
-    stops = [*starts[1:].tolist(), rows]
-    ranges = zip(starts.tolist(), stops, strict=True)
-    return [(start, stop, stop - start > 1 and bool(move[start] == 1)) for start, stop in ranges]
 
 
 def joined(ranges: Iterable[tuple[int, int]]) -> Ranges:

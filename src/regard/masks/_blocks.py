@@ -54,6 +54,12 @@ class BlockTable(NamedTuple):
         return int(self.row_ptr.shape[1]) - 1
 
     @property
+    def owners(self) -> Whole:
+        """The query block of each listed one, counted through the groups."""
+        counts = np.diff(self.row_ptr, axis=1).ravel()
+        return np.repeat(np.arange(len(counts)), counts)
+
+    @property
     def nbytes(self) -> int:
         return self.row_ptr.nbytes + self.cols.nbytes + self.full.nbytes
 

@@ -142,8 +142,7 @@ def _of_blocks(mask: Mask, L: int, S: int, offset: int | Tensor, B: int) -> int:
     table = block_table(mask, L, S, offset, B, _BOUND_BLOCK, _BOUND_BLOCK)
     heights = np.minimum(_BOUND_BLOCK, L - np.arange(table.query_blocks) * _BOUND_BLOCK)
     widths = np.minimum(_BOUND_BLOCK, S - table.cols.astype(np.int64) * _BOUND_BLOCK)
-    counts = np.diff(table.row_ptr, axis=1).ravel()
-    return int((np.repeat(np.tile(heights, table.groups), counts) * widths).sum())
+    return int((heights[table.owners % table.query_blocks] * widths).sum())
 
 
 def _bound(mask: Mask, L: int, S: int, offset: int | Tensor, B: int, H: int) -> int:

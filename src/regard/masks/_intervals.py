@@ -134,6 +134,25 @@ def _ascending(spans: Spans) -> Spans:
     return spans
 
 
+def moves_of(lo: Whole, hi: Whole) -> Whole:
+    """How intervals [K, rows] move from each row to the next, as a number of two binary digits for each of them: whether
+    its start, and whether its end, is one key further. −1 where they move in another way."""
+    step_lo, step_hi = np.diff(lo), np.diff(hi)
+    even = ((step_lo >= 0) & (step_lo <= 1) & (step_hi >= 0) & (step_hi <= 1)).all(0)
+    digits = 4 ** np.arange(len(lo))[:, None]
+    return np.where(even, ((step_lo * 2 + step_hi) * digits).sum(0), -1)
+
+
+def segments(moves: Whole) -> list[tuple[int, int, int]]:
+    """Maximal ranges of rows whose intervals move alike: (start, stop, how they move). There is one row more than there
+    are moves."""
+    ends = moves == -1
+    ends[1:] |= (moves[1:] != moves[:-1]) & (moves[:-1] != -1)
+    starts = [0, *(1 + np.flatnonzero(ends)).tolist()]
+    stops = [*starts[1:], len(moves) + 1]
+    return [(start, stop, int(moves[start]) if stop - start > 1 else 0) for start, stop in zip(starts, stops, strict=True)]
+
+
 def offset_array(offset: int | Tensor) -> Whole | None:
     """The query offsets, [1 or B, 1]; None when they may not be read."""
     if not isinstance(offset, Tensor):
