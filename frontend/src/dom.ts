@@ -49,6 +49,11 @@ export function line(name: string, ...cells: (Node | string)[]): HTMLElement {
   return el("tr", {}, el("th", { scope: "row" }, name), ...cells.map((cell) => (typeof cell === "string" ? el("td", {}, cell) : cell)));
 }
 
+/** A sentence whose `quoted` parts are code. */
+export function quoted(line: string): (Node | string)[] {
+  return line.split("`").map((part, at) => (at % 2 ? el("code", {}, part) : part));
+}
+
 /** A canvas's context at the screen's own resolution, cleared; null where it has no size yet. */
 export function sharp(canvas: HTMLCanvasElement, width: number, height: number): CanvasRenderingContext2D | null {
   const ratio = Math.min(window.devicePixelRatio || 1, 2.5);

@@ -4,7 +4,7 @@ import { chip, el, fill, select } from "./dom";
 import { visible } from "./tokens";
 import * as W from "./words";
 
-interface Listed { name: string; bytes: number; modified: number }
+interface Listed { name: string; title: string; bytes: number; modified: number }
 interface Look { state: "none" | "running" | "done" | "failed" | "cancelled"; stage?: "loading" | "reading"; model?: string; done?: number; total?: number | null; name?: string; why?: string }
 interface Answer { folder: string; recordings: Listed[]; models: string[]; look: Look }
 
@@ -70,7 +70,8 @@ export function home(
   function list(answer: Answer): HTMLElement {
     const row = (one: Listed) => el("li", {},
       el("button", { class: "open", "data-name": one.name, click: () => { void load(one.name); } },
-        el("bdi", {}, visible(one.name)), el("span", { class: "place" }, `${(one.bytes / 1e6).toFixed(1)} MB · ${new Date(one.modified * 1000).toLocaleString(language === "zh" ? "zh-CN" : "en")}`)),
+        el("bdi", {}, visible(one.title || one.name)), el("span", { class: "place" }, el("bdi", { class: "file" }, visible(one.name)),
+          ` · ${one.bytes < 1e6 ? `${Math.ceil(one.bytes / 1e3)} kB` : `${(one.bytes / 1e6).toFixed(1)} MB`} · ${new Date(one.modified * 1000).toLocaleString(language === "zh" ? "zh-CN" : "en", { dateStyle: "medium", timeStyle: "short" })}`)),
       chip(say(W.compare_with), () => {
         picked = picked.includes(one.name) ? picked.filter((name) => name !== one.name) : [...picked, one.name];
         if (picked.length === 2) { const [a, b] = picked; picked = []; void load(a!, b); } else void show();

@@ -133,6 +133,7 @@ export const exact_exact: Two = ["Exact weights", "精确权重"];
 export const zoom_exact: Two = ["Zoom in: the exact weights in view are computed.", "放大后会计算视野内的精确权重。"];
 export const zoom_one: Two = ["Choose one head to zoom to exact weights.", "选择一个头，即可放大到精确权重。"];
 export const zoom_stored: Two = ["Zoomed in, this shows each query's {k} largest weights and, behind them, means of the map. A look made in `regard serve` zooms to every exact weight.", "放大后显示每个查询最大的 {k} 个权重，其余为权重图的平均值。在 `regard serve` 中所做的观察可放大到每个精确权重。"];
+export const no_words: Two = ["The tokens have numbers because their texts were not recorded: `regard.watch(model, tokenizer=...)` records them.", "没有记录词元的文本，所以显示编号：`regard.watch(model, tokenizer=...)` 会记录文本。"];
 export const serve_note: Two = ["`regard serve` shows all that was recorded.", "`regard serve` 可显示全部记录。"];
 export const scenes_left: Two = ["{n} more texts of the recording are not in this file.", "记录中还有 {n} 段文本未包含在本文件中。"];
 export const home: Two = ["Recordings", "记录"];

@@ -1,5 +1,5 @@
 import { css, type Palette } from "../colours";
-import { chip, el, fill, line, statistics } from "../dom";
+import { chip, el, fill, line, quoted, statistics } from "../dom";
 import type { Shown, State, Store } from "../state";
 import { label, percent } from "../tokens";
 import * as W from "../words";
@@ -86,7 +86,7 @@ export function headView(store: Store): Shown {
       el("p", { class: "who" }, one ? labelText(store, layer.header.rows[heads[0]!]!.label) : ""),
       statistics([], rows.map(([name, value]) => line(say(W.STATS[name]), name === "entropy" ? say(W.nats, { value: statText(name, value) }) : statText(name, value)))),
       layer.header.map ? scale(store.colours.heat, `${say(W.weight)} 0 %`, percent(top)) : el("p", { class: "empty" }, say(W.no_map)),
-      el("p", { class: "note" }, say(layer.isExact ? W.exact_note : store.detail ? one ? W.zoom_exact : W.zoom_one : W.zoom_stored, { k: layer.header.top?.k ?? 0 })));
+      el("p", { class: "note" }, ...quoted(say(layer.isExact ? W.exact_note : store.detail ? one ? W.zoom_exact : W.zoom_one : W.zoom_stored, { k: layer.header.top?.k ?? 0 }))));
   }
 
   function says(cell: Cell): (Node | string)[] {

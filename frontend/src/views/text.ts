@@ -1,6 +1,6 @@
 import { headColour } from "../colours";
 import type { Look } from "../data";
-import { chip, clamp, el, fill, sharp } from "../dom";
+import { chip, clamp, el, fill, quoted, sharp } from "../dom";
 import type { Chosen, Shown, State, Store } from "../state";
 import { joined, label, percent } from "../tokens";
 import * as W from "../words";
@@ -54,7 +54,7 @@ export function textView(store: Store): Shown {
     const { picture } = store.data.header, pictured = picture && isPicture() && !columns;
     panes = pictured ? [picturePane(layer.keyText, picture, say(W.patches), act)] : [textPane("query", layer.isCross ? layer.queryText : layer.keyText, columns, say(W.text_label), act, layer.header.generated)];
     if (two) panes.push(textPane("key", layer.keyText, columns, say(W.source_label), act, layer.isCross ? null : layer.header.generated));
-    const long = Math.max(layer.queryText.length, layer.keyText.length) > (columns ? 24 : 60) || pictured;
+    const long = Math.max(layer.queryText.length, layer.keyText.length) > (columns ? 24 : 200) || pictured;
     stage.className = `stage${two ? " two" : ""}${columns ? " columns" : ""}${long ? " tall" : ""}${pictured ? " pictured" : ""}`;
     fill(stage, ...panes.map((pane) => pane.element), lines);
     const { chosen } = store.state;
@@ -216,15 +216,16 @@ export function textView(store: Store): Shown {
 
   function note(): HTMLElement {
     const { layer, recording } = store, top = layer.header.top;
-    const notes: string[] = [];
+    const notes: string[] = /^\[0\]$/.test(layer.keyText[0] ?? "") ? [say(W.no_words)] : [], isPart = !layer.isExact && top && top.floor > 0;
     if (layer.isExact) notes.push(say(W.exact_note));
-    else if (top && top.floor > 0) notes.push(`${say(top.largest ? W.floor_note : W.floor_note_all, { k: top.k, floor: percent(top.floor) })} ${say(W.serve_note)}`);
+    else if (isPart) notes.push(say(top.largest ? W.floor_note : W.floor_note_all, { k: top.k, floor: percent(top.floor) }));
     else if (top) notes.push(say(W.top_note, { k: top.k }));
     if (top && !layer.isExact) notes.push(say(top.weights.length > 1 ? W.exact_top : W.rounded_top));
     if (top && !layer.isExact && store.heads.length > 1) notes.push(say(W.mean_note));
+    if (isPart) notes.push(say(W.serve_note));
     if (recording.allScenes > recording.scenes.length) notes.push(say(W.scenes_left, { n: recording.allScenes - recording.scenes.length }));
     notes.push(...recording.notes);
-    return el("p", { class: "note" }, notes.join(" "));
+    return el("p", { class: "note" }, ...quoted(notes.join(" ")));
   }
 
   function announce(): void {

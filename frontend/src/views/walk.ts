@@ -1,8 +1,8 @@
-import { chip, el, fill, refill } from "../dom";
+import { chip, el, fill, quoted, refill } from "../dom";
 import type { Shown, Teller } from "../state";
 import { type Settings, sharpness, steps, wordsOf } from "../walk/compute";
 import { BY_NAME, exampleTitle, NAMES, SENTENCE, started, tellExample } from "../walk/examples";
-import { quoted, stepElement } from "../walk/panels";
+import { stepElement } from "../walk/panels";
 import { sectionsOf } from "../walk/sections";
 import * as T from "../walk/words";
 import type { Two } from "../words";

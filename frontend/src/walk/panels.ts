@@ -1,6 +1,6 @@
 // Matrices as people read them: small ones as coloured numbers, large ones as pictures; weights also as lines.
 import { differences, headColour, heatmap } from "../colours";
-import { el, sharp } from "../dom";
+import { el, quoted, sharp } from "../dom";
 import type { Teller } from "../state";
 import { label } from "../tokens";
 import { largest, type Links, type Panel, type Say, type Section } from "./sections";
@@ -22,11 +22,6 @@ export function stepElement(section: Section, at: number, teller: Teller, say: S
     figures.length ? el("div", { class: "panels" }, ...figures) : null,
     ...[...folded].map(([name, panels]) => el("details", { class: "matrices" }, el("summary", {}, name), el("div", { class: "panels" }, ...panels.map((panel) => figure(panel, teller, say))))),
     section.worked ? el("p", { class: "worked" }, el("b", {}, `${say(T.by_hand)}  `), el("bdi", {}, section.worked)) : null);
-}
-
-/** A sentence whose `quoted` parts are code. */
-export function quoted(line: string): (Node | string)[] {
-  return line.split("`").map((part, at) => (at % 2 ? el("code", {}, part) : part));
 }
 
 function figure(panel: Panel, teller: Teller, say: Say): HTMLElement {
