@@ -1,27 +1,24 @@
-import { palette } from "./colours";
 import { Data, fromBase64, inflate, matrixFrom } from "./data";
-import { el, fill, reveal } from "./dom";
-import { opening } from "./opening";
-import { joined } from "./tokens";
-import { pickers } from "./pickers";
-import { type State, Store, type View } from "./state";
-import style from "./style.css";
-import { HeadView } from "./views/head";
-import { Overview } from "./views/overview";
-import { TextView } from "./views/text";
-import { CompareView } from "./views/compare";
-import { CostView } from "./views/cost";
-import { type Begin, WalkView } from "./views/walk";
-import type { Detail } from "./state";
+import { el, fill } from "./dom";
 import { learn } from "./learn";
+import { opening } from "./opening";
+import { pickers } from "./pickers";
 import { home as serverHome } from "./serve";
-import { say } from "./words";
+import { shell } from "./shell";
+import { type Detail, type State, Store, type View } from "./state";
+import style from "./style.css";
+import { joined } from "./tokens";
+import { compareView } from "./views/compare";
+import { costView } from "./views/cost";
+import { headView } from "./views/head";
+import { overview } from "./views/overview";
+import { textView } from "./views/text";
+import { type Begin, walkView } from "./views/walk";
+import * as W from "./words";
 
 /** What a server adds: a way back, exact detail, and a memory of language and theme. */
 export type Kept = Pick<State, "language" | "theme">;
 export interface Around { back?: (kept: Kept) => void; detail?: Detail; language?: State["language"]; theme?: State["theme"] }
-
-interface Shown { element: HTMLElement; update(changed: Set<keyof State>): void }
 
 /** Put the page into an element. `home` is where it stands: a file of its own, or a cell of a notebook. */
 export async function mount(target: HTMLElement, packed: Uint8Array, home: "file" | "cell" = "file", around: Around = {}): Promise<void> {
@@ -29,7 +26,7 @@ export async function mount(target: HTMLElement, packed: Uint8Array, home: "file
   const data = new Data(await inflate(packed));
   const page = el("div", { class: `regard ${home}` });
   if (!data.recordings.some((recording) => recording.scenes.length)) {
-    fill(page, el("p", { class: "empty" }, say(data.header.open?.lang === "zh" ? "zh" : "en", "empty")));
+    fill(page, el("p", { class: "empty" }, W.say(data.header.open?.lang === "zh" ? "zh" : "en", W.empty)));
     target.replaceChildren(page);
     return;
   }
@@ -58,69 +55,18 @@ function dress(target: HTMLElement): void {
 const dressed = new WeakSet<Document | ShadowRoot>();
 
 function run(store: Store, page: HTMLElement, back: Around["back"]): void {
-  const dark = matchMedia("(prefers-color-scheme: dark)");
-  const views: Partial<Record<View, Shown>> = {};
-  const make: Record<string, () => Shown> = {
-    text: () => new TextView(store), overview: () => new Overview(store), head: () => new HeadView(store), compare: () => new CompareView(store),
-    walk: () => new WalkView(store, { text: spoken(store) }), cost: () => new CostView(store),
+  const title = () => {
+    const { scene, recording } = store;
+    return el("div", { class: "title" }, el("h1", {}, el("bdi", {}, recording.title)), el("p", {}, store.say(W.sizes, {
+      layers: scene.layers.length, heads: scene.layers.reduce((sum, layer) => sum + layer.heads.length, 0), tokens: Math.max(...scene.layers.map((layer) => layer.keyText.length)),
+    }).replace(/(?<!\S)1 (layer|head|token)s/g, "1 $1")));
   };
-  const header = el("header", {}), tabs = el("div", { class: "tabs", role: "tablist" }), main = el("main", {});
-  const picks = pickers(store);
-  fill(page, header, tabs, picks.element, main);
-  let written = "";
-
-  function paint(): void {
-    const isDark = store.state.theme === "dark" || (store.state.theme === "auto" && dark.matches);
-    page.dataset.theme = isDark ? "dark" : "light";
-    store.colours = palette(page, isDark);
-  }
-
-  function head(): void {
-    const key = JSON.stringify([store.state.view, store.state.language, store.state.recording, store.state.theme]);
-    if (key === written) return;
-    written = key;
-    const { scene, state } = store;
-    const tokens = Math.max(...scene.layers.map((layer) => layer.keyText.length));
-    page.lang = state.language === "zh" ? "zh-CN" : "en";
-    fill(header,
-      back ? el("button", { class: "chip wide", click: () => back(store.state) }, `‹ ${store.say("back")}`) : null,
-      el("div", { class: "title" }, el("h1", {}, el("bdi", {}, store.recording.title)), el("p", {}, store.say("sizes", {
-        layers: scene.layers.length, heads: scene.layers.reduce((sum, layer) => sum + layer.heads.length, 0), tokens,
-      }).replace(/(?<!\S)1 (layer|head|token)s/g, "1 $1"))),
-      el("div", { class: "tools" },
-        el("button", { class: "chip wide", lang: state.language === "zh" ? "en" : "zh-CN", click: () => store.set({ language: state.language === "zh" ? "en" : "zh" }) }, store.say("language")),
-        el("button", { class: "chip", "aria-label": store.say("theme"), title: store.say("theme"), click: () => store.set({ theme: page.dataset.theme === "dark" ? "light" : "dark" }) }, page.dataset.theme === "dark" ? "☀" : "☾")));
-    const focused = (page.getRootNode() as Document | ShadowRoot).activeElement?.getAttribute("data-view");
-    tabs.setAttribute("aria-label", store.say("views"));
-    fill(tabs, ...(Object.keys(make) as View[]).map((name) => el("button", {
-      role: "tab", "data-view": name, "aria-selected": String(name === state.view), tabindex: name === state.view ? 0 : -1,
-      click: () => store.set({ view: name, hovered: null }),
-      keydown: (event: KeyboardEvent) => {
-        const step = event.key === "ArrowRight" ? 1 : event.key === "ArrowLeft" ? -1 : 0;
-        if (!step) return;
-        const all = Object.keys(make) as View[];
-        store.set({ view: all[(all.indexOf(name) + step + all.length) % all.length]! });
-        tabs.querySelector<HTMLElement>('[aria-selected="true"]')?.focus();
-      },
-    }, store.say(name as "text"))));
-    if (focused) tabs.querySelector<HTMLElement>(`[data-view="${focused}"]`)?.focus();
-    reveal(tabs);
-  }
-
-  function update(changed: Set<keyof State>): void {
-    if (changed.has("theme")) paint();
-    head();
-    picks.element.hidden = store.state.view !== "text" && store.state.view !== "head";
-    if (!picks.element.hidden) picks.update();
-    const view = (views[store.state.view] ??= make[store.state.view]!());
-    if (main.firstElementChild !== view.element) main.replaceChildren(view.element);
-    view.update(changed);
-  }
-
-  const everything = new Set<keyof State>(["view", "layer", "heads", "chosen", "theme", "language"]);
-  dark.addEventListener("change", () => update(everything));
+  const update = shell(store, page, {
+    text: () => textView(store), overview: () => overview(store), head: () => headView(store), compare: () => compareView(store),
+    walk: () => walkView(store, { text: spoken(store) }), cost: () => costView(store),
+  }, title, back ? () => back(store.state) : null, pickers(store));
   store.listen(update);
-  update(everything);
+  update(new Set<keyof State>(["view", "layer", "heads", "chosen", "theme", "language"]));
   performance.mark("regard-shown");
   prepare(store);
 }
@@ -173,7 +119,7 @@ if (walked) {
   inflate(fromBase64(walked.textContent ?? "")).then((bytes) => {
     const begin = JSON.parse(new TextDecoder().decode(bytes), (_, value) => matrixFrom(value)) as Begin;
     learn(target, begin, "walk", { language: begin.lang === "zh" ? "zh" : "en" });
-  }).catch((error: Error) => target.prepend(el("p", { class: "failed" }, say("en", "failed", { why: error.message }))));
+  }).catch((error: Error) => target.prepend(el("p", { class: "failed" }, W.say("en", W.failed, { why: error.message }))));
 }
 
 // In a file of its own the data stand next to this script.
@@ -181,6 +127,6 @@ const held = typeof document === "undefined" ? null : document.getElementById("r
 const place = held && document.getElementById("regard");
 if (held && place) {
   mount(place, fromBase64(held.textContent ?? ""), place.dataset.home === "cell" ? "cell" : "file").catch((error: Error) => {
-    place.prepend(el("p", { class: "failed" }, say("en", "failed", { why: error.message })));
+    place.prepend(el("p", { class: "failed" }, W.say("en", W.failed, { why: error.message })));
   });
 }

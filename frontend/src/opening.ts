@@ -1,17 +1,19 @@
 import type { Data, Layer } from "./data";
 
-// a word: two letters, or one character of a script that writes words with one
-const WORD = /^[\s▁Ġ]?(?:[\p{L}\p{M}]{2,}|[\p{Script=Han}\p{Script=Hangul}])$/u;
+// a word: two letters, or one character of a script that writes words with one; or the number of a token without a text
+const WORD = /^[\s▁Ġ]?(?:[\p{L}\p{M}]{2,}|[\p{Script=Han}\p{Script=Hangul}]|\[\d+\])$/u;
+const MOST_QUERIES = 4096; // of a head that are looked at: evenly over the text where there are more
 
 /** A place to begin that shows something: the clearest look of one word at another that is some way off. */
 export function clearest(layers: Layer[]): { layer: number; head: number; at: number } | null {
   let best: { layer: number; head: number; at: number } | null = null, most = 0.1;
   layers.forEach((layer, index) => {
-    if (layer.header.kind !== "self" || layer.queries > 4096) return;
+    if (layer.header.kind !== "self") return;
+    const step = Math.ceil(layer.queries / MOST_QUERIES);
     for (let head = 0; head < layer.heads.length; head++) {
       const numbers = layer.header.rows[head]!;
       if (numbers.label === "first" || numbers.label === "broad" || numbers.label === "same") continue;
-      for (let query = 0; query < layer.queries; query++) {
+      for (let query = 0; query < layer.queries; query += step) {
         const own = layer.queryToken(query);
         if (!WORD.test(own)) continue;
         layer.top(head)?.row(query, (key, weight) => {

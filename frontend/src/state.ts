@@ -1,11 +1,11 @@
 import type { Data, Layer, Scene, Stat } from "./data";
 import { type Palette } from "./colours";
-import { type Language, say as sayIn, type Word } from "./words";
+import * as W from "./words";
 
-export type View = "text" | "overview" | "head" | "compare" | "walk" | "cost" | "look";
+export type View = "text" | "overview" | "head" | "compare" | "walk" | "cost";
 export type Side = "query" | "key";
 export interface Chosen { side: Side; at: number } // a place in the layer's query text or key text
-export interface Pick { recording: number; scene: number; layer: number; head: number }
+export interface Place { recording: number; scene: number; layer: number; head: number }
 
 export interface State {
   view: View; recording: number; scene: number; layer: number;
@@ -14,18 +14,19 @@ export interface State {
   chosen: Chosen | null; hovered: Chosen | null;
   direction: "out" | "in" | "both"; columns: boolean | null; // null: as suits the layer
   sort: Stat | "layer"; descending: boolean; filter: string;
-  against: Pick | null;
-  language: Language; theme: "auto" | "light" | "dark";
+  against: Place | null;
+  language: W.Language; theme: "auto" | "light" | "dark";
 }
 
 export interface Rectangle { row: number; rows: number; column: number; columns: number }
 export type Detail = (layer: number, head: number, place: Rectangle) => Promise<Float32Array>;
 
 /** All that the views without a recording need. */
-export interface Teller { state: { language: Language }; colours: Palette }
+export interface Teller { state: Pick<State, "view" | "language" | "theme" | "recording" | "scene">; colours: Palette; say: W.Say; set(change: Partial<Teller["state"]>): void }
+export interface Shown { element: HTMLElement; update(changed: Set<keyof State>): void }
 
 /** What is chosen in one view is chosen in all: they share this, and are told of every change. */
-export class Store {
+export class Store implements Teller {
   private readonly listeners = new Set<(changed: Set<keyof State>) => void>();
   colours!: Palette;
   detail: Detail | null = null; // exact weights of a rectangle, where a server can compute them
@@ -41,14 +42,20 @@ export class Store {
   }
   /** Whether tokens stand one under the other; two texts do, unless that was changed, so that no line crosses a word. */
   get inColumns(): boolean { return this.state.columns ?? this.layer.isCross; }
+  /** What is shown, in words: one head of a layer, or the mean of some. */
+  get title(): string {
+    const { layer, heads, state } = this;
+    return state.heads.length === 1 ? this.say(W.layer_head, { layer: layer.index, head: layer.heads[heads[0]!]! }) : this.say(W.layer_mean, { layer: layer.index, n: heads.length });
+  }
   /** What is looked at now: the word under the pointer, else the one that was clicked. */
   get current(): Chosen | null { return this.state.hovered ?? this.state.chosen; }
 
-  say(word: Word, values: Record<string, string | number> = {}) { return sayIn(this.state.language, word, values); }
+  readonly say: W.Say = (two, values) => W.say(this.state.language, two, values);
 
   set(change: Partial<State>): void {
     const changed = new Set<keyof State>();
     const next = { ...this.state, ...change };
+    if (change.view) next.hovered = null;
     for (const name of Object.keys(change) as (keyof State)[]) {
       if (JSON.stringify(next[name]) !== JSON.stringify(this.state[name])) changed.add(name);
     }

@@ -1,6 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { opening } from "../src/opening";
+import type { Layer } from "../src/data";
+import { clearest, opening } from "../src/opening";
 import { dataOf, layerOf } from "./packed";
 
 /** All weight of each query on the first token, except that one query looks at one key. */
@@ -33,6 +34,16 @@ test("one Chinese character is a word, and one Latin letter is none", () => {
   assert.equal(opened([["[CLS]", ..."猫坐在垫子上因为"]], [[looking(9, 5, 1)]]).at, 5);
   assert.equal(opened([["[CLS]", ..."abcdefgh"]], [[looking(9, 5, 1)]]).at, null);
   assert.equal(opened([["▁", "▁बिल्ली", "▁a", "▁b", "▁c", "▁मेज़", "▁d", "▁e", "▁f"]], [[looking(9, 5, 1)]]).at, 5);
+});
+
+test("tokens without texts are places to begin, and so is a text longer than is searched in full", () => {
+  const numbered = Array.from({ length: 9 }, (_, at) => `[${at}]`);
+  assert.equal(opened([numbered], [[looking(9, 5, 2)]]).at, 5);
+  const layer = { header: { kind: "self", first: 0, rows: [{ label: "" }] }, queries: 9000, heads: [0], queryToken: (at: number) => `[${at}]`, keyToken: (at: number) => `[${at}]` };
+  const top = () => ({ row: (query: number, add: (key: number, weight: number) => void) => { if (query % 3 === 0 && query) add(1, 0.75); } });
+  const found = clearest([{ ...layer, top } as unknown as Layer])!;
+  assert.equal(found.at % 3, 0);
+  assert.ok(found.at > 2);
 });
 
 test("what was asked for is opened, by its own numbers", () => {

@@ -3,7 +3,10 @@ import { test } from "node:test";
 import { direction, label, percent, pieces, shorten, visible } from "../src/tokens";
 import { apart, resample } from "../src/views/compare";
 import { DIFFERENCE_DARK, DIFFERENCE_LIGHT, HEAT_DARK, HEAT_LIGHT, table } from "../src/colours";
-import { say, WORDS, type Word } from "../src/words";
+import { WORDS as COST } from "../src/views/cost";
+import * as WALK from "../src/walk/words";
+import * as PAGE from "../src/words";
+import { say, type Two } from "../src/words";
 
 function written(tokens: string[]): string {
   const piece = pieces(tokens);
@@ -63,10 +66,16 @@ test("colours run from one end to the other", () => {
 });
 
 test("every text is there in both languages, with the same names", () => {
-  for (const [word, texts] of Object.entries(WORDS)) {
-    const names = texts.map((text) => [...text.matchAll(/\{(\w+)\}/g)].map((found) => found[1]).sort().join());
-    assert.equal(names[0], names[1], word);
-    assert.ok(say("zh", word as Word).length > 0);
+  const pairs = (given: unknown): Two[] => {
+    if (Array.isArray(given) && given.length === 2 && given.every((one) => typeof one === "string")) return [given as unknown as Two];
+    return given !== null && typeof given === "object" ? Object.values(given).flatMap(pairs) : [];
+  };
+  const found = [PAGE, WALK, COST].map(pairs);
+  assert.ok(found.every((some) => some.length > 20));
+  for (const texts of found.flat()) {
+    const [english, chinese] = texts.map((text) => [...text.matchAll(/\{(\w+)\}/g)].map((name) => name[1]).sort().join());
+    assert.equal(english, chinese, texts[0]);
+    assert.ok(say("zh", texts).length > 0);
   }
 });
 

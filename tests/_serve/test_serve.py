@@ -133,10 +133,24 @@ def test_rule_62_paths_stay_inside_the_folder_links_too(client: TestClient, fold
         answer = client.get("/api/recording", params={"name": name})
         assert answer.status_code == 404, name
         assert answer.json() == {"error": "there is no such recording"}
-    listed = {one["name"] for one in client.get("/api/state").json()["recordings"]}
+    found = {one["name"]: one["title"] for one in client.get("/api/state").json()["recordings"]}
+    listed = set(found)
     assert listed == {"one.regard", "deeper/two.regard", "good.regard"}
+    assert found == {"one.regard": "one", "deeper/two.regard": "two", "good.regard": "one"}  # what each is of
     for name in listed:
         assert client.get("/api/recording", params={"name": name}).status_code == 200
+
+
+def test_a_file_that_is_no_recording_is_listed_by_its_name_alone(client: TestClient, folder: Path) -> None:
+    header = b'{"__metadata__":{"regard":"[1]"}}'
+    (folder / "list.regard").write_bytes(len(header).to_bytes(8, "little") + header)
+    (folder / "empty.regard").write_bytes(b"")
+    titles = {one["name"]: one["title"] for one in client.get("/api/state").json()["recordings"]}
+    assert titles["list.regard"] == titles["empty.regard"] == ""
+    sentence(title="now one").save(folder / "list.regard")
+    os.utime(folder / "list.regard", (1, 1))
+    titles = {one["name"]: one["title"] for one in client.get("/api/state").json()["recordings"]}
+    assert titles["list.regard"] == "now one"  # the file was written again
 
 
 def test_rule_62_long_bodies_are_refused_with_and_without_a_length(client: TestClient, looks: Looks) -> None:

@@ -293,11 +293,26 @@ def test_compared_maps_have_scales_with_the_largest_weight_and_the_largest_diffe
     a, b = recording[0, 1].map, recording[0, 2].map
     scales = opened.page.eval_on_selector_all(".three .scale", "all => all.map(one => one.textContent)")
     top, most = 100 * max(float(a.max()), float(b.max())), 100 * float((a - b).abs().max())
-    assert scales == [f"weight 0 %{top:.1f} %"] * 2 + [f"−{most:.1f} %+{most:.1f} %"]
+    assert scales == [f"weight 0 %{top:.1f} %"] * 2 + [f"−{most:.1f} points+{most:.1f} points"]
     # colours go with square roots, and the scale's numbers evenly: nearly half of the colours lie below a quarter
     for nth, place in ((0, (8 / 17) ** 2), (2, (1 - (1 / 17) ** 2) / 2)):
         ground = opened.page.evaluate(f"document.querySelectorAll('.three .scale i')[{nth}].style.background")
         assert float(ground.split("rgb")[9].split(")")[1].strip(" ,%")) == pytest.approx(100 * place, abs=0.01)
+
+
+def test_the_difference_of_two_shares_is_in_percentage_points(open_page) -> None:
+    opened = open_page(sentence(layers=1), layer=0, head=1)
+    opened.view("compare")
+    rows = opened.page.eval_on_selector_all(
+        ".compare-view .stats tbody tr", "all => all.map(row => [...row.children].map(cell => cell.textContent))"
+    )
+    by_name = {name: cells for name, *cells in rows}
+    a, b, change = by_name["on the first token"]
+    assert a.endswith(" %") and b.endswith(" %") and change.endswith(" points")
+    number = float(change.removesuffix(" points").replace("−", "-"))
+    assert number == pytest.approx(float(a.removesuffix(" %")) - float(b.removesuffix(" %")), abs=0.1)
+    assert "points" not in by_name["entropy"][2]
+    assert rows[0][0] == "name"
 
 
 def test_a_difference_of_nearly_nothing_says_so(open_page) -> None:
@@ -306,8 +321,8 @@ def test_a_difference_of_nearly_nothing_says_so(open_page) -> None:
     opened = open_page(before, against=after, layer=0, head=1)
     opened.view("compare")
     assert opened.page.inner_text(".three section:nth-child(3) .scale").split("\n") in (
-        ["< 0.01 %", "< 0.01 %"],
-        ["< 0.01 % < 0.01 %"],
+        ["< 0.01 points", "< 0.01 points"],
+        ["< 0.01 points < 0.01 points"],
     )
 
 

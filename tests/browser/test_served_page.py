@@ -53,11 +53,14 @@ def test_the_local_page_lists_opens_compares_looks_and_asks_for_detail(
     page = opened.page
     page.goto(address)
     page.wait_for_selector(".recordings")
-    assert sorted(page.eval_on_selector_all(".recordings bdi", "all => all.map(one => one.textContent)")) == [
+    assert sorted(page.eval_on_selector_all(".recordings .file", "all => all.map(one => one.textContent)")) == [
         "one.regard",
         "two.regard",
         "\ufffdgnp.regard",  # a name that would turn itself around is shown as it is
     ]
+    # what it is of, where it says so; a file that is no recording has its name alone
+    assert page.inner_text('[data-name="one.regard"] > bdi') == "one"
+    assert page.inner_text('[data-name="\u202egnp.regard"] > bdi') == "\ufffdgnp.regard"
     for view, step in (("walk", '[data-step="normed"]'), ("cost", "[data-cost=cache]")):
         page.click(f"[data-learn={view}]")
         page.wait_for_selector(step)
@@ -142,7 +145,7 @@ def test_a_look_shows_its_progress_and_can_be_cancelled(browser: Any, page: tupl
     small.go.set()
     looks.wait(20)
     assert not page.is_visible("#cancel")
-    assert page.eval_on_selector_all(".recordings bdi", "all => all.length") == 2
+    assert page.eval_on_selector_all(".recordings .file", "all => all.length") == 2
     page.select_option("#model", "broken")
     page.click("#begin")
     page.wait_for_selector("text=no model can be loaded from it")

@@ -11,11 +11,12 @@ from regard.cli import app
 
 
 def test_every_name_is_listed_with_its_size() -> None:
-    run = CliRunner().invoke(app, ["models"])
+    run = CliRunner().invoke(app, ["models"], env={"COLUMNS": "80"})
     assert run.exit_code == 0
     lines = {line.split()[0]: line for line in run.output.splitlines()}
+    assert max(map(len, lines.values())) <= 80 and "…" not in run.output  # whole names, on the narrowest usual terminal
     assert set(models.names()) <= set(lines)
-    assert "174 604 259 328" in lines["gpt3-175b"] and "349.21 GB" in lines["gpt3-175b"]
+    assert "174 604 259 328" in lines["gpt3-175b"] and "349.21" in lines["gpt3-175b"]
     assert "32 / 8" in lines["llama-3-8b"] and "6 + 6" in lines["transformer-big"]
 
 

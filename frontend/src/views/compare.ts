@@ -1,13 +1,12 @@
 import { differences, heatmap } from "../colours";
-import type { Layer, Stat } from "../data";
-import { el, fill } from "../dom";
-import type { Pick, State, Store } from "../state";
+import type { HeadMap, Layer, Stat } from "../data";
+import { el, fill, line, select, statistics } from "../dom";
+import type { Place, Shown, State, Store } from "../state";
 import { label, percent } from "../tokens";
-import { type Cell, MapCanvas, pictureOf, placed } from "./map";
+import * as W from "../words";
+import { type Cell, mapCanvas, pictureOf } from "./map";
 import { cellText, scale } from "./head";
-import { labelText, statText } from "./overview";
-
-const STATS: Stat[] = ["entropy", "max_weight", "first", "previous", "same", "near", "distance", "induction"];
+import { labelText, STATS, statText } from "./overview";
 
 /** Values on a common grid, so that two maps can be subtracted: each cell takes what lies at its middle. */
 export function resample(values: Float32Array, rows: number, columns: number, toRows: number, toColumns: number): Float32Array {
@@ -26,136 +25,117 @@ export function apart(a: Float32Array, b: Float32Array, rows: number, keysPerCel
   return (sum * keysPerCell) / (2 * rows);
 }
 
-/** Two heads, of one recording or of two, side by side and as a difference. */
-export class CompareView {
-  readonly element = el("div", { class: "compare-view" });
-  private readonly bar = el("div", { class: "bar" });
-  private readonly below = el("div", { class: "below" });
-  private readonly maps: { a: MapCanvas; b: MapCanvas; d: MapCanvas };
-  private readonly tips: Record<"a" | "b" | "d", HTMLElement>;
-  private readonly titles = { a: el("h2", {}), b: el("h2", {}), d: el("h2", {}) };
-  private readonly scales = { a: el("div", {}), b: el("div", {}), d: el("div", {}) };
-  private shown = "";
+/** A difference as it is printed: with its sign, unless nothing is left of it. */
+export function signed(by: number, digits: number): string {
+  const size = Math.abs(by).toFixed(digits);
+  return `${Number(size) === 0 ? "" : by > 0 ? "+" : "−"}${size}`;
+}
 
-  constructor(private readonly store: Store) {
-    this.tips = { a: tip(), b: tip(), d: tip() };
-    const make = (name: "a" | "b" | "d") => new MapCanvas({
-      point: (cell, x, y) => this.point(name, cell, x, y),
+/** Two heads, of one recording or of two, side by side and as a difference. */
+export function compareView(store: Store): Shown {
+  const { say } = store, bar = el("div", { class: "bar" }), below = el("div", { class: "below" });
+  const parts = (["A", "B", "D"] as const).map((name) => ({
+    title: el("h2", {}), scale: el("div", {}), map: mapCanvas({
+      says: (cell) => says(name, cell),
       choose: (cell) => {
         // the other text may be the longer one
         if (cell.query < store.layer.queries) store.set({ chosen: { side: "query", at: cell.query + store.layer.header.first } });
       },
-    });
-    this.maps = { a: make("a"), b: make("b"), d: make("d") };
-    const all = Object.values(this.maps);
-    for (const map of all) map.twin = all.filter((other) => other !== map);
-    for (const name of ["a", "b", "d"] as const) this.maps[name].element.append(this.tips[name]);
-    fill(this.element, this.bar, el("div", { class: "three" }, ...(["a", "b", "d"] as const).map((name) => el("section", {}, this.titles[name], this.maps[name].element, this.scales[name]))), this.below);
-  }
+    }),
+  }));
+  for (const { map } of parts) map.twins = parts.map((part) => part.map).filter((other) => other !== map);
+  const element = el("div", { class: "compare-view" }, bar, el("div", { class: "three" }, ...parts.map(({ title, map, scale }) => el("section", {}, title, map.element, scale))), below);
+  let shown = "";
 
-  private get a(): Pick {
-    const { state } = this.store;
-    return { recording: state.recording, scene: state.scene, layer: state.layer, head: state.heads[0] ?? 0 };
-  }
-
-  private get b(): Pick {
-    if (this.store.state.against) return this.store.state.against;
-    const { a, store } = this;
-    if (store.data.recordings.length > 1) {
-      const recording = a.recording === 0 ? 1 : 0;
-      return this.fitted({ ...a, recording, scene: Math.min(a.scene, store.data.recordings[recording]!.scenes.length - 1) });
-    }
-    return { ...a, head: (a.head + 1) % store.layer.heads.length };
+  function sides(): [Place, Place] {
+    const { state, data } = store, { recording, scene, layer } = state, a = { recording, scene, layer, head: state.heads[0] ?? 0 };
+    if (state.against) return [a, state.against];
+    if (data.recordings.length < 2) return [a, { ...a, head: (a.head + 1) % store.layer.heads.length }];
+    const other = recording === 0 ? 1 : 0;
+    return [a, fitted({ ...a, recording: other, scene: Math.min(scene, data.recordings[other]!.scenes.length - 1) })];
   }
 
   /** The same layer and head where they are there, else the last that are. */
-  private fitted(pick: Pick): Pick {
-    const { layers } = this.store.data.recordings[pick.recording]!.scenes[pick.scene]!, layer = Math.min(pick.layer, layers.length - 1);
+  function fitted(pick: Place): Place {
+    const { layers } = store.data.recordings[pick.recording]!.scenes[pick.scene]!, layer = Math.min(pick.layer, layers.length - 1);
     return { ...pick, layer, head: Math.min(pick.head, layers[layer]!.heads.length - 1) };
   }
 
-  private layerOf(pick: Pick): Layer { return this.store.data.recordings[pick.recording]!.scenes[pick.scene]!.layers[pick.layer]!; }
+  function layerOf(pick: Place): Layer { return store.data.recordings[pick.recording]!.scenes[pick.scene]!.layers[pick.layer]!; }
 
-  update(_: Set<keyof State>): void {
-    const { store, a, b } = this;
-    const key = JSON.stringify([a, b, store.state.language, store.colours.isDark]);
-    if (key === this.shown) return;
-    this.shown = key;
-    this.drawBar();
-    for (const map of Object.values(this.maps)) map.stripNames = [store.say("strip_entropy"), store.say("strip_mass")];
-    const la = this.layerOf(a), lb = this.layerOf(b);
-    const pa = pictureOf(la, [a.head], store.colours), pb = pictureOf(lb, [b.head], store.colours);
+  function update(_: Set<keyof State>): void {
+    const [a, b] = sides(), { colours } = store, key = JSON.stringify([a, b, store.state.language, colours.isDark]);
+    if (key === shown) return;
+    shown = key;
+    drawBar(a, b);
+    const [la, lb] = [layerOf(a), layerOf(b)], pa = pictureOf(la, [a.head], colours), pb = pictureOf(lb, [b.head], colours);
     const top = Math.max(pa.top, pb.top); // one scale for both, or they could not be compared
     const ma = la.map(a.head), mb = lb.map(b.head);
-    this.maps.a.show(la, pa.values && ma ? heatmap(pa.values, ma.rows, ma.columns, top, store.colours.heat) : null, top, store.colours, `A: ${this.name(a)}`, a.head, true);
-    this.maps.b.show(lb, pb.values && mb ? heatmap(pb.values, mb.rows, mb.columns, top, store.colours.heat) : null, top, store.colours, `B: ${this.name(b)}`, b.head, true);
-    for (const name of ["a", "b"] as const) fill(this.scales[name], scale(store.colours.heat, `${store.say("weight")} 0 %`, percent(top)));
+    const common = { top, colours, strips: [say(W.strip_entropy), say(W.strip_mass)] as const, keep: true };
+    const show = (at: number, name: string, layer: Layer, picture: HTMLCanvasElement | null, head: number | null, about: string, ...scaled: (Node | null)[]) => {
+      const part = parts[at]!;
+      part.map.show({ ...common, layer, picture, head, labelled: `${name}: ${about}` });
+      fill(part.title, `${name}  `, el("span", {}, about));
+      part.title.title = part.title.textContent!;
+      fill(part.scale, ...scaled);
+    };
+    const own = (at: number, name: string, pick: Place, layer: Layer, values: Float32Array | null, map: HeadMap | null) =>
+      show(at, name, layer, values && map ? heatmap(values, map.rows, map.columns, top, colours.heat) : null, pick.head, nameOf(pick), scale(colours.heat, `${say(W.weight)} 0 %`, percent(top)));
+    own(0, "A", a, la, pa.values, ma);
+    own(1, "B", b, lb, pb.values, mb);
     let difference: HTMLCanvasElement | null = null, most = 0;
     if (pa.values && pb.values && ma && mb) {
       const other = resample(pb.values, mb.rows, mb.columns, ma.rows, ma.columns);
       const values = pa.values.map((value, at) => value - other[at]!);
       most = values.reduce((largest, value) => Math.max(largest, Math.abs(value)), 0);
-      difference = differences(values, ma.rows, ma.columns, Math.max(1e-9, most), store.colours.difference);
+      difference = differences(values, ma.rows, ma.columns, Math.max(1e-9, most), colours.difference);
     }
     // stretched to the largest difference, which may be next to nothing: the numbers say so
-    const [minus, plus] = most < 1e-4 ? ["", ""] : ["−", "+"];
-    fill(this.scales.d, most ? scale(store.colours.difference, minus + percent(most), plus + percent(most), 2) : null);
-    this.maps.d.show(la, difference, top, store.colours, store.say("difference"), null, true);
-    fill(this.titles.a, "A  ", el("span", {}, this.name(a)));
-    fill(this.titles.b, "B  ", el("span", {}, this.name(b)));
-    for (const title of Object.values(this.titles)) title.title = title.textContent ?? "";
-    fill(this.titles.d, `${store.say("difference")}  `, el("span", {}, store.say("difference_help")));
+    const points = (by: number) => say(W.points, { n: most < 1e-4 ? "< 0.01" : signed(by * 100, most < 0.0995 ? 2 : 1) });
+    show(2, say(W.difference), la, difference, null, say(W.difference_help), most ? scale(colours.difference, points(-most), points(most), 2) : null);
     const different = la.queries !== lb.queries || la.keys !== lb.keys;
-    fill(this.below, different ? el("p", { class: "note" }, store.say("compare_sizes")) : null, el("div", { class: "tables" }, this.numbers(la, a, lb, b), this.most()));
+    fill(below, different ? el("p", { class: "note" }, say(W.compare_sizes)) : null, el("div", { class: "tables" }, numbers(la, a, lb, b), mostChanged(a, b)));
   }
 
-  private name(pick: Pick): string {
-    const layer = this.layerOf(pick);
-    const own = this.store.say("layer_head", { layer: layer.index, head: layer.heads[pick.head]! });
-    return this.store.data.recordings.length > 1 ? `${own} · ${this.store.data.recordings[pick.recording]!.title}` : own;
+  function nameOf(pick: Place): string {
+    const layer = layerOf(pick);
+    const own = say(W.layer_head, { layer: layer.index, head: layer.heads[pick.head]! });
+    return store.data.recordings.length > 1 ? `${own} · ${store.data.recordings[pick.recording]!.title}` : own;
   }
 
-  private drawBar(): void {
-    const { store } = this;
-    const choose = (name: string, pick: Pick, set: (pick: Pick) => void) => {
-      const { recordings } = store.data;
-      const scenes = recordings.flatMap((recording, r) => recording.scenes.map((scene, s) => ({ recording, r, scene, s })));
-      const list = (word: "recording" | "layer" | "heads", options: [string, string][], value: string, change: (value: string) => void) => options.length < 2 ? null
-        : el("select", { "aria-label": `${name} ${store.say(word)}`, change: (event: Event) => change((event.target as HTMLSelectElement).value) },
-          ...options.map(([key, text]) => el("option", { value: key, selected: key === value }, text)));
+  function drawBar(a: Place, b: Place): void {
+    const { recordings } = store.data;
+    const scenes = recordings.flatMap((recording, r) => recording.scenes.map((scene, s) => [`${r},${s}`, `${recording.title}${recording.scenes.length > 1 ? ` ${scene.item + 1}` : ""}`] as const));
+    const choose = (name: string, pick: Place, set: (pick: Place) => void) => {
+      const list = (word: W.Two, options: (readonly [string, string])[], value: string | number, change: (value: string) => void) => options.length < 2 ? null : select(options, String(value), change, { "aria-label": `${name} ${say(word)}` });
       const layers = recordings[pick.recording]!.scenes[pick.scene]!.layers;
       return el("div", { class: "field" }, el("b", {}, name),
-        list("recording", scenes.map(({ recording, r, scene, s }) => [`${r},${s}`, `${recording.title}${recording.scenes.length > 1 ? ` ${scene.item + 1}` : ""}`]), `${pick.recording},${pick.scene}`, (value) => {
+        list(W.recording, scenes, `${pick.recording},${pick.scene}`, (value) => {
           const [recording, scene] = value.split(",").map(Number);
-          set(this.fitted({ ...pick, recording: recording!, scene: scene! }));
+          set(fitted({ ...pick, recording: recording!, scene: scene! }));
         }),
-        list("layer", layers.map((layer, at) => [String(at), store.say("layer_n", { n: layer.index })]), String(pick.layer), (value) => set(this.fitted({ ...pick, layer: Number(value) }))),
-        list("heads", layers[pick.layer]!.heads.map((head, at) => [String(at), store.say("head_n", { n: head })]), String(pick.head), (value) => set({ ...pick, head: Number(value) })));
+        list(W.layer, layers.map((layer, at) => [String(at), say(W.layer_n, { n: layer.index })]), pick.layer, (value) => set(fitted({ ...pick, layer: Number(value) }))),
+        list(W.heads, layers[pick.layer]!.heads.map((head, at) => [String(at), say(W.head_n, { n: head })]), pick.head, (value) => set({ ...pick, head: Number(value) })));
     };
-    const { a, b } = this;
-    fill(this.bar, choose("A", a, (pick) => store.set({ recording: pick.recording, scene: pick.scene, layer: pick.layer, heads: [pick.head], against: b })),
-      choose("B", b, (pick) => store.set({ against: pick })), el("p", { class: "help" }, store.say("compare_help")));
+    fill(bar, choose("A", a, ({ head, ...pick }) => store.set({ ...pick, heads: [head], against: b })), choose("B", b, (pick) => store.set({ against: pick })), el("p", { class: "help" }, say(W.compare_help)));
   }
 
-  private numbers(la: Layer, a: Pick, lb: Layer, b: Pick): HTMLElement {
-    const { store } = this, ra = la.header.rows[a.head]!, rb = lb.header.rows[b.head]!;
+  function numbers(la: Layer, a: Place, lb: Layer, b: Place): HTMLElement {
+    const ra = la.header.rows[a.head]!, rb = lb.header.rows[b.head]!;
     const change = (name: Stat) => {
       const [one, other] = [ra[name], rb[name]];
       if (one === null || other === null) return "–";
-      const by = one - other, plain = name === "entropy" || name === "distance";
-      const size = plain ? Math.abs(by).toFixed(2) : (Math.abs(by) * 100).toFixed(1);
-      return `${Number(size) === 0 ? "" : by > 0 ? "+" : "−"}${size}${plain ? "" : " %"}`;
+      const isPlain = name === "entropy" || name === "distance", by = signed(isPlain ? one - other : (one - other) * 100, isPlain ? 2 : 1);
+      return isPlain ? by : say(W.points, { n: by });
     };
-    return el("table", { class: "stats" }, el("thead", {}, el("tr", {}, el("td", {}), el("th", { scope: "col" }, "A"), el("th", { scope: "col" }, "B"), el("th", { scope: "col" }, "A − B"))),
-      el("tbody", {}, el("tr", {}, el("td", {}), el("td", {}, labelText(store, ra.label)), el("td", {}, labelText(store, rb.label)), el("td", {})),
-        ...STATS.filter((name) => ra[name] !== null || rb[name] !== null).map((name) => el("tr", {}, el("th", { scope: "row" }, store.say(`stat_${name}`)), el("td", {}, statText(name, ra[name])), el("td", {}, statText(name, rb[name])), el("td", {}, change(name))))));
+    return statistics(["A", "B", "A − B"], [line(say(W.name), labelText(store, ra.label), labelText(store, rb.label), ""),
+      ...STATS.filter((name) => ra[name] !== null || rb[name] !== null).map((name) => line(say(W.STATS[name]), statText(name, ra[name]), statText(name, rb[name]), change(name)))]);
   }
 
   /** With two recordings of the same shape: the heads whose maps differ most. */
-  private most(): HTMLElement | null {
-    const { store, a, b } = this;
+  function mostChanged(a: Place, b: Place): HTMLElement | null {
     if (a.recording === b.recording && a.scene === b.scene) return null;
-    const left = store.data.recordings[a.recording]!.scenes[a.scene]!.layers, right = store.data.recordings[b.recording]!.scenes[b.scene]!.layers;
+    const layersOf = (pick: Place) => store.data.recordings[pick.recording]!.scenes[pick.scene]!.layers, left = layersOf(a), right = layersOf(b);
     const found: { layer: number; head: number; by: number }[] = [];
     left.forEach((layer, at) => {
       const other = right[at];
@@ -167,24 +147,16 @@ export class CompareView {
     });
     if (!found.length) return null;
     found.sort((x, y) => y.by - x.by);
-    return el("section", {}, el("h2", {}, store.say("most_changed")), el("ol", { class: "looks pairs" }, ...found.slice(0, 10).map(({ layer, head, by }) => el("li", { "data-weight": by }, el("button", {
+    return el("section", {}, el("h2", {}, say(W.most_changed)), el("ol", { class: "looks pairs" }, ...found.slice(0, 10).map(({ layer, head, by }) => el("li", { "data-weight": by }, el("button", {
       click: () => store.set({ layer, heads: [head], against: { ...b, layer, head } }),
-    }, el("span", {}, store.say("layer_head", { layer: left[layer]!.index, head: left[layer]!.heads[head]! })), el("span", { class: "amount" }, percent(by)))))));
+    }, el("span", {}, say(W.layer_head, { layer: left[layer]!.index, head: left[layer]!.heads[head]! })), el("span", { class: "amount" }, percent(by)))))));
   }
 
-  private point(name: "a" | "b" | "d", cell: Cell | null, x: number, y: number): void {
-    const tipped = this.tips[name];
-    tipped.hidden = !cell;
-    if (!cell) return;
-    const { store, a, b } = this, pick = name === "b" ? b : a, layer = this.layerOf(pick);
-    const says = name === "d" ? `A ${cellText(store, layer, [a.head], cell)} · B ${cell.query < this.layerOf(b).queries && cell.key < this.layerOf(b).keys ? cellText(store, this.layerOf(b), [b.head], cell) : "–"}` : cellText(store, layer, [pick.head], cell);
-    fill(tipped, el("bdi", {}, label(layer.queryToken(cell.query))), " → ", el("bdi", {}, label(layer.keyToken(cell.key))), el("br", {}), el("b", {}, says));
-    placed(tipped, this.maps[name].element, x, y);
+  function says(name: "A" | "B" | "D", cell: Cell): (Node | string)[] {
+    const [a, b] = sides(), pick = name === "B" ? b : a, layer = layerOf(pick), other = layerOf(b), text = cellText(store, layer, [pick.head], cell);
+    return [el("bdi", {}, label(layer.queryToken(cell.query))), " → ", el("bdi", {}, label(layer.keyToken(cell.key))), el("br"),
+      el("b", {}, name === "D" ? `A ${text} · B ${cell.query < other.queries && cell.key < other.keys ? cellText(store, other, [b.head], cell) : "–"}` : text)];
   }
-}
 
-function tip(): HTMLElement {
-  const made = el("div", { class: "tip", role: "status" });
-  made.hidden = true;
-  return made;
+  return { element, update };
 }

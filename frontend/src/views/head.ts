@@ -1,8 +1,9 @@
 import { css, type Palette } from "../colours";
-import { el, fill } from "../dom";
-import type { State, Store } from "../state";
+import { chip, el, fill, line, quoted, statistics } from "../dom";
+import type { Shown, State, Store } from "../state";
 import { label, percent } from "../tokens";
-import { type Cell, MapCanvas, pictureOf, placed } from "./map";
+import * as W from "../words";
+import { type Cell, mapCanvas, pictureOf } from "./map";
 import { labelText, STATS, statText } from "./overview";
 import type { Stat } from "../data";
 
@@ -11,13 +12,13 @@ export function cellText(store: Store, layer: Store["layer"], heads: number[], c
   const known = heads.map((head) => layer.weight(head, cell.query, cell.key));
   if (known.every((weight) => weight !== null)) return percent(known.reduce((sum, weight) => sum + weight!, 0) / heads.length);
   const map = layer.map(heads[0]!);
-  if (!map) return store.say("cell_below");
+  if (!map) return store.say(W.cell_below);
   const within = (at: number, size: number, count: number) => Math.ceil(((at + 1) * count) / size) - 1;
   const row = within(cell.query, layer.queries, map.rows), column = within(cell.key, layer.keys, map.columns);
   const mean = heads.reduce((sum, head) => sum + layer.map(head)!.weight(row, column), 0) / heads.length;
   const span = (at: number, size: number, count: number) => Math.floor(((at + 1) * size) / count) - Math.floor((at * size) / count);
   const pairs = span(row, layer.queries, map.rows) * span(column, layer.keys, map.columns);
-  return `${store.say("cell_below")}; ${store.say("cell_mean", { n: pairs, value: percent(mean) })}`;
+  return `${store.say(W.cell_below)}; ${store.say(W.cell_mean, { n: pairs, value: percent(mean) })}`;
 }
 
 /** What the colours say. They go with square roots, and along the scale numbers go evenly: what is in its middle is half. */
@@ -32,80 +33,68 @@ export function scale(shades: Palette["heat"], least: string, most: string, side
 }
 
 /** One head's map with its tokens along both sides, from the whole to single weights. */
-export class HeadView {
-  readonly element: HTMLElement;
-  private readonly map: MapCanvas;
-  private readonly tip = el("div", { class: "tip", role: "status" });
-  private readonly panel = el("div", { class: "panel" });
-  private readonly bar = el("div", { class: "bar" });
-  private readonly status = el("p", { class: "exactness", role: "status" });
-  private shown = "";
-  private placed = "";
+export function headView(store: Store): Shown {
+  const { say } = store, panel = el("div", { class: "panel" }), bar = el("div", { class: "bar" });
+  const status = el("p", { class: "exactness", role: "status" });
+  let shown = "", stood = "";
+  const map = mapCanvas({
+    says, choose: (cell) => store.set({ chosen: { side: "query", at: cell.query + store.layer.header.first }, hovered: null }),
+    tell: (how, top) => {
+      fill(status, how === "wait" ? say(W.exact_wait) : how === "exact" ? say(W.exact_exact) : how);
+      if (top) drawPanel(top);
+    },
+  });
+  const element = el("div", { class: "head-view" }, bar, el("div", { class: "split" }, map.element, panel));
 
-  constructor(private readonly store: Store) {
-    this.map = new MapCanvas({
-      point: (cell, x, y) => this.point(cell, x, y),
-      choose: (cell) => store.set({ chosen: { side: "query", at: cell.query + store.layer.header.first }, hovered: null }),
-    });
-    this.tip.hidden = true;
-    this.map.element.append(this.tip);
-    this.map.tell = (how, top) => {
-      fill(this.status, how === "wait" || how === "exact" ? store.say(`exact_${how}`) : how);
-      if (top) this.drawPanel(top);
-    };
-    this.element = el("div", { class: "head-view" }, this.bar, el("div", { class: "split" }, this.map.element, this.panel));
-  }
-
-  update(changed: Set<keyof State>): void {
-    const { store } = this, { state, layer } = store;
-    const { detail } = store;
-    this.map.ask = detail && state.heads.length === 1 ? (asked) => detail(layer.index, layer.heads[state.heads[0]!]!, asked) : null;
-    this.map.stripNames = [store.say("strip_entropy"), store.say("strip_mass")];
+  function update(changed: Set<keyof State>): void {
+    const { state, layer } = store;
+    const { detail } = store, head = state.heads.length === 1 ? state.heads[0]! : null;
     const place = JSON.stringify([state.recording, state.scene, layer.queries, layer.keys]);
     const key = JSON.stringify([place, state.layer, state.heads, state.language, store.colours.isDark]);
-    if (key !== this.shown || changed.has("theme")) {
+    if (key !== shown || changed.has("theme")) {
       const { picture, top } = pictureOf(layer, store.heads, store.colours);
-      const title = state.heads.length === 1 ? store.say("map_of", { layer: layer.index, head: layer.heads[state.heads[0]!]! }) : store.say("layer_mean", { layer: layer.index, n: store.heads.length });
-      this.map.show(layer, picture, top, store.colours, title, state.heads.length === 1 ? state.heads[0]! : null, place === this.placed);
-      this.shown = key;
-      this.placed = place;
-      this.drawBar();
-      this.drawPanel(top);
+      map.show({
+        layer, picture, top, head, colours: store.colours, strips: [say(W.strip_entropy), say(W.strip_mass)], keep: place === stood,
+        labelled: head === null ? store.title : say(W.map_of, { layer: layer.index, head: layer.heads[head]! }),
+        ask: detail && head !== null ? (asked) => detail(layer.index, layer.heads[head]!, asked) : null,
+      });
+      shown = key;
+      stood = place;
+      drawBar();
+      drawPanel(top);
     }
     const chosen = store.state.chosen;
-    this.map.mark(chosen ? { query: store.asQuery(chosen), key: -1 } : null);
+    map.mark(chosen ? { query: store.asQuery(chosen), key: -1 } : null);
   }
 
-  private drawBar(): void {
-    const { store } = this;
-    const button = (name: "zoom_in" | "zoom_out" | "zoom_reset", text: string, act: () => void) =>
-      el("button", { class: "chip wide", "aria-label": store.say(name), title: store.say(name), click: act }, text);
-    fill(this.bar, el("div", { class: "chips" }, button("zoom_in", "+", () => this.map.zoom(0.6)), button("zoom_out", "−", () => this.map.zoom(1 / 0.6)), button("zoom_reset", store.say("zoom_reset"), () => this.map.reset())),
-      el("p", { class: "help" }, store.say("head_help")), this.status);
+  function drawBar(): void {
+    const button = (name: string, text: string, act: () => void) => chip(text, act, null, { "aria-label": name, title: name });
+    fill(bar, el("div", { class: "chips" }, button(say(W.zoom_in), "+", () => map.zoom(0.6)), button(say(W.zoom_out), "−", () => map.zoom(1 / 0.6)), button(say(W.zoom_reset), say(W.zoom_reset), map.reset)),
+      el("p", { class: "help" }, say(W.head_help)), status);
   }
 
-  private drawPanel(top: number): void {
-    const { store } = this, { layer, state } = store, heads = store.heads;
+  function drawPanel(top: number): void {
+    const { layer, state } = store, heads = store.heads;
     const one = state.heads.length === 1;
     const mean = (name: Stat) => {
       const values = heads.map((head) => layer.header.rows[head]![name]).filter((value) => value !== null);
       return values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null;
     };
     const rows = STATS.map((name) => [name, mean(name)] as const).filter(([, value]) => value !== null);
-    fill(this.panel,
-      el("h2", {}, one ? store.say("layer_head", { layer: layer.index, head: layer.heads[heads[0]!]! }) : store.say("layer_mean", { layer: layer.index, n: heads.length })),
+    fill(panel,
+      el("h2", {}, store.title),
       el("p", { class: "who" }, one ? labelText(store, layer.header.rows[heads[0]!]!.label) : ""),
-      el("table", { class: "stats" }, el("tbody", {}, ...rows.map(([name, value]) => el("tr", {}, el("th", { scope: "row" }, store.say(`stat_${name}`)), el("td", {}, name === "entropy" ? store.say("nats", { value: statText(name, value) }) : statText(name, value)))))),
-      layer.header.map ? scale(store.colours.heat, `${store.say("weight")} 0 %`, percent(top)) : el("p", { class: "empty" }, store.say("no_map")),
-      el("p", { class: "note" }, store.say(layer.isExact ? "exact_note" : store.detail ? one ? "zoom_exact" : "zoom_one" : "zoom_stored", { k: layer.header.top?.k ?? 0 })));
+      statistics([], rows.map(([name, value]) => line(say(W.STATS[name]), name === "entropy" ? say(W.nats, { value: statText(name, value) }) : statText(name, value)))),
+      layer.header.map ? scale(store.colours.heat, `${say(W.weight)} 0 %`, percent(top)) : el("p", { class: "empty" }, say(W.no_map)),
+      el("p", { class: "note" }, ...quoted(say(layer.isExact ? W.exact_note : store.detail ? one ? W.zoom_exact : W.zoom_one : W.zoom_stored, { k: layer.header.top?.k ?? 0 }))));
   }
 
-  private point(cell: Cell | null, x: number, y: number): void {
-    const { store } = this, { layer } = store;
-    this.tip.hidden = !cell;
-    if (!cell) return;
-    fill(this.tip, el("bdi", {}, label(layer.queryToken(cell.query))), el("span", { class: "place" }, ` ${cell.query + layer.header.first}`), " → ",
-      el("bdi", {}, label(layer.keyToken(cell.key))), el("span", { class: "place" }, ` ${cell.key}`), el("br", {}), el("b", {}, this.map.exact(cell) === null ? cellText(store, layer, store.heads, cell) : percent(this.map.exact(cell)!)));
-    placed(this.tip, this.map.element, x, y);
+  function says(cell: Cell): (Node | string)[] {
+    const { layer } = store, exact = map.exact(cell);
+    return [el("bdi", {}, label(layer.queryToken(cell.query))), el("span", { class: "place" }, ` ${cell.query + layer.header.first}`), " → ",
+      el("bdi", {}, label(layer.keyToken(cell.key))), el("span", { class: "place" }, ` ${cell.key}`), el("br"),
+      el("b", {}, exact === null ? cellText(store, layer, store.heads, cell) : percent(exact))];
   }
+
+  return { element, update };
 }

@@ -1,83 +1,50 @@
 import type { Picture } from "../data";
 import { clamp, el, sharp } from "../dom";
-import type { Chosen } from "../state";
 import { label } from "../tokens";
-import type { Shade, Spot, Words } from "./pane";
+import { type Act, scrollerOf, type Shade, tokenUnder, type Words } from "./pane";
 
 /** The picture that a model was given, and its patches: they are pointed at and shaded as words are. */
-export class PicturePane implements Words {
-  readonly element: HTMLElement;
-  readonly side = "query" as const;
-  readonly isColumn = false;
-  private readonly canvas = el("canvas", { "aria-hidden": "true" });
-  private readonly image = new Image();
-  private readonly specials: HTMLElement[];
-  private shades = new Map<number, Shade>();
-  private marked: number | null = null;
+export function picturePane(tokens: string[], picture: Picture, labelled: string, act: Act): Words {
+  const canvas = el("canvas", { "aria-hidden": "true" }), image = new Image();
+  const specials = tokens.slice(0, picture.first).map((token, at) => el("span", { class: "t", "data-at": at }, label(token)));
+  let shades = new Map<number, Shade>(), marked: number | null = null;
+  const holder = el("div", { class: "tokens", dir: "ltr" }, el("p", {}, ...specials.flatMap((token) => [token, " "])), canvas);
+  const scroller = scrollerOf(holder, "query", labelled, act, "pointermove", (event) => {
+    if (event.target !== canvas) return tokenUnder(event);
+    const column = Math.floor((event.offsetX / canvas.clientWidth) * picture.columns), row = Math.floor((event.offsetY / canvas.clientHeight) * picture.rows);
+    return picture.first + clamp(row, 0, picture.rows - 1) * picture.columns + clamp(column, 0, picture.columns - 1);
+  });
+  const element = el("div", { class: "pane picture query" }, scroller);
+  image.addEventListener("load", draw);
+  image.src = `data:image/png;base64,${picture.png}`;
+  new ResizeObserver(draw).observe(element);
 
-  constructor(
-    readonly tokens: string[], private readonly picture: Picture, labelled: string,
-    act: { hover: (chosen: Chosen | null) => void; choose: (chosen: Chosen) => void; key: (event: KeyboardEvent) => void },
-  ) {
-    this.specials = tokens.slice(0, picture.first).map((token, at) => el("span", { class: "t", "data-at": at }, label(token)));
-    const holder = el("div", { class: "tokens", dir: "ltr" }, el("p", {}, ...this.specials.flatMap((token) => [token, " "])), this.canvas);
-    const scroller = el("div", { class: "scroller", tabindex: 0, role: "group", "aria-label": labelled }, holder);
-    this.element = el("div", { class: "pane picture query" }, scroller);
-    const under = (event: MouseEvent): number | null => {
-      const special = (event.target as Element).closest<HTMLElement>(".t");
-      if (special) return Number(special.dataset.at);
-      if (event.target !== this.canvas) return null;
-      const column = Math.floor((event.offsetX / this.canvas.clientWidth) * picture.columns), row = Math.floor((event.offsetY / this.canvas.clientHeight) * picture.rows);
-      return picture.first + clamp(row, 0, picture.rows - 1) * picture.columns + clamp(column, 0, picture.columns - 1);
-    };
-    holder.addEventListener("pointermove", (event) => {
-      const at = event.pointerType === "touch" ? null : under(event);
-      if (at !== null) act.hover({ side: "query", at });
-    });
-    scroller.addEventListener("pointerleave", () => act.hover(null));
-    holder.addEventListener("click", (event) => {
-      const at = under(event);
-      if (at !== null) act.choose({ side: "query", at });
-    });
-    scroller.addEventListener("keydown", (event) => act.key(event));
-    this.image.addEventListener("load", () => this.draw());
-    this.image.src = `data:image/png;base64,${picture.png}`;
-    new ResizeObserver(() => this.draw()).observe(this.element);
-  }
-
-  get scroller(): HTMLElement { return this.element.firstElementChild as HTMLElement; }
-  remove(): void {}
-  scrollTo(): void {}
-  spot(): Spot | null { return null; }
-  drawStrip(): void {}
-
-  shade(shades: Map<number, Shade>): void {
-    this.shades = shades;
-    this.specials.forEach((token, at) => {
+  function shade(given: Map<number, Shade>): void {
+    shades = given;
+    specials.forEach((token, at) => {
       const shade = shades.get(at);
       token.style.background = shade ? `color-mix(in srgb, ${shade.colour} calc(var(--most) * ${Math.sqrt(shade.weight).toFixed(3)}), transparent)` : "";
     });
-    this.draw();
+    draw();
   }
 
-  mark(at: number | null): void {
-    this.marked = at;
-    this.specials.forEach((token, own) => token.classList.toggle("chosen", own === at));
-    this.draw();
+  function mark(at: number | null): void {
+    marked = at;
+    specials.forEach((token, own) => token.classList.toggle("chosen", own === at));
+    draw();
   }
 
-  private draw(): void {
-    const { picture, image } = this;
+  function draw(): void {
     if (!image.naturalWidth) return;
     // as large as the window allows, and never so tall that a part of it is out of sight
-    const tall = Math.max(220, this.scroller.clientHeight - (this.specials.length ? 72 : 36));
-    const wide = Math.max(120, Math.min(this.scroller.clientWidth - 40, 720, (tall * image.naturalWidth) / image.naturalHeight));
+    const tall = Math.max(220, scroller.clientHeight - (specials.length ? 72 : 36));
+    const wide = Math.max(120, Math.min(scroller.clientWidth - 40, 720, (tall * image.naturalWidth) / image.naturalHeight));
     const high = (wide * image.naturalHeight) / image.naturalWidth;
-    const context = sharp(this.canvas, wide, high);
+    const context = sharp(canvas, wide, high);
     if (!context) return;
     context.imageSmoothingEnabled = true;
     context.drawImage(image, 0, 0, wide, high);
-    const patches = [...this.shades].filter(([at]) => at >= picture.first);
+    const patches = [...shades].filter(([at]) => at >= picture.first);
     const most = Math.max(1e-9, ...patches.map(([, shade]) => shade.weight));
     const cell = (at: number) => {
       const place = at - picture.first, w = wide / picture.columns, h = high / picture.rows;
@@ -100,12 +67,20 @@ export class PicturePane implements Words {
     }
     context.strokeStyle = "rgb(255 255 255 / .16)";
     context.lineWidth = 0.5;
-    for (let row = 1; row < picture.rows; row++) { context.beginPath(); context.moveTo(0, (row * high) / picture.rows); context.lineTo(wide, (row * high) / picture.rows); context.stroke(); }
-    for (let column = 1; column < picture.columns; column++) { context.beginPath(); context.moveTo((column * wide) / picture.columns, 0); context.lineTo((column * wide) / picture.columns, high); context.stroke(); }
-    if (this.marked !== null && this.marked >= picture.first) {
-      const [x, y, w, h] = cell(this.marked);
-      context.lineWidth = 3; context.strokeStyle = "#000"; context.strokeRect(x + 1, y + 1, w - 2, h - 2);
-      context.lineWidth = 1.5; context.strokeStyle = "#fff"; context.strokeRect(x + 1, y + 1, w - 2, h - 2);
+    context.beginPath();
+    for (let row = 1; row < picture.rows; row++) { context.moveTo(0, (row * high) / picture.rows); context.lineTo(wide, (row * high) / picture.rows); }
+    for (let column = 1; column < picture.columns; column++) { context.moveTo((column * wide) / picture.columns, 0); context.lineTo((column * wide) / picture.columns, high); }
+    context.stroke();
+    if (marked !== null && marked >= picture.first) {
+      const [x, y, w, h] = cell(marked);
+      for (const [width, colour] of [[3, "#000"], [1.5, "#fff"]] as const) {
+        context.lineWidth = width;
+        context.strokeStyle = colour;
+        context.strokeRect(x + 1, y + 1, w - 2, h - 2);
+      }
     }
   }
+
+  const nothing = () => undefined;
+  return { element, side: "query", tokens, isColumn: false, scroller, across: picture.columns, remove: nothing, scrollTo: nothing, shade, mark, spot: () => null, drawStrip: nothing };
 }

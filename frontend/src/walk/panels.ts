@@ -1,10 +1,10 @@
 // Matrices as people read them: small ones as coloured numbers, large ones as pictures; weights also as lines.
 import { differences, headColour, heatmap } from "../colours";
-import { el, sharp } from "../dom";
+import { el, quoted, sharp } from "../dom";
 import type { Teller } from "../state";
 import { label } from "../tokens";
 import { largest, type Links, type Panel, type Say, type Section } from "./sections";
-import { TEXT } from "./words";
+import * as T from "./words";
 
 const ROWS = 24, COLUMNS = 16; // of a matrix that is printed as numbers
 const OPEN = 12; // panels of a step; a model with many heads folds the rest away
@@ -21,12 +21,7 @@ export function stepElement(section: Section, at: number, teller: Teller, say: S
     section.formula ? el("p", { class: "formula" }, section.formula) : null, el("p", {}, ...quoted(section.says)),
     figures.length ? el("div", { class: "panels" }, ...figures) : null,
     ...[...folded].map(([name, panels]) => el("details", { class: "matrices" }, el("summary", {}, name), el("div", { class: "panels" }, ...panels.map((panel) => figure(panel, teller, say))))),
-    section.worked ? el("p", { class: "worked" }, el("b", {}, `${say(TEXT.by_hand)}  `), el("bdi", {}, section.worked)) : null);
-}
-
-/** A sentence whose `quoted` parts are code. */
-export function quoted(line: string): (Node | string)[] {
-  return line.split("`").map((part, at) => (at % 2 ? el("code", {}, part) : part));
+    section.worked ? el("p", { class: "worked" }, el("b", {}, `${say(T.by_hand)}  `), el("bdi", {}, section.worked)) : null);
 }
 
 function figure(panel: Panel, teller: Teller, say: Say): HTMLElement {
@@ -46,7 +41,7 @@ function table(panel: Panel, say: Say): HTMLElement {
     }
     return made;
   };
-  return el("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": panel.name || say(TEXT.matrix) }, el("table", {},
+  return el("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": panel.name || say(T.matrix) }, el("table", {},
     el("thead", {}, el("tr", {}, el("td", {}), ...columns.map((column) => el("th", { scope: "col" }, el("bdi", {}, label(column, 12)))))),
     el("tbody", {}, ...values.map((row, at) => el("tr", {}, el("th", { scope: "row" }, el("bdi", {}, label(rows[at] ?? "", 16))), ...row.map(cell))))));
 }
@@ -64,16 +59,16 @@ function picture(panel: Panel, teller: Teller, say: Say): HTMLElement {
   const flat = values.flat().map((value) => (Number.isFinite(value) ? value : 0)), most = kind === "signed" ? panel.top || largest(values) || 1 : 1;
   const drawn = kind === "signed" ? differences(flat, high, wide, most, teller.colours.difference) : heatmap(flat, high, wide, most, teller.colours.heat);
   const named = high <= ROWS, step = named ? 20 : Math.max(1, Math.min(8, Math.floor(480 / Math.max(high, wide)))), width = named ? Math.max(120, Math.min(560, wide * 8)) : wide * step;
-  const canvas = el("canvas", { role: "img", "aria-label": panel.name || say(TEXT.matrix) });
+  const canvas = el("canvas", { role: "img", "aria-label": panel.name || say(T.matrix) });
   const context = sharp(canvas, width, high * step);
   if (context) {
     context.imageSmoothingEnabled = false;
     context.drawImage(drawn, 0, 0, width, high * step);
   }
   const finite = values.flat().filter(Number.isFinite), low = finite.reduce((a, b) => Math.min(a, b), Infinity), up = finite.reduce((a, b) => Math.max(a, b), -Infinity);
-  return el("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": panel.name || say(TEXT.matrix) },
+  return el("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": panel.name || say(T.matrix) },
     el("div", { class: "beside" }, named ? el("ol", { class: "rows" }, ...rows.map((row) => el("li", {}, el("bdi", {}, label(row, 16))))) : null, canvas),
-    el("p", { class: "note", "data-range": `${low} ${up}` }, `[${high}, ${wide}] · ${say(TEXT.range, { low: written(low, "signed"), high: written(up, "signed") })}`));
+    el("p", { class: "note", "data-range": `${low} ${up}` }, `[${high}, ${wide}] · ${say(T.range, { low: written(low, "signed"), high: written(up, "signed") })}`));
 }
 
 /** Lines from who looks to who is looked at, one colour for each head. */

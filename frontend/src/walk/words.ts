@@ -1,8 +1,8 @@
 // What the walk says, in English and Chinese. Formulas are the same in both.
 
 import EXAMPLES from "../../../src/regard/_walk/examples.json";
+import type { Two } from "../words";
 
-export type Two = readonly [string, string];
 export interface Told { title: Two; formula: string; says: Two }
 
 export const STEPS: Record<string, Told> = {
@@ -23,23 +23,40 @@ export const STEPS: Record<string, Told> = {
   normed: { title: ["LayerNorm", "层归一化"], formula: "N = (R − mean) / √(variance + ε)", says: ["Every row is moved to mean 0 and stretched to variance 1, so that numbers keep their size from layer to layer.", "把每一行平移到均值 0、缩放到方差 1，使数值在层与层之间保持大小。"] },
 };
 
-export const TEXT = {
-  title: ["Multi-head attention, step by step", "多头注意力，一步一步看"],
-  intro: ["Every number on this page is computed here. Change a switch, and all of it is computed again.", "本页的每个数都在这里算出。改变任何开关，全部重新计算。"],
-  untrained: [" Nothing is trained, so who looks at whom has no meaning yet: the arithmetic is that of any model.", "这里没有经过训练，所以谁关注谁还没有含义；但计算过程与真实模型完全相同。"],
-  sentence: ["Your sentence", "你的句子"], heads: ["Heads", "头数"], width: ["Width d_model", "宽度 d_model"], scale: ["Divide by √d_k", "除以 √d_k"],
-  positions: ["Add positions", "加位置编码"], mask: ["Mask", "掩码"], none: ["none", "无"], causal: ["causal", "因果"], window: ["window {n}", "窗口 {n}"], seed: ["Seed", "随机种子"],
-  cut: ["Only the first {n} tokens are shown.", "只显示前 {n} 个词元。"],
-  by_hand: ["By hand", "手算一个数"], head: ["head {n}", "头 {n}"], position: ["position", "位置"], number: ["number", "编号"],
-  legend: ["Orange is positive, blue negative, green a share of attention; stronger is larger.", "橙色为正，蓝色为负，绿色为注意力份额；颜色越浓数值越大。"],
-  exercises: ["Now change this", "动手改一改"], attempt: ["Try it", "试一试"], answer: ["Answer", "答案"],
-  examples: ["Worked examples", "现成例子"], cross: ["Look at another text (cross attention)", "改看另一段文本（交叉注意力）"],
-  both: ["causal, window {n}", "因果 + 窗口 {n}"], matrix: ["matrix", "矩阵"], range: ["{low} to {high}", "{low} 到 {high}"],
-  unscaled: ["Left out here: the scores stay as they are.", "这里省去了：得分保持原样。"], unmasked: ["Nothing is forbidden here: everyone may look at everyone.", "这里没有禁止任何位置：谁都可以看谁。"],
-  one_head: ["There is one head: nothing to put together.", "只有一个头：没有需要拼接的。"],
-  tokens_given: ["The model's own tokenizer cut the text; each token has its number in the model's vocabulary.", "模型自己的分词器把文本切成词元；每个词元在模型的词表中有一个编号。"],
-  input_model: ["What this layer is given: the vectors that the model has made so far, one row for each token.", "这一层得到的输入：模型到目前为止算出的向量，每个词元一行。"],
-} as const satisfies Record<string, Two>;
+export const title: Two = ["Multi-head attention, step by step", "多头注意力，一步一步看"];
+export const intro: Two = ["Every number on this page is computed here. Change a switch, and all of it is computed again.", "本页的每个数都在这里算出。改变任何开关，全部重新计算。"];
+export const untrained: Two = [" Nothing is trained, so who looks at whom has no meaning yet: the arithmetic is that of any model.", "这里没有经过训练，所以谁关注谁还没有含义；但计算过程与真实模型完全相同。"];
+export const sentence: Two = ["Your sentence", "你的句子"];
+export const heads: Two = ["Heads", "头数"];
+export const width: Two = ["Width d_model", "宽度 d_model"];
+export const scale: Two = ["Divide by √d_k", "除以 √d_k"];
+export const positions: Two = ["Add positions", "加位置编码"];
+export const mask: Two = ["Mask", "掩码"];
+export const none: Two = ["none", "无"];
+export const causal: Two = ["causal", "因果"];
+export const window: Two = ["window {n}", "窗口 {n}"];
+export const yes: Two = ["yes", "是"];
+export const no: Two = ["no", "否"];
+export const seed: Two = ["Seed", "随机种子"];
+export const cut: Two = ["Only the first {n} tokens are shown.", "只显示前 {n} 个词元。"];
+export const by_hand: Two = ["By hand", "手算一个数"];
+export const head: Two = ["head {n}", "头 {n}"];
+export const position: Two = ["position", "位置"];
+export const number: Two = ["number", "编号"];
+export const legend: Two = ["Orange is positive, blue negative, green a share of attention; stronger is larger.", "橙色为正，蓝色为负，绿色为注意力份额；颜色越浓数值越大。"];
+export const exercises: Two = ["Now change this", "动手改一改"];
+export const attempt: Two = ["Try it", "试一试"];
+export const answer: Two = ["Answer", "答案"];
+export const examples: Two = ["Worked examples", "现成例子"];
+export const cross: Two = ["Look at another text (cross attention)", "改看另一段文本（交叉注意力）"];
+export const both: Two = ["causal, window {n}", "因果 + 窗口 {n}"];
+export const matrix: Two = ["matrix", "矩阵"];
+export const range: Two = ["{low} to {high}", "{low} 到 {high}"];
+export const unscaled: Two = ["Left out here: the scores stay as they are.", "这里省去了：得分保持原样。"];
+export const unmasked: Two = ["Nothing is forbidden here: everyone may look at everyone.", "这里没有禁止任何位置：谁都可以看谁。"];
+export const one_head: Two = ["There is one head: nothing to put together.", "只有一个头：没有需要拼接的。"];
+export const tokens_given: Two = ["The model's own tokenizer cut the text; each token has its number in the model's vocabulary.", "模型自己的分词器把文本切成词元；每个词元在模型的词表中有一个编号。"];
+export const input_model: Two = ["What this layer is given: the vectors that the model has made so far, one row for each token.", "这一层得到的输入：模型到目前为止算出的向量，每个词元一行。"];
 
 /** Exercises: what to change, what to ask, and what is true. `{name}` is filled with numbers that the page computes. */
 export const EXERCISES = [

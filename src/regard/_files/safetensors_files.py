@@ -11,7 +11,7 @@ import math
 import os
 from collections.abc import Container, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
@@ -58,27 +58,39 @@ def pieces(tensors: dict[str, Tensor], metadata: dict[str, str]) -> Iterator[byt
 def read(path: Path, dtypes: Container[torch.dtype] = tuple(_NAMES)) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors and the metadata of a file; ValueError says what is wrong with it, such as another dtype."""
     with path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        if size < 8:
-            raise ValueError("it is too short")
-        length = int.from_bytes(file.read(8), "little")
-        if length > min(size - 8, MOST_HEADER):
-            beyond = f", and the file has {size}: it is no safetensors file" if length > size else ""
-            raise ValueError(f"its header claims {length} bytes{beyond}")
-        header = parse(file.read(length))
-        if not isinstance(header, dict):
-            raise ValueError("its header is not a table")
-        metadata = _metadata(header.pop("__metadata__", {}))
-        places = _places(header, size - 8 - length, dtypes)
+        header, found = _header(file)
+        first = file.tell()
+        places = _places(header, os.fstat(file.fileno()).st_size - first, dtypes)
         tensors = {}
         for name, (dtype, shape, start, stop) in places.items():
-            file.seek(8 + length + start)
+            file.seek(first + start)
             data = bytearray(stop - start)
             if file.readinto(data) != stop - start:
                 raise ValueError("it ends early")
             flat = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
             tensors[name] = flat.reshape(shape)
-    return tensors, metadata
+    return tensors, found
+
+
+def metadata(path: Path) -> dict[str, str]:
+    """The metadata of a file alone: none of its tensors is read."""
+    with path.open("rb") as file:
+        return _header(file)[1]
+
+
+def _header(file: BinaryIO) -> tuple[dict[str, Any], dict[str, str]]:
+    """What the header says of the tensors, and the metadata; the file is left where the tensors begin."""
+    size = os.fstat(file.fileno()).st_size
+    if size < 8:
+        raise ValueError("it is too short")
+    length = int.from_bytes(file.read(8), "little")
+    if length > min(size - 8, MOST_HEADER):
+        beyond = f", and the file has {size}: it is no safetensors file" if length > size else ""
+        raise ValueError(f"its header claims {length} bytes{beyond}")
+    header = parse(file.read(length))
+    if not isinstance(header, dict):
+        raise ValueError("its header is not a table")
+    return header, _metadata(header.pop("__metadata__", {}))
 
 
 def parse(text: bytes | str) -> Any:

@@ -23,6 +23,7 @@ class Folder:
 
     def __init__(self, root: Path) -> None:
         self.root = root.resolve()
+        self._titles: dict[str, tuple[float, str]] = {}  # by name: when the file was written, and what it is called
 
     def path(self, name: str) -> Path:
         """The file of a recording; what lies outside the folder, by dots or by links, is not there."""
@@ -47,7 +48,14 @@ class Folder:
                     continue
                 found.append({"name": name, "bytes": real.st_size, "modified": real.st_mtime})
         found.sort(key=lambda one: (-one["modified"], one["name"]))
-        return found[:MOST_LISTED]
+        return [{**one, "title": self._title(one["name"], one["modified"])} for one in found[:MOST_LISTED]]
+
+    def _title(self, name: str, modified: float) -> str:
+        from regard.recording._files import title
+
+        if self._titles.get(name, (None, ""))[0] != modified:
+            self._titles[name] = (modified, title(self.root / name))
+        return self._titles[name][1]
 
     def models(self) -> list[str]:
         """Folders with a model in Hugging Face's format, directly inside this one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -87,6 +88,14 @@ def load(path: Path) -> Recording:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise ValueError(f"{path} is not a recording that can be read: {error}") from None
+
+
+def title(path: Path) -> str:
+    """What a recording is called, from the first bytes of its file; empty where that is not a recording."""
+    with contextlib.suppress(OSError, ValueError):
+        header = safetensors_files.parse(safetensors_files.metadata(path).get("regard", ""))
+        return _text(header, "title") if isinstance(header, dict) else ""
+    return ""
 
 
 def _rebuilt(header: Any, tensors: dict[str, Tensor]) -> Recording:

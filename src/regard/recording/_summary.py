@@ -90,9 +90,14 @@ def short(row: dict[str, Any], with_value: bool) -> list[str]:
 
 def _long(row: dict[str, Any], say: Callable[[str], str], width: int) -> list[str]:
     """The module, the tokens that receive most, and the heads that have a name."""
-    tokens = ", ".join(f"{show(token)} {share:.0%}" for token, share in row["most_attended"])
+    tokens = ", ".join(f"{show(token)} {_percent(share)}" for token, share in row["most_attended"])
     heads = "; ".join(f"{say(name)}: {', '.join(map(str, row['heads'][name]))}" for name in row["heads"])
     return [folded(f"{row['path']} ({say(row['kind'])})", width), tokens, heads]
+
+
+def _percent(share: float) -> str:
+    """Whole percents; in a long text what receives most may have less than one."""
+    return f"{share:.0%}" if share >= 0.0095 else f"{share:.2%}"
 
 
 def _row(recording: Recording, layer: int) -> dict[str, Any]:

@@ -43,11 +43,11 @@ def _row(zoo: Any, name: str) -> dict[str, Any]:
 def _print(rows: list[dict[str, Any]]) -> None:
     from rich.table import Table
 
-    # without lines between columns no number is cut in 80 characters; the longest name goes on in a second line there
+    # without lines between columns nothing is cut in 80 characters
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
-    table.add_column("name", overflow="fold")
-    table.add_column("model", no_wrap=True)
-    for column in ("parameters", "in 16 bits", "layers", "width", "heads"):
+    for column in ("name", "model"):
+        table.add_column(column, no_wrap=True)
+    for column in ("parameters", "16-bit\nGB", "layers", "width", "heads"):
         table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
         config = row["config"]
@@ -55,7 +55,7 @@ def _print(rows: list[dict[str, Any]]) -> None:
             row["name"],
             row["model"],
             whole(row["parameters"]),
-            f"{2 * row['parameters'] / 1e9:.2f} GB",
+            f"{2 * row['parameters'] / 1e9:.2f}",
             _layers(config),
             str(config["embed_dim"]),
             _heads(config),
