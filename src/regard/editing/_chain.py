@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from regard.edits._edit import CannotEdit
 from regard.watching import _axes
 
 if TYPE_CHECKING:
+    from regard.edits._edit import CannotEdit
     from regard.watching._axes import Dims
-    from regard.watching._tracked import Weights
+    from regard.watching._tracked import Softmax, Weights
 
 
 _numbers = itertools.count()
@@ -27,11 +27,14 @@ _numbers = itertools.count()
 class Node:
     """A function call whose result came from a softmax; its arguments are tensors, or nodes where those did too."""
 
-    __slots__ = ("args", "at", "axis", "broken", "dims", "func", "kwargs", "number", "shape", "version", "whole")
+    __slots__ = (
+        "args", "at", "axis", "broken", "dims", "func", "kwargs", "number", "shape", "softmax", "version", "whole"
+    )  # fmt: skip
 
     def __init__(self, func: Callable[..., Any], args: Any, kwargs: Any, at: int | None) -> None:
         self.func, self.args, self.kwargs, self.at = func, args, kwargs, at
         self.shape: tuple[int, ...] | None = None  # of the weights, where this call took the softmax
+        self.softmax: Softmax | None = None  # likewise
         self.number = next(_numbers)
         self.axis = -1
         self.version = 0
@@ -131,7 +134,7 @@ class Chain:
 
     def root(self, func: Any, args: Any, kwargs: Any, out: Tensor, known: Weights) -> Node:
         node = self.add(func, args, kwargs, out, None)
-        node.shape, node.axis = known.softmax.shape, known.softmax.axis
+        node.softmax, node.shape, node.axis = known.softmax, known.softmax.shape, known.softmax.axis
         node.whole = not known.changed and known.dims == _axes.of_shape(node.shape)
         if not node.takes_softmax:  # exponentials that were divided, say: the weights themselves say as much
             node.args = (out.detach() if not out.requires_grad else out,)
@@ -166,8 +169,13 @@ class Chain:
 class Replay:
     """The calls of a chain, done again with other weights."""
 
-    def __init__(self, weights: Callable[[Node], Tensor], output: Callable[[Node, Tensor], Tensor]) -> None:
-        self.weights, self.output = weights, output
+    def __init__(
+        self,
+        weights: Callable[[Node], Tensor],
+        output: Callable[[Node, Tensor], Tensor],
+        refuse: Callable[[str], CannotEdit],
+    ) -> None:
+        self.weights, self.output, self.refuse = weights, output, refuse
         self._done: dict[int, tuple[Node, Tensor]] = {}
 
     def value(self, given: Any) -> Any:
@@ -183,15 +191,15 @@ class Replay:
 
     def _run(self, node: Node) -> Tensor:
         if node.broken:
-            raise CannotEdit(
+            raise self.refuse(
                 "a tensor that its attention was computed with, or gave, is written into afterwards, or something else "
                 "is computed from its weights and comes back to them"
             )
         if node.shape is not None:
             if not node.whole:
-                raise CannotEdit("the softmax is taken inside a function that cannot be taken apart")
+                raise self.refuse("the softmax is taken inside a function that cannot be taken apart")
             if _version(node.logits) != node.version:
-                raise CannotEdit("the logits were overwritten after the softmax, so it cannot be taken again")
+                raise self.refuse("the logits were overwritten after the softmax, so it cannot be taken again")
             return self.weights(node)
         out = node.run(self.value(node.args), self.value(node.kwargs))
         return out if node.dims is None else self.output(node, out)

@@ -24,7 +24,7 @@ from regard.spec import OfOtherCall
 from regard.statistics import Want
 from regard.watching import _around
 from regard.watching._follower import Asked, Follower, in_backward
-from regard.watching._layout import number_of_heads
+from regard.watching._layout import loops_over_heads
 from regard.watching._modules import CHECKPOINTS, TRANSFORMS, Frame, has_cache, inside_transform, is_cross, runs_code_of
 from regard.watching._operators import unheard
 from regard.watching._padding import real_queries
@@ -239,8 +239,7 @@ class Editor(Follower):
     def _check_not_in_parts(self, met: Met, seen: Seen | InMemory, first: int | Tensor | None) -> None:
         """Without a cache, queries are taken for the last tokens. A module that attends for some queries after others
         has them all stand there."""
-        loops_over_heads = seen.shape[1] != (number_of_heads([frame.module for frame in met.stack]) or seen.shape[1])
-        if loops_over_heads or has_cache(met.stack):
+        if loops_over_heads(met.stack, seen.shape[1]) or has_cache(met.stack):
             return  # a decoded token of a padded batch among them, whose places would be waited for on a GPU
         each = set(first.flatten().tolist()) if isinstance(first, Tensor) else {first}
         start = each.pop() if len(each) == 1 else None

@@ -195,7 +195,7 @@ class Written:
             node.broken = not self.chain.softmaxes_aside(list(tensors(args, kwargs))).isdisjoint(node.softmaxes())
             for one in used:
                 self._nodes[id(one)] = node
-                softmaxes = node.softmaxes()
+                softmaxes = [each.number for each in node.line() if each.softmax is one.weights.softmax]
                 own = next((self._uses[number] for number in softmaxes if number in self._uses), one)
                 self._uses.update(dict.fromkeys((node.number, *softmaxes), own))
 
@@ -262,7 +262,7 @@ class Written:
             return call.output(node, out) if own is use or own is None else self._replay(own, trace).output(node, out)
 
         self._let_go()
-        replay = Replay(weights, output)
+        replay = Replay(weights, output, lambda why: editor._refuse(met.site, met.layer, why))
         self._replays[id(use)] = (use, replay)
         numbers = [number for number, one in self._uses.items() if one is use]
         self._late.update(dict.fromkeys(numbers, (met.site, met.layer)))

@@ -12,7 +12,7 @@ from torch import Tensor
 from regard.watching import _axes
 from regard.watching._divided import ELEMENTWISE, Denominator, Raw, Shift, Source, one_axis
 from regard.watching._effects import is_filled, name_of
-from regard.watching._tracked import Scores, Softmax, Weights, softmax_weights
+from regard.watching._tracked import Curved, Scores, Softmax, Weights, softmax_weights
 from regard.watching._written import Tracker
 
 aten = torch.ops.aten
@@ -76,19 +76,22 @@ class LessOne(NamedTuple):
             _exponentials(tracker, self.source, out)
 
 
-def _softmax(tracker: Tracker, args: Any, kwargs: Any, out: Any) -> None:
+def _softmax(tracker: Tracker, args: Any, kwargs: Any, out: Any) -> bool:
     axis = args[1] if len(args) > 1 else kwargs.get("dim", -1)
     tracker.softmax(args[0], axis, out)
+    return True
 
 
-def _safe_softmax(tracker: Tracker, args: Any, kwargs: Any, out: Any) -> None:
+def _safe_softmax(tracker: Tracker, args: Any, kwargs: Any, out: Any) -> bool:
     axis = args[1] if len(args) > 1 else kwargs.get("dim", -1)
     tracker.softmax(args[0], axis, out, by_function=True)
+    return True
 
 
-def _masked_softmax(tracker: Tracker, args: Any, kwargs: Any, out: Any) -> None:
+def _masked_softmax(tracker: Tracker, args: Any, kwargs: Any, out: Any) -> bool:
     axis = args[2] if len(args) > 2 else kwargs.get("dim")
     tracker.softmax(args[0], -1 if axis is None else axis, out)
+    return True
 
 
 def _log_softmax(tracker: Tracker, args: Any, kwargs: Any, out: Any) -> None:
@@ -155,8 +158,11 @@ def _exp2(tracker: Tracker, args: Any, kwargs: Any, out: Any) -> None:
 def _pow(tracker: Tracker, args: Any, kwargs: Any, out: Any) -> None:
     if isinstance(args[1], Tensor) and args[1].dim() >= 2:
         base = _number(args[0])
+        known = tracker.of(args[1])
         if base is not None and base > 0 and base != 1:
             _power(tracker, args[1], math.log(base), out)
+        elif isinstance(known, Shifted) and known.of_scores:
+            tracker.note(out, Curved("pow"))  # a base for each head, say
 
 
 def _expm1(tracker: Tracker, args: Any, kwargs: Any, out: Any) -> None:
@@ -230,7 +236,12 @@ def _divide(tracker: Tracker, args: Any, kwargs: Any, out: Any) -> bool:
 
 def _scored(tracker: Tracker, args: Any, kwargs: Any, out: Any) -> None:
     if not any(tracker.learned(factor) for factor in args if isinstance(factor, Tensor)):
-        tracker.note(out, Scores())
+        tracker.note(out, Scores(of_items=out.dim() > 2))
+
+
+def _cast(tracker: Tracker, args: Any, kwargs: Any, out: Any) -> None:
+    if tracker.learned(args[0]):
+        tracker.note_learned(out)
 
 
 def _sparse_softmax(tracker: Tracker, args: Any, kwargs: Any, out: Any) -> None:
@@ -266,6 +277,7 @@ EXPONENTIALS: dict[Any, Callable[[Tracker, Any, Any, Any], bool | None]] = {
     aten.div: _divide,
     aten.div_: _divide,
     aten._sparse_softmax: _sparse_softmax,
+    aten._to_copy: _cast,
     **dict.fromkeys((aten.bmm, aten.mm, aten.baddbmm), _scored),
 }
 

@@ -221,6 +221,11 @@ def number_of_heads(modules: Sequence[Any]) -> int | None:
     return None
 
 
+def loops_over_heads(stack: Sequence[Frame], count: int) -> bool:
+    """Whether a call has some of its module's heads, by what the module says."""
+    return count != (number_of_heads([frame.module for frame in stack]) or count)
+
+
 def _queries(rest: list[Piece], rows: Sequence[Piece], axis: int, rank: int) -> list[Piece]:
     """Of what is neither heads nor keys, the axis of the queries: the others are batch. A single query has no pieces,
     and then all of it is batch."""

@@ -24,7 +24,7 @@ _OWN = ("query", "queries", "hidden_states", "x", "q", "target", "tgt")
 class Frame:
     """A call of a module that is under way."""
 
-    __slots__ = ("_given", "_weighs", "args", "crosses", "kwargs", "module", "path", "turn")
+    __slots__ = ("__weakref__", "_given", "_weighs", "args", "crosses", "kwargs", "module", "path", "turn")
 
     def __init__(self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.path, self.module, self.args, self.kwargs = path, module, args, kwargs

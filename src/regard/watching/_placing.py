@@ -36,6 +36,8 @@ class Places:
             # queries are another text's: only a mask that counts from somewhere says where they stand among the keys
             offset = seen.offset if seen.placed and not seen.placeless else 0
             return seen._replace(offset=offset), "decode" if self.decoding else "prefill", 0
+        if seen.queries > seen.keys and not seen.placed and seen.placeless:
+            seen = seen._replace(offset=0)  # keys that stand for several tokens each, say; queries are all of them
         longer, before = seen.queries < seen.keys, self._read.get(site.path)
         total = tokens_held(stack, seen.queries, seen.keys) if longer else None
         if total is not None:  # the cache counts its tokens

@@ -10,13 +10,10 @@ from torch import Tensor
 
 from regard.watching import _axes
 from regard.watching._axes import FEATURE, Dims, Piece
+from regard.watching._effects import PRODUCTS, shift_of
 from regard.watching._tracked import Factors, Trace, Weights
 
 aten = torch.ops.aten
-
-PRODUCTS = frozenset(
-    (aten.bmm, aten.mm, aten.baddbmm, aten.addmm, aten.mv, aten.addmv, aten.addbmm, aten._sparse_addmm)
-)  # fmt: skip
 
 
 def _feature_size(other: Tensor, side: int) -> int:
@@ -30,17 +27,24 @@ def same_but_feature(dims: Dims, others: Dims) -> bool:
 
 
 def next_to_feature(dims: Dims) -> tuple[Piece, ...] | None:
-    """The pieces of the weights that share a dim with the values' dim; None when it stands alone."""
-    for dim in dims:
+    """The pieces of the weights that share a dim with the values' dim; None when it stands alone, or with the items
+    where attention is over channels (see below)."""
+    for dim in () if _of_channels(dims) else dims:
         if any(piece.axis == FEATURE for piece in dim):
             heads = tuple(piece for piece in dim if piece.axis >= 0)
             return heads or None
     return None
 
 
+def _of_channels(dims: Dims) -> tuple[Piece, ...]:
+    """The heads where the queries are a head's channels, which are laid next to each other as values' dims are."""
+    width = dims[-1] if dims else ()
+    return width[:-1] if all(piece.axis >= 0 for piece in width) else ()
+
+
 def trace_in(dims: Dims, reduced: tuple[Piece, ...] = ()) -> Trace:
     """What the dims of the output tell of the heads when something else than a view reads it, or reduces an axis."""
-    heads = next_to_feature(dims) or reduced or None
+    heads = next_to_feature(dims) or reduced or _of_channels(dims) or None
     cut = any(piece.outer != 1 or piece.inner != 1 for dim in dims for piece in dim)
     return Trace(heads, cut=heads is None and cut, dims=dims)
 
@@ -60,10 +64,6 @@ def factors(dims: Dims, packet: Any, at: int, args: Any) -> Factors | None:
     values = (*dims[:-2], summed, feature) if side == 0 else (*dims[:-2], feature, summed)
     followed = packet not in (aten.mv, aten.addmv, aten.addbmm)
     return Factors(other, summed, rows, made if followed else None, values if followed and not shift else None)
-
-
-def shift_of(packet: Any) -> int:
-    return 1 if packet in (aten.addmm, aten.baddbmm, aten.addmv, aten.addbmm, aten._sparse_addmm) else 0
 
 
 def scales_values(dims: Dims, other: Tensor) -> bool:

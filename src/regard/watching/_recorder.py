@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from regard.recording import Recorded, Site
+from regard.watching._chunks import Chunks
 from regard.watching._follower import Asked
 from regard.watching._in_memory import InMemory
 from regard.watching._modules import Frame, inside_transform, is_cross
@@ -25,6 +26,7 @@ class Recorder:
         self.most_heads = 0
         self.bytes = 0  # of all that was written
         self._tokens = Tokens()
+        self._chunks = Chunks()
 
     def ready(
         self, seen: Seen | InMemory, stack: list[Frame], site: Site
@@ -69,10 +71,12 @@ class Recorder:
             kept = heads
         permitted = seen.permitted()
         parts = seen.statistics(want, permitted, lengths)
+        chunk = self._chunks.start(seen, what, call.stack)
+        others = {} if chunk is None else self._chunks.parts(seen, chunk, want, permitted)
         if call.out is not None and isinstance(seen, Seen):
             check_same(seen, call.out, heads if kept != heads else None)
         if kept != list(range(parts["lse"].shape[1])):
-            parts = {name: part[:, kept] for name, part in parts.items()}
+            parts, others = ({name: part[:, kept] for name, part in some.items()} for some in (parts, others))
         for where in {"top_keys", "value_top_keys"} & set(parts):
             parts[where] = parts[where].to(torch.int32)
         if permitted.shape[1] > 1 and permitted.shape[1] != len(heads):
@@ -80,7 +84,6 @@ class Recorder:
         offset = seen.keys - seen.queries if seen.offset is None else seen.offset
         positions = offset.to(torch.int64) if isinstance(offset, Tensor) else torch.tensor([offset])
         kind, phase, start = what
-        to_cpu = self.asked.keep_on_cpu
         made = Recorded(
             site=call.site,
             layer=call.layer,
@@ -91,14 +94,20 @@ class Recorder:
             heads=tuple(heads),
             positions=positions.cpu(),
             permitted=permitted.cpu(),
-            parts={name: (part.cpu() if to_cpu else part).contiguous() for name, part in parts.items()},
+            parts=self._kept(parts),
             written_out=seen.written_out,
             first_key=start,
             projection=None if projection is None or lengths is None else projection.path,
             of_text=reads_text(call.stack),
         )
+        if chunk is not None:
+            self._chunks.add(made, chunk, self._kept(others), call.stack)
         self.bytes += made.bytes
         return made
+
+    def _kept(self, parts: dict[str, Tensor]) -> dict[str, Tensor]:
+        to_cpu = self.asked.keep_on_cpu
+        return {name: (part.cpu() if to_cpu else part).contiguous() for name, part in parts.items()}
 
     def _check_memory(self, seen: Seen | InMemory) -> None:
         limit, weights = self.asked.memory_limit, self.asked.want.weights

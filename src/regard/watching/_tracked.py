@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regard.watching import _axes
 from regard.watching._axes import Dims, Piece
-from regard.watching._effects import name_of, picks
+from regard.watching._effects import BATCHED, name_of, picks, shift_of
 from regard.watching._views import VIEWS
 
 if TYPE_CHECKING:
@@ -20,6 +20,11 @@ aten = torch.ops.aten
 _SCALES = frozenset(
     (aten.mul, aten.mul_, aten.div, aten.div_, aten.add, aten.add_, aten.sub, aten.sub_, aten.tanh, aten.clamp,
      aten.masked_fill, aten.masked_fill_, aten.where)
+)  # fmt: skip
+# Functions of one number that attention takes instead of an exponential.
+_CURVES = frozenset(
+    (aten.sigmoid, aten.sigmoid_, aten.relu, aten.relu_, aten.softplus, aten.elu, aten.elu_, aten.gelu, aten.silu,
+     aten.silu_, aten.leaky_relu, aten.hardsigmoid, aten.pow, aten.pow_, aten.square, aten.clamp_min, aten.clamp_min_)
 )  # fmt: skip
 
 
@@ -99,14 +104,42 @@ class Scores(NamedTuple):
 
     dims: Dims = ()
     picked: str = ""
+    of_items: bool = False  # whether each item, or head, has a product of its own: learned layers have none
 
     def follow(self, tracker: Tracker, packet: Any, at: int, args: Any, kwargs: Any, out: Any) -> None:
         if picks(packet) and at == 0:
             out = out[0] if isinstance(out, (tuple, list)) else out
             if out.shape[-1] > 1:
                 tracker.note(out, self._replace(picked=name_of(packet)))
-        elif (packet in VIEWS or packet in _SCALES) and isinstance(out, Tensor) and tracker.of(out) is None:
+        elif not isinstance(out, Tensor) or tracker.of(out) is not None:
+            return
+        elif self.of_items and (packet in _CURVES or _hides_below_0(packet, at, args)):
+            tracker.note(out, Curved(name_of(packet).rstrip("_")))
+        elif packet in VIEWS or packet in _SCALES:
             tracker.note(out, self)
+
+
+class Curved(NamedTuple):
+    """What a function other than a softmax made of scores: weights of attention, if values are multiplied by them."""
+
+    by: str
+    dims: Dims = ()
+
+    def follow(self, tracker: Tracker, packet: Any, at: int, args: Any, kwargs: Any, out: Any) -> None:
+        if packet in BATCHED:
+            shift = shift_of(packet)
+            if at - shift in (0, 1) and not tracker.learned(args[2 * shift + 1 - at]):
+                tracker.suspected(self, lambda: False, f"its weights are made by {self.by}, not by a softmax")
+            return
+        made = out[0] if packet is aten.native_dropout else out
+        follows = packet in VIEWS or packet in _SCALES or packet in _CURVES or packet is aten.native_dropout
+        if follows and isinstance(made, Tensor) and tracker.of(made) is None:
+            tracker.note(made, self)
+
+
+def _hides_below_0(packet: Any, at: int, args: Any) -> bool:
+    """Whether numbers are cut off at 0, as those of sparsemax are."""
+    return packet in (aten.clamp, aten.clamp_) and at == 0 and len(args) == 2 and args[1] == 0
 
 
 def softmax_weights(out: Tensor, softmax: Softmax) -> Weights:

@@ -114,6 +114,11 @@ class Tracker:
         parameter = None if found is None else found()
         return parameter is not None and _storage(parameter) == at  # it may have been moved, and its memory used again
 
+    def note_learned(self, tensor: Tensor) -> None:
+        """A parameter in another dtype, as autocast makes it."""
+        if self._storages is not None and (at := _storage(tensor)):
+            self._storages[at] = weakref.ref(tensor)
+
     def begin_pass(self) -> None:
         """Parameters may lie elsewhere than in the pass before."""
         self._storages = None

@@ -1,0 +1,72 @@
+"""Modules that attend for some of their queries at a time, each over all keys: which tokens those are."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from regard.statistics import Want
+from regard.watching._layout import loops_over_heads
+from regard.watching._modules import Frame, attending
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from regard.recording import Recorded
+    from regard.watching._in_memory import InMemory
+    from regard.watching._seen import Seen
+
+
+class _Chunk(NamedTuple):
+    call: Recorded
+    start: int
+    parts: dict[str, Tensor]  # what else it would say if its first query stood there
+
+
+class Chunks:
+    """Without a cache, queries that are fewer than the keys are taken for the last tokens. Where the calls of a module
+    have as many queries in all as keys, and each would stand at the end, they are all of the tokens in their order."""
+
+    def __init__(self) -> None:
+        self._open: weakref.WeakKeyDictionary[Frame, list[_Chunk]] = weakref.WeakKeyDictionary()
+
+    def start(self, seen: Seen | InMemory, what: tuple[str, str, int], stack: Sequence[Frame]) -> int | None:
+        """Where the first query stands if the call is such a chunk; None where it is none."""
+        if what[:2] != ("self", "prefill") or seen.queries >= seen.keys or seen.placed or not seen.placeless:
+            return None
+        if loops_over_heads(stack, seen.shape[1]):
+            return None
+        before = self._open.get(attending(stack), [])
+        return sum(chunk.call.queries for chunk in before)
+
+    def parts(self, seen: Seen | InMemory, start: int, want: Want, permitted: Tensor) -> dict[str, Tensor]:
+        """The statistics that depend on where the queries stand."""
+        want = Want.none().but(distance=want.distance, scores=want.scores)
+        if not want.distance and want.scores is False:
+            return {}
+        found = seen._replace(offset=start).statistics(want, permitted)
+        return {name: part for name, part in found.items() if name in ("distance", "relations")}
+
+    def add(self, call: Recorded, start: int, parts: dict[str, Tensor], stack: Sequence[Frame]) -> None:
+        group = self._open.setdefault(attending(stack), [])
+        if group and (group[0].call.keys != call.keys or not _same_end(group[0].call, call)):
+            group.clear()
+            return
+        group.append(_Chunk(call, start, parts))
+        length = start + call.queries
+        if length < call.keys:
+            return
+        if length == call.keys and len(group) > 1:
+            for chunk in group:
+                chunk.call.parts.update(chunk.parts)
+                chunk.call.positions = torch.full_like(chunk.call.positions, chunk.start)
+        group.clear()
+
+
+def _same_end(one: Recorded, other: Recorded) -> bool:
+    ends: list[Any] = [call.positions + call.queries for call in (one, other)]
+    return ends[0].shape == ends[1].shape and bool((ends[0] == ends[1]).all())
