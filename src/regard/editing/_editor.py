@@ -61,6 +61,7 @@ class Used(NamedTuple):
 
 class Editor(Follower):
     changes_calls = True
+    unseen = frozenset()  # functions are shown to it, and it lets those run unseen that it need not see
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ from torch import Tensor
 from regard import masks
 from regard.compat import _attention as compat
 from regard.editing._flex import is_flex, seen_of
-from regard.editing._plain import PLAIN, PLAIN_WITH, is_plain_with, run_unseen
+from regard.editing._plain import is_plain, run_unseen
 from regard.editing._written import HIDDEN, Written
 from regard.edits._edit import CannotEdit
 from regard.watching._layout import number_of_heads
@@ -47,12 +47,11 @@ class Functions(ListeningToFunctions):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
         editor = self.editor
-        nothing_known = not self._tracked and not self._chained and not self._aside
-        plain = func in PLAIN or (func in PLAIN_WITH and is_plain_with(func, args))
-        if plain and nothing_known and editor.trouble is None:
-            return run_unseen(editor, func, args, kwargs)
+        nothing_known = not (self._tracked or self._chained or self._aside)
+        if nothing_known and editor.trouble is None and is_plain(func, args):
+            return run_unseen(editor.listening, func, args, kwargs)
+        kwargs = kwargs or {}
         if isinstance(func, torch._ops.OpOverload) and _in_operator():
             return func(*args, **kwargs)
         if silent():  # something is being looked at: an error raised there would be taken for one of the look

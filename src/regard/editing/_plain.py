@@ -12,26 +12,27 @@ import torch
 import torch.nn.functional
 from torch import nn
 
-from regard.watching._follower import Follower
-from regard.watching._operators import Listening
-
-_pop, _push = torch._C._pop_torch_dispatch_stack, torch._C._push_on_torch_dispatch_stack  # in a fraction of the time
+# in a fraction of the time
+_pop, _push = torch._C._pop_torch_dispatch_stack, torch._C._push_on_torch_dispatch_stack
+_depth, _top = torch._C._len_torch_dispatch_stack, torch._C._get_dispatch_stack_at
 # Views, and functions that give one number for each number, or for each row of a learned layer.
 _NAMES = (
     "view", "reshape", "transpose", "permute", "flatten", "unflatten", "unsqueeze", "squeeze", "expand", "unbind",
-    "chunk", "split", "contiguous", "t", "movedim", "swapaxes", "narrow", "select", "__getitem__", "__iter__", "size",
-    "dim", "numel", "stride", "is_contiguous", "add", "__add__", "__radd__", "add_", "__iadd__", "sub", "__sub__",
+    "chunk", "split", "contiguous", "t", "movedim", "swapaxes", "narrow", "select", "__getitem__", "__iter__",
+    "is_contiguous", "add", "__add__", "__radd__", "add_", "__iadd__", "sub", "__sub__",
     "__rsub__", "mul", "__mul__", "__rmul__", "mul_", "neg", "__neg__", "cos", "sin", "rsqrt", "sqrt", "abs", "tanh",
     "sigmoid", "relu", "relu_", "gelu", "silu", "layer_norm", "rms_norm", "group_norm", "embedding", "cat", "stack",
     "float", "to", "type_as", "clone", "detach", "arange", "full", "zeros", "ones", "empty", "zeros_like", "ones_like",
     "mean", "dropout", "_set_grad_enabled",
 )  # fmt: skip
 _OWNERS = (torch.Tensor, torch, nn.functional, torch._C._nn, torch._C)
-PLAIN = frozenset(
+# What a tensor is, which runs no operator.
+ASKS = frozenset(getattr(torch.Tensor, name).__get__ for name in ("shape", "device", "dtype", "requires_grad")) | {
+    getattr(torch.Tensor, name) for name in ("size", "dim", "stride", "numel")
+}
+PLAIN = ASKS | frozenset(
     found for name in _NAMES for owner in _OWNERS if callable(found := getattr(owner, name, None))
-) | frozenset(
-    getattr(torch.Tensor, name).__get__ for name in ("shape", "device", "dtype", "is_nested", "requires_grad")
-)
+) | {torch.Tensor.is_nested.__get__}
 
 # Functions that are plain where one of their arguments is a parameter, or a number, and was not computed.
 PLAIN_WITH: dict[Any, tuple[int, tuple[type, ...]]] = {
@@ -41,21 +42,19 @@ PLAIN_WITH: dict[Any, tuple[int, tuple[type, ...]]] = {
 }
 
 
-def is_plain_with(func: Any, args: tuple[Any, ...]) -> bool:
-    at, kinds = PLAIN_WITH[func]
-    return len(args) > at and type(args[at]) in kinds
+def is_plain(func: Any, args: tuple[Any, ...]) -> bool:
+    if func in PLAIN:
+        return True
+    found = PLAIN_WITH.get(func)
+    return found is not None and len(args) > found[0] and type(args[found[0]]) in found[1]
 
 
-def run_unseen(follower: Follower, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def run_unseen(listening: object, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
     """Run a function that is plain; where others listen too, they are shown what they always are."""
-    if torch._C._len_torch_dispatch_stack() != 1:
-        return func(*args, **kwargs)
-    mode = _pop(None)
-    ours = isinstance(mode, Listening) and mode.watcher is follower
-    if not ours:
-        _push(mode)
+    if func in ASKS or _depth() != 1 or _top(0) is not listening:
+        return func(*args, **kwargs) if kwargs else func(*args)
+    _pop(None)
     try:
-        return func(*args, **kwargs)
+        return func(*args, **kwargs) if kwargs else func(*args)
     finally:
-        if ours:
-            _push(mode)
+        _push(listening)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +13,19 @@ from torch import Tensor, nn
 
 from regard.recording import Recorded, Recording, Site
 from regard.statistics import Want
-from regard.watching._modules import Frame, Hook, calls_itself, paths, plain_path, running, takes_no_hooks
+from regard.watching._modules import (
+    NEVER_ATTEND,
+    STEPS_ASIDE,
+    Frame,
+    Hook,
+    calls_itself,
+    parameters,
+    paths,
+    plain_path,
+    running,
+    runs_as_torch_wrote_it,
+    takes_no_hooks,
+)
 from regard.watching._placing import Places
 from regard.watching._seen import Seen, Unseen
 from regard.watching._written import Tracker
@@ -57,12 +70,16 @@ class Follower:
 
     hears_in_silence = False  # an edit tries a product that nobody else is to see
     changes_calls = False  # whether it is an edit: those are asked before a call runs
+    unseen: frozenset[type] = STEPS_ASIDE  # modules that run out of its sight
+    _waiting: Any = None  # a call, until it is known what reads its output
 
     def __init__(self, model: nn.Module, recording: Recording, asked: Asked) -> None:
         self.recording, self.asked = recording, asked
         self.layers = None if asked.layers is None else set(asked.layers)
         self.thread = threading.get_ident()
-        self.tracker = Tracker(self._attended, self._settled, self._suspected, model.parameters)
+        self.tracker = Tracker(self._attended, self._settled, self._suspected, functools.partial(parameters, model))
+        self.listening: Any = None  # the mode by which operators are shown to it
+        self.away: nn.Module | None = None  # while this module runs, none is
         self.met = 0  # calls shown so far
         self.passes = 0
         self.places = Places()
@@ -125,11 +142,15 @@ class Follower:
     def _hook(self, path: str, module: nn.Module) -> list[Any]:
         if id(module) in self._unhooked:
             return []
+        if path and type(module) in NEVER_ATTEND:
+            return self._hook_aside(path, module) if type(module) in self.unseen else []
 
         def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if threading.get_ident() != self.thread:
                 self._ran_elsewhere(path)
                 return
+            if self.away is not None:
+                self._come_back()  # likewise, see below
             frame = Frame(path, module, args, kwargs)
             if not path and self._stack and not calls_itself(module):
                 self._stack.clear()  # an interrupt left modules that never came to their end
@@ -154,10 +175,37 @@ class Follower:
                 self.tracker.clear()
                 self._direct.clear()
 
-        return [
-            module.register_forward_pre_hook(Hook(enter), with_kwargs=True, prepend=True),
-            module.register_forward_hook(Hook(leave), always_call=True),
-        ]
+        return _hooks(module, enter, leave)
+
+    def _hook_aside(self, path: str, module: nn.Module) -> list[Any]:
+        """A module of torch's that never attends: to show what it runs would take longer than to run it."""
+
+        def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if threading.get_ident() != self.thread or not self._stack:
+                return
+            if self._waiting is not None:
+                self._entered(Frame(path, module, args, kwargs))
+            if self.away is not None:
+                self._come_back()
+            if not self.tracker.known and runs_as_torch_wrote_it(module):
+                self._step_aside(module)
+
+        def leave(module: nn.Module, args: tuple[Any, ...], out: Any) -> None:
+            if module is self.away and threading.get_ident() == self.thread:
+                self._come_back()
+
+        return _hooks(module, enter, leave)
+
+    def _step_aside(self, module: nn.Module) -> None:
+        """Leave the stack of those who are shown operators, if nobody else came later."""
+        depth = torch._C._len_torch_dispatch_stack()
+        if depth and torch._C._get_dispatch_stack_at(depth - 1) is self.listening:
+            self.away = module
+            torch._C._pop_torch_dispatch_stack(None)
+
+    def _come_back(self) -> None:
+        self.away = None
+        torch._C._push_on_torch_dispatch_stack(self.listening)
 
     def _entered(self, frame: Frame) -> None:
         """A module has begun."""
@@ -265,6 +313,13 @@ class Follower:
     def heads_dim(self, path: str) -> int | None:
         given = self.asked.heads_dim
         return given.get(path) if isinstance(given, Mapping) else given
+
+
+def _hooks(module: nn.Module, enter: Callable[..., None], leave: Callable[..., None]) -> list[Any]:
+    return [
+        module.register_forward_pre_hook(Hook(enter), with_kwargs=True, prepend=True),
+        module.register_forward_hook(Hook(leave), always_call=True),
+    ]
 
 
 def raises(reason: str) -> Callable[[], Seen]:

@@ -28,6 +28,10 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 aten = torch.ops.aten
 _IN_PLACE = frozenset((aten.mul_, aten.div_, aten.masked_fill_, aten.add_, aten.sub_, aten.copy_))
+# Exponentials that say nothing where nothing is known of what they are given.
+_OF_KNOWN = frozenset((aten.unsqueeze, aten.sub, aten.sub_, aten.sum, aten.div, aten.div_))
+_SCORES = frozenset((aten.bmm, aten.mm, aten.baddbmm))
+_PLAIN_TENSORS = (Tensor, torch.nn.Parameter)
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
 
@@ -50,7 +54,8 @@ class Listening(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, watcher: Follower) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.watcher, self.tracker = watcher, watcher.tracker
+        self.watcher, self.tracker, self.known = watcher, watcher.tracker, watcher.tracker.known
+        watcher.listening = self
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -66,16 +71,17 @@ class Listening(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *_: object) -> None:
-        _python_dispatch._pop_mode()
+        if self.watcher.away is None:  # an interrupt may have left it off the stack
+            _python_dispatch._pop_mode()
 
     @never_compiled
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
         kind = _kinds.get(id(func)) or _kind_of(func)
-        if kind.plain and not self.tracker:  # most of what a model runs
-            return func(*args, **kwargs)
+        if kind.plain and not self.known:  # most of what a model runs
+            return kind.run(*args, **kwargs) if kwargs else kind.run(*args)
+        kwargs = kwargs or {}
         if silent() and not self.watcher.hears_in_silence:
             return func(*args, **kwargs)
         if kind.packet is None:
@@ -90,21 +96,31 @@ class Listening(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if result.numel():  # torch 2.11 runs its kernels for calls of no items too, later ones do not
                 self.watcher.see(lambda: kernel(_named(func, args, kwargs), out))
             return out
-        if self.tracker and kind.in_place:
+        if self.known and kind.in_place:
             self._safely(self.tracker.before, args)
         out, begins = func(*args, **kwargs), None
+        if kind.scores and not self.known and self._is_learned(args):
+            return out
         if kind.exponential and (self.watcher.entered or (kind.softmax and self.watcher.inside())):
             if kind.softmax and args[0].is_nested:
                 self.watcher.miss("nested tensors")
             elif not isinstance(out, Tensor) or out.numel():
                 begins = self._safely(kind.exponential, self.tracker, args, kwargs, out)
-        if self.tracker and not begins:
+        if self.known and not begins:
             self._safely(self.tracker.follow, func, args, kwargs, out)
         if kind.noise:
             self.tracker.note_noise(out)
         elif kind.attention:
             self.watcher.miss(f"torch.ops.{kind.packet} is an attention kernel that is not known here")
         return out
+
+    def _is_learned(self, factors: tuple[Any, ...]) -> bool:
+        """Whether a product is that of a learned layer, as most are; in a fraction of the time that ``_safely`` takes.
+        Where this cannot be told, it is looked at."""
+        try:
+            return any([type(each) in _PLAIN_TENSORS and self.tracker.learned(each) for each in factors])
+        except Exception:
+            return False
 
     def _safely(self, look: Callable[..., Any], *args: Any) -> Any:
         """Whatever goes wrong with looking is noted, and never reaches the model."""
@@ -183,7 +199,9 @@ class _Kind(NamedTuple):
     in_place: bool
     noise: bool
     attention: bool  # by its name, of a kernel that is not known here
-    plain: bool = False  # nothing of all this
+    scores: bool  # a product of two tensors
+    plain: bool  # nothing that matters where nothing is known of any tensor
+    run: Callable[..., Any]
 
 
 _kinds: dict[int, _Kind] = {}
@@ -191,19 +209,25 @@ _kinds: dict[int, _Kind] = {}
 
 def _kind_of(func: Any) -> _Kind:
     packet = getattr(func, "overloadpacket", None)
-    kernel = _fused.KERNELS.get(packet)
-    kind = _Kind(
+    kernel, exponential = _fused.KERNELS.get(packet), EXPONENTIALS.get(packet)
+    composite = packet is not None and _is_composite(func)
+    noise = packet in (aten.bernoulli_, aten.bernoulli)
+    attention = packet is not None and kernel is None and _looks_like_attention(packet)
+    begins = exponential is not None and packet not in _OF_KNOWN
+    kind = _kinds[id(func)] = _Kind(
         func,
         packet,
-        composite=packet is not None and _is_composite(func),
+        composite=composite,
         kernel=kernel,
-        exponential=EXPONENTIALS.get(packet),
+        exponential=exponential,
         softmax=packet in SOFTMAXES,
         in_place=packet in _IN_PLACE,
-        noise=packet in (aten.bernoulli_, aten.bernoulli),
-        attention=packet is not None and kernel is None and _looks_like_attention(packet),
+        noise=noise,
+        attention=attention,
+        scores=packet in _SCORES,
+        plain=packet is not None and not (composite or kernel or begins or noise or attention),
+        run=func._op if type(func) is torch._ops.OpOverload else func,  # what calling it does
     )
-    kind = _kinds[id(func)] = kind._replace(plain=packet is not None and not any(kind[2:]))
     return kind
 
 
