@@ -70,10 +70,12 @@ def test_the_choice_depends_on_what_the_spec_says_only(monkeypatch: pytest.Monke
 
 def test_the_cache_of_choices_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = forced.fresh_plans(monkeypatch)
-    spec = spec_of(*tensors())
-    for n in range(5000):
-        planning.choose(spec._replace(scale=float(n)), "auto")
-    assert 0 < len(kept) <= 4096
+    forced.sizes(monkeypatch, plans_kept=7)
+    spec, seen = spec_of(*tensors()), set()
+    for n in range(1, 40):
+        planning.choose(spec._replace(head_dim=n), "auto")  # of a kind of its own
+        seen.add(len(kept))
+    assert seen == set(range(1, 8))
 
 
 def test_threads_may_plan_and_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
