@@ -97,6 +97,15 @@ def every_mask(B: int, H: int, L: int, S: int, seed: int = 0) -> dict[str, masks
     }
 
 
+def bias_with_holes(B: int, H: int, L: int, S: int) -> Tensor:
+    """A bias that forbids pairs too, and one row whole."""
+    draw = torch.Generator().manual_seed(1)
+    made = torch.randn(B, H, L, S, dtype=torch.float64, generator=draw)
+    made[torch.rand(B, H, L, S, generator=draw) < 0.4] = -torch.inf
+    made[0, 1, 3] = -torch.inf
+    return made
+
+
 def permitted(mask: masks.Mask | None, B: int, H: int, L: int, S: int, offset: Any = None) -> np.ndarray | None:
     """The mask as the oracle takes it, [B, H, L, S]."""
     if mask is None:

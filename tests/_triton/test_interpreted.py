@@ -8,24 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests._triton.conftest import KERNELS
 
 HERE = Path(__file__).parent
 
 
-@pytest.mark.parametrize(
-    "file",
-    [
-        "test_kernels.py",
-        "test_top.py",
-        "test_forward.py",
-        "test_backward.py",
-        "test_launches.py",
-        "test_recipes.py",
-        "test_scan.py",
-        "test_stored.py",
-        "test_bounds.py",
-    ],
-)
+@pytest.mark.parametrize("file", [*KERNELS, "test_bounds.py"])
 def test_the_kernels_pass_their_tests_on_the_interpreter(file: str) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider", str(HERE / file)]
     settings = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}

@@ -25,6 +25,23 @@ def run(*words: str):
     return CliRunner().invoke(app, ["lab", *words])
 
 
+@pytest.fixture
+def trained_shortly(monkeypatch):
+    monkeypatch.setattr(lab, "run", quick)
+
+
+@pytest.fixture
+def nothing_runs(monkeypatch):
+    monkeypatch.setattr(lab, "run", lambda name: pytest.fail("it ran"))
+
+
+@pytest.fixture
+def columns(request, monkeypatch):
+    """The command in a terminal of this width."""
+    monkeypatch.setattr(terminal, "console", lambda: Console(width=request.param))
+    return request.param
+
+
 def test_alone_it_lists_every_experiment_on_one_line():
     lines = run().stdout.splitlines()
     for name, topic in lab.TOPICS.items():
@@ -64,11 +81,10 @@ def test_tables_line_up_in_chinese(name):
     assert "看什么" in printed
 
 
-@pytest.mark.parametrize("columns", [40, 80])
+@pytest.mark.usefixtures("trained_shortly")
+@pytest.mark.parametrize("columns", [40, 80], indirect=True)
 @pytest.mark.parametrize("name", ["E4", "E5", "X3"])
-def test_chinese_is_broken_between_characters_and_no_line_begins_with_a_closing_sign(name, columns, monkeypatch):
-    monkeypatch.setattr(terminal, "console", lambda: Console(width=columns))
-    monkeypatch.setattr(lab, "run", quick)
+def test_chinese_is_broken_between_characters_and_no_line_begins_with_a_closing_sign(name, columns):
     lines = [line.rstrip() for line in run(name, "--lang", "zh").stdout.splitlines()]
     assert max(map(cell_len, lines)) <= columns
     assert not any(line.split("│")[0].rstrip().endswith("…") for line in lines if "│" in line)  # no cell is cut
@@ -80,10 +96,10 @@ def test_chinese_is_broken_between_characters_and_no_line_begins_with_a_closing_
             assert cell_len(line) > columns - 12, line
 
 
+@pytest.mark.usefixtures("trained_shortly", "columns")
+@pytest.mark.parametrize("columns", [80], indirect=True)
 @pytest.mark.parametrize("name", ["E7", "E8", "E11", "E13", "E14", "X3", "M21"])
-def test_in_80_columns_every_row_of_a_table_is_one_line(name, monkeypatch):
-    monkeypatch.setattr(terminal, "console", lambda: Console(width=80))
-    monkeypatch.setattr(lab, "run", quick)
+def test_in_80_columns_every_row_of_a_table_is_one_line(name):
     rows = [line for line in run(name).stdout.splitlines() if "│" in line]
     assert rows and all(line.split("│")[0].strip() for line in rows)
 
@@ -112,8 +128,8 @@ def test_out_writes_the_figure_and_the_numbers(tmp_path):
     assert "E3.json, E3.svg" in result.stderr
 
 
+@pytest.mark.usefixtures("trained_shortly")
 def test_all_writes_everything_and_an_index(tmp_path, monkeypatch, fonts):
-    monkeypatch.setattr(lab, "run", quick)
 
     # the figures themselves are drawn in another test
     def figure(found, lang="en"):
@@ -164,17 +180,17 @@ def test_a_file_in_the_way_of_the_folder_is_said_in_one_line(tmp_path):
     assert result.exit_code == 2 and result.stderr.count("\n") == 1 and "taken" in result.stderr
 
 
+@pytest.mark.usefixtures("nothing_runs")
 def test_without_matplotlib_numbers_are_printed_and_figures_are_refused_before_the_work(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.setattr(lab, "run", lambda name: pytest.fail("it ran"))
     result = run("E7", "--out", str(tmp_path / "folder"))
     assert result.exit_code == 2 and "pip install matplotlib" in result.stderr
     assert not (tmp_path / "folder").exists()
 
 
-def test_without_a_chinese_font_figures_in_chinese_are_refused_before_the_work(tmp_path, monkeypatch, fonts):
+@pytest.mark.usefixtures("nothing_runs")
+def test_without_a_chinese_font_figures_in_chinese_are_refused_before_the_work(tmp_path, fonts):
     fonts(chinese=False)
-    monkeypatch.setattr(lab, "run", lambda name: pytest.fail("it ran"))
     result = run("E7", "--out", str(tmp_path / "folder"), "--lang", "zh")
     assert result.exit_code == 2 and "figures in Chinese need a font" in result.stderr
     assert result.stderr.count("\n") == 1 and not (tmp_path / "folder").exists()

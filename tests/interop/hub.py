@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import transformers
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 transformers.utils.logging.set_verbosity_error()
@@ -26,6 +27,20 @@ SMALL: dict[str, Any] = {
     "num_attention_heads": 6,
 }
 GROUPED = {**SMALL, "num_key_value_heads": 2, "head_dim": 8, **TOKENS}
+ROPES: dict[str, dict[str, Any]] = {
+    "plain": {"rope_type": "default", "rope_theta": 5000.0},
+    "linear": {"rope_type": "linear", "rope_theta": 5000.0, "factor": 3.0},
+    "dynamic": {"rope_type": "dynamic", "rope_theta": 5000.0, "factor": 3.0},
+    "yarn": {"rope_type": "yarn", "rope_theta": 5000.0, "factor": 5.0, "original_max_position_embeddings": 12},
+    "llama3": {
+        "rope_type": "llama3",
+        "rope_theta": 5000.0,
+        "factor": 4.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 3.0,
+        "original_max_position_embeddings": 12,
+    },
+}
 
 
 def _made(kind: Any, config: Any, seed: int = 0) -> Any:
@@ -206,3 +221,23 @@ def check_as_good_as(
         assert ours.shape == theirs.shape == double.shape and double.dtype == torch.float64
         error, allowed = (ours - double).abs().max(), times * (theirs - double).abs().max() + 2.0**-23 * most
         assert error <= allowed, (float(error), float(allowed))
+
+
+class Plain(nn.Module):
+    """Written out as the notes have it: mask 0 = forbidden, scores filled with −1e9."""
+
+    def __init__(self, heads: int, d_model: int, dropout: float = 0.1) -> None:
+        super().__init__()
+        self.d_model, self.d_k, self.h = d_model, d_model // heads, heads
+        self.q_linear, self.k_linear, self.v_linear = (nn.Linear(d_model, d_model) for _ in range(3))
+        self.dropout = nn.Dropout(dropout)
+        self.out = nn.Linear(d_model, d_model)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+        given = ((self.q_linear, q), (self.k_linear, k), (self.v_linear, v))
+        q, k, v = (line(x).view(x.shape[0], -1, self.h, self.d_k).transpose(1, 2) for line, x in given)
+        scores = q @ k.transpose(-2, -1) / math.sqrt(self.d_k)
+        if mask is not None:
+            scores = scores.masked_fill(mask.unsqueeze(1) == 0, -1e9)
+        heads = self.dropout(scores.softmax(-1)) @ v
+        return self.out(heads.transpose(1, 2).reshape(q.shape[0], -1, self.d_model))

@@ -13,6 +13,7 @@ from tests.interop.hub import (
     LEFT,
     LENGTHS,
     RIGHT,
+    ROPES,
     Unrounded,
     bert,
     check_as_good_as,
@@ -33,20 +34,6 @@ from regard.interop import from_hf
 from regard.models import Decoder, Encoder, Whisper
 
 POSITIONS = (LEFT.long().cumsum(-1) - 1).clamp_min(0)  # counting real tokens, as ours do
-ROPES: dict[str, dict[str, Any]] = {
-    "plain": {"rope_type": "default", "rope_theta": 5000.0},
-    "linear": {"rope_type": "linear", "rope_theta": 5000.0, "factor": 3.0},
-    "dynamic": {"rope_type": "dynamic", "rope_theta": 5000.0, "factor": 3.0},
-    "yarn": {"rope_type": "yarn", "rope_theta": 5000.0, "factor": 5.0, "original_max_position_embeddings": 12},
-    "llama3": {
-        "rope_type": "llama3",
-        "rope_theta": 5000.0,
-        "factor": 4.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 3.0,
-        "original_max_position_embeddings": 12,
-    },
-}
 
 
 def padded(side: str) -> tuple[dict[str, Any], dict[str, Any], Tensor]:

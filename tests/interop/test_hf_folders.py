@@ -11,7 +11,7 @@ import pytest
 import safetensors.torch
 import torch
 import transformers
-from tests.interop.hub import IDS, bert, check_as_good_as, exactly, gpt2, llama, vit, whisper
+from tests.interop.hub import IDS, ROPES, bert, check_as_good_as, exactly, gpt2, llama, vit, whisper
 
 import regard
 from regard import models
@@ -283,17 +283,6 @@ def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
         from_hf(tmp_path)
 
 
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 5000.0,
-    "factor": 4.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 3.0,
-    "original_max_position_embeddings": 12,
-}
-YARN = {"rope_type": "yarn", "rope_theta": 5000.0, "factor": 5.0, "original_max_position_embeddings": 12}
-
-
 @pytest.mark.parametrize(
     ("make", "changes"),
     [
@@ -301,8 +290,11 @@ YARN = {"rope_type": "yarn", "rope_theta": 5000.0, "factor": 5.0, "original_max_
         (gpt2, {}),
         (gpt2, {"tie_word_embeddings": False, "n_inner": 31, "activation_function": "relu"}),
         (llama, {}),
-        (llama, {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True, "rope_parameters": LLAMA3}),
-        (llama, {"rope_parameters": YARN}),
+        (
+            llama,
+            {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True, "rope_parameters": ROPES["llama3"]},
+        ),
+        (llama, {"rope_parameters": ROPES["yarn"]}),
         (llama, {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 5000.0, "factor": 2.0}}),
     ],
 )

@@ -2,34 +2,13 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
-from torch import Tensor, nn
+from tests.interop.hub import Plain
+from torch import nn
 
 from regard import masks
 from regard.interop import from_plain
-
-
-class Plain(nn.Module):
-    """Written out as the notes have it: mask 0 = forbidden, scores filled with −1e9."""
-
-    def __init__(self, heads: int, d_model: int, dropout: float = 0.1) -> None:
-        super().__init__()
-        self.d_model, self.d_k, self.h = d_model, d_model // heads, heads
-        self.q_linear, self.k_linear, self.v_linear = (nn.Linear(d_model, d_model) for _ in range(3))
-        self.dropout = nn.Dropout(dropout)
-        self.out = nn.Linear(d_model, d_model)
-
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-        given = ((self.q_linear, q), (self.k_linear, k), (self.v_linear, v))
-        q, k, v = (line(x).view(x.shape[0], -1, self.h, self.d_k).transpose(1, 2) for line, x in given)
-        scores = q @ k.transpose(-2, -1) / math.sqrt(self.d_k)
-        if mask is not None:
-            scores = scores.masked_fill(mask.unsqueeze(1) == 0, -1e9)
-        heads = self.dropout(scores.softmax(-1)) @ v
-        return self.out(heads.transpose(1, 2).reshape(q.shape[0], -1, self.d_model))
 
 
 @pytest.mark.parametrize("how", ["module", "state dict"])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from tests.interop.hub import SMALL
+from tests.interop.hub import SMALL, Plain
 from torch import Tensor, nn
 from transformers.models.bert.modeling_bert import BertSelfAttention
 from transformers.models.distilbert import modeling_distilbert as distilbert
@@ -106,31 +106,9 @@ def test_what_no_single_module_of_theirs_does_is_refused_by_name() -> None:
             to_hf(MultiHeadAttention(42, 6, **how))
 
 
-class Notes(nn.Module):
-    """The module as the notes have it: mask 0 = forbidden."""
-
-    def __init__(self, heads: int, d_model: int, dropout: float = 0.1) -> None:
-        super().__init__()
-        self.d_model, self.d_k, self.h = d_model, d_model // heads, heads
-        self.q_linear, self.v_linear, self.k_linear = (nn.Linear(d_model, d_model) for _ in range(3))
-        self.dropout = nn.Dropout(dropout)
-        self.out = nn.Linear(d_model, d_model)
-
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-        q, k, v = (
-            layer(x).view(x.size(0), -1, self.h, self.d_k).transpose(1, 2)
-            for layer, x in ((self.q_linear, q), (self.k_linear, k), (self.v_linear, v))
-        )
-        scores = q @ k.transpose(-2, -1) / math.sqrt(self.d_k)
-        if mask is not None:
-            scores = scores.masked_fill(mask.unsqueeze(1) == 0, -1e9)
-        heads = self.dropout(torch.softmax(scores, -1)) @ v
-        return self.out(heads.transpose(1, 2).contiguous().view(q.size(0), -1, self.d_model))
-
-
 def test_the_plain_module_of_the_notes_loads_by_name_and_gives_the_same_outputs() -> None:  # FACTS S16
     torch.manual_seed(0)
-    notes = Notes(6, 42).eval().double()
+    notes = Plain(6, 42).eval().double()
     by_name = MultiHeadAttention(42, 6, dtype=torch.float64).eval()
     by_name.load_state_dict(notes.state_dict())
     packed = MultiHeadAttention(42, 6, packed=True, dtype=torch.float64).eval()

@@ -136,8 +136,9 @@ def naming(path: Path) -> list[str]:
     )  # regard's flex has its own Blocks
     above = {"interop", "lab", "cli"}  # are written with what users have
     found = []
+    inside = path.relative_to(SOURCE)
     for node in ast.walk(ast.parse(path.read_text())):
-        where = f"{path.relative_to(SOURCE)}:{getattr(node, 'lineno', 0)}"
+        where = f"{inside}:{getattr(node, 'lineno', 0)}"
         if isinstance(node, ast.ImportFrom) and str(node.module).startswith("regard.masks"):
             found += [f"{where} {name.name}" for name in node.names if name.name in classes]
         if isinstance(node, ast.Attribute) and node.attr in classes and ast.unparse(node.value) == "masks":
@@ -151,7 +152,7 @@ def naming(path: Path) -> list[str]:
         if isinstance(node, ast.Compare) and isinstance(node.left, ast.Attribute) and node.left.attr == "kind":
             words = {part.value for part in ast.walk(node) if isinstance(part, ast.Constant)} & tags
             found += [f"{where} {ast.unparse(node)}"] if words else []
-        if isinstance(node, ast.Compare) and not above & set(path.relative_to(SOURCE).parts):
+        if isinstance(node, ast.Compare) and not above & set(inside.parts):
             made = [part.func for part in (node.left, *node.comparators) if isinstance(part, ast.Call)]
             named = [call for call in made if isinstance(call, ast.Attribute) and ast.unparse(call.value) == "masks"]
             found += [f"{where} {ast.unparse(node)}"] if named else []

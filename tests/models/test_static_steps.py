@@ -121,5 +121,10 @@ def test_a_stream_that_is_watched_runs_operation_by_operation(used: list[int]) -
     assert used == []
     assert len(recording.sites) == len(model.layers)
     assert len(recording.calls) == 4 * len(model.layers)
+    ran: list[int] = []
+    hook = model.layers[1].register_forward_hook(lambda *given: ran.append(1))
+    model.generate(PROMPTS, max_new_tokens=4)
+    assert used == [] and len(ran) >= 4
+    hook.remove()
     model.generate(PROMPTS, max_new_tokens=4)
     assert used == [3]

@@ -11,7 +11,7 @@ from tests import forced
 from torch import Tensor
 
 import regard
-from core_calls import differ, every_mask, oracle, prepare, tensors
+from core_calls import bias_with_holes, differ, every_mask, oracle, prepare, tensors
 from memory import peak_bytes
 from regard import bias, masks, statistics
 from regard.observation import _rows
@@ -23,20 +23,12 @@ WANT = regard.Want(map=(5, 7), top_k=6, queries=slice(2, -1), value_mass=True)
 NAMES_OF_ALL = ("lse", "entropy", "key_mass", "map", "top_keys", "top_weights", "distance", "first_mass")
 
 
-def holes() -> Tensor:
-    draw = torch.Generator().manual_seed(1)
-    made = torch.randn(B, H, L, S, dtype=torch.float64, generator=draw)
-    made[torch.rand(B, H, L, S, generator=draw) < 0.4] = -torch.inf
-    made[0, 1, 3] = -torch.inf
-    return made
-
-
 MODIFIERS: list[dict[str, Any]] = [
     {"sinks": torch.tensor([-2.0, 0.0, 1.0, 5.0]).double()},
     {"softcap": 1.3},
-    {"bias": holes()},
+    {"bias": bias_with_holes(B, H, L, S)},
     {"bias": bias.alibi(H), "mask": masks.causal()},
-    {"bias": holes(), "mask": masks.causal(), "sinks": torch.zeros(H).double(), "softcap": 2.0},
+    {"bias": bias_with_holes(B, H, L, S), "mask": masks.causal(), "sinks": torch.zeros(H).double(), "softcap": 2.0},
     {"query_offset": torch.tensor([20, -3]), "mask": masks.window(left=4)},
     {"query_offset": torch.tensor([20, -3]), "bias": bias.alibi(H)},
 ]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import regard
-from core_calls import array, differ, every_mask, oracle, tensors
+from core_calls import array, bias_with_holes, differ, every_mask, oracle, tensors
 from regard import masks
 
 B, H, G, L, S = 2, 4, 2, 13, 37
@@ -83,14 +83,6 @@ def test_every_statistic_is_a_reduction_of_the_weights_under_every_mask(kind: st
     check(tensors(B, H, G, L, S), mask=every_mask(B, H, L, S)[kind])
 
 
-def holes() -> Tensor:
-    draw = torch.Generator().manual_seed(1)
-    bias = torch.randn(B, H, L, S, dtype=torch.float64, generator=draw)
-    bias[torch.rand(B, H, L, S, generator=draw) < 0.4] = -torch.inf
-    bias[0, 1, 3] = -torch.inf
-    return bias
-
-
 @pytest.mark.parametrize(
     "given",
     [
@@ -98,8 +90,8 @@ def holes() -> Tensor:
         {"sinks": torch.tensor([-2.0, 0.0, 1.0, 5.0]).double()},
         {"softcap": 1.3},
         {"scale": -0.4},
-        {"bias": holes()},
-        {"bias": holes(), "mask": masks.causal(), "sinks": torch.zeros(H).double(), "softcap": 2.0},
+        {"bias": bias_with_holes(B, H, L, S)},
+        {"bias": bias_with_holes(B, H, L, S), "mask": masks.causal(), "sinks": torch.zeros(H).double(), "softcap": 2.0},
         {"query_offset": 5, "mask": masks.causal()},
         {"query_offset": -6, "mask": masks.causal()},
         {"query_offset": torch.tensor([20, -3]), "mask": masks.window(left=4)},
