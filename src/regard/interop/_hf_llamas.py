@@ -9,6 +9,7 @@ from regard._checks import is_int
 from regard.interop._hf_family import NO_TOKENS, Family, Field, Given, Source, changed, projections
 from regard.interop._hf_fields import Fields, rope_parameters
 from regard.models import DecoderConfig
+from regard.models._parts import head_sizes
 
 _FIELDS: dict[str, Field] = {
     "vocab_size": Field.size("vocab_size", 32000),
@@ -53,14 +54,11 @@ def _rotary(source: Source, given: Given) -> Given:
     }
 
 
-def _head_dim(config: DecoderConfig) -> int:
-    return config.embed_dim // config.num_heads if config.head_dim is None else config.head_dim
-
-
 def _written(config: DecoderConfig) -> Given:
+    kv_heads, width, _ = head_sizes(config)
     return {
-        "num_key_value_heads": config.num_heads if config.num_kv_heads is None else config.num_kv_heads,
-        "head_dim": _head_dim(config),
+        "num_key_value_heads": kv_heads,
+        "head_dim": width,
         "rope_parameters": rope_parameters(config),
         "pad_token_id": None,
         **NO_TOKENS,
@@ -229,7 +227,7 @@ def _gemma2(source: Source, given: Given) -> Given:
 
 
 def _gemma2_written(config: DecoderConfig) -> Given:
-    scale = _head_dim(config) ** -0.5 if config.attention_scale is None else config.attention_scale
+    scale = head_sizes(config)[1] ** -0.5 if config.attention_scale is None else config.attention_scale
     scalar = scale**-2
     whole = abs(scalar - round(scalar)) < 1e-6 * scalar
     return {

@@ -66,10 +66,6 @@ class DeepSeekConfig(DecoderConfig):
                 f"active_groups={self.active_groups}"
             )
 
-    @property
-    def _turned(self) -> int:
-        return self.rope_dim
-
 
 _FIXED: dict[str, Any] = {
     "positions": "rotary",
