@@ -80,6 +80,9 @@ CASES: dict[str, Case] = {
     "llama with wide heads and relu": _decoder(
         models.config("llama-2-7b", **GPT | {"num_kv_heads": 5, "head_dim": 22, "activation": "relu"})
     ),
+    "llama with windows in some layers": _decoder(
+        models.config("llama-3-8b", **GPT | {"num_kv_heads": 1, "window": 11}, windowed=(True, False, True)), 600
+    ),
     "llama with a window": _decoder(models.config("llama-3-8b", **GPT | {"num_kv_heads": 1, "window": 11}), 600),
     "bert": _bert(models.config("bert-base", vocab_size=WORDS, max_tokens=63, **SIZES, **OFF)),
     "bert, masked": _bert(
@@ -93,6 +96,26 @@ CASES: dict[str, Case] = {
             "transformer-base", vocab_size=WORDS, target_vocab_size=WORDS, norm="pre", tied=False, attention_bias=True,
             decoder_layers=2, **SIZES, **OFF,
         )
+    ),
+    "gpt, no output layer": _decoder(models.config("gpt2", **GPT, tied=False, head=False)),
+    "qwen": _decoder(models.config("llama-3-8b", **GPT | {"num_kv_heads": 5, "qk_norm": True})),
+    "gpt, heads normed, packed": _decoder(models.config("gpt2", **GPT, qk_norm=True)),
+    "gpt, heads normed and turned, packed": _decoder(models.config("gpt2", **GPT, qk_norm=True, positions="rotary")),
+    "gemma": _decoder(
+        models.config(
+            "llama-2-7b", **GPT | {"num_kv_heads": 5, "head_dim": 22}, norm_plus_one=True, post_norms=True, tied=True,
+            activation="gelu_tanh", attention_softcap=5.0, logit_softcap=3.0,
+        )
+    ),
+    "roberta": _bert(models.config("bert-base", vocab_size=WORDS, max_tokens=63, position_offset=2, **SIZES, **OFF)),
+    "transformer, other widths and norms": _translator(
+        models.config(
+            "transformer-base", vocab_size=WORDS, norm="pre", rms_norm=True, gated=True, ff_bias=False, head_dim=14,
+            embedding_norm=True, **SIZES, **OFF,
+        )
+    ),
+    "transformer, wide values": _translator(
+        models.config("transformer-base", vocab_size=WORDS, head_dim=10, value_head_dim=16, **SIZES, **OFF), length=63
     ),
     "whisper": _whisper(),
     "latent attention": _latent(),

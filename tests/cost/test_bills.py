@@ -8,14 +8,27 @@ from typing import Any
 import pytest
 import torch
 from rich.cells import cell_len
-from tests.cost.small_bills import CASES, GPT, MLA, attention_by, bill, counted_flops, kept_bytes, loss_of
+from tests.cost.small_bills import (
+    CASES,
+    GPT,
+    MLA,
+    OFF,
+    SIZES,
+    WORDS,
+    attention_by,
+    bill,
+    counted_flops,
+    kept_bytes,
+    loss_of,
+    words,
+)
 from torch.utils.flop_counter import FlopCounterMode
 
 import regard
 from regard import cost, masks, models
 
 # what has no fused kernel on CPU runs in tiles, whose products torch counts as they are
-ONE_KERNEL = [name for name in CASES if "latent" not in name and "window" not in name]
+ONE_KERNEL = [name for name in CASES if not any(word in name for word in ("latent", "window", "wide values", "gemma"))]
 
 
 def build(name: str, dtype: torch.dtype = torch.float32) -> Any:
@@ -78,7 +91,7 @@ def test_activations_are_within_1_percent_of_what_autograd_keeps(name: str, mode
     assert getattr(found.activations, mode) == pytest.approx(kept, rel=0.01)
 
 
-@pytest.mark.parametrize("name", ["gpt", "llama", "bert", "latent attention"])
+@pytest.mark.parametrize("name", ["gpt", "llama", "bert", "latent attention", "qwen", "gemma"])
 @pytest.mark.parametrize("mode", ["eager", "fused"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_activations_in_other_precisions_are_within_1_percent_too(name: str, mode: str, dtype: torch.dtype) -> None:
@@ -105,6 +118,33 @@ def test_eager_activations_grow_with_the_square_of_the_length_and_fused_ones_wit
 def test_the_number_of_heads_changes_no_flops() -> None:
     flops = {cost.of(models.config("gpt2", num_heads=heads)).flops.forward for heads in (1, 3, 12, 48)}
     assert len(flops) == 1
+
+
+def test_windows_of_some_layers_keep_the_pairs_of_those() -> None:
+    sizes = GPT | {"num_kv_heads": 1, "window": 11}
+    mixed, wide, narrow = (
+        cost.of(models.config("llama-3-8b", **sizes | changes), length=63)
+        for changes in ({"windowed": (False, True, True)}, {"window": None}, {})
+    )
+    kept = [found.part("attention").kept_flops.forward for found in (mixed, wide, narrow)]
+    assert kept[0] == kept[1] // 3 + kept[2] // 3 * 2
+    assert list(mixed.layers) == ["layer", "windowed layer"] and "带窗口的层" in mixed.table("zh")
+    assert mixed.cache is not None and mixed.cache.total == wide.cache.total  # type: ignore[union-attr]
+    with pytest.raises(ValueError, match="a window in every layer"):
+        cost.of(mixed.config, rolling=True)
+
+
+@pytest.mark.parametrize("head", [True, False])
+def test_a_t5_is_billed_but_for_what_its_biases_keep(head: bool) -> None:
+    sizes = {**SIZES, "vocab_size": WORDS, "head_dim": 14, "gated": True, "decoder_layers": 2, **OFF}
+    config = models.T5Config(**sizes, tied=False, head=head)
+    model, found = models.build(config), cost.of(config, length=35, source_length=63, batch=2, dtype="float32")
+    assert found.parameters == count(model)
+    with attention_by("eager"):
+        flops = counted_flops(lambda: loss_of([model(words(2, 63), words(2, 35))]))
+    assert flops == (found.flops.forward, found.flops.backward_eager)
+    assert "without the learned biases" in str(found)
+    assert found.cache is not None and found.cache.layer == 2 * (35 + 63) * 2 * 5 * 14 * 4
 
 
 @pytest.mark.parametrize("window", [None, 1, 11, 62, 99])

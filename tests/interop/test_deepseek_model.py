@@ -147,3 +147,13 @@ def test_post_norms_are_in_the_layers_of_a_deepseek_too() -> None:
         assert type(layer.attention_norm) is type(layer.attention_post_norm) is type(model.norm)
         torch.nn.init.constant_(layer.feed_forward_post_norm.weight, 1.0)
     assert not torch.allclose(before, model(tokens))
+
+
+def test_experts_of_a_float64_model_have_shares_in_float64(ids: torch.Tensor) -> None:
+    """Where they are rounded to float32, a token alone and in a batch differ by more than float64 does."""
+    model = interop.from_hf(theirs()).double()
+    mixture, tokens = model.layers[-1].feed_forward, torch.randn(7, 36, dtype=torch.float64)
+    shares, chosen = mixture.route(tokens)
+    scores = torch.sigmoid(tokens @ mixture.router.weight.T).gather(1, chosen)
+    expected = scores / scores.sum(-1, keepdim=True) * model.config.expert_scale
+    assert shares.dtype == torch.float64 and (shares - expected).abs().max() < 1e-14

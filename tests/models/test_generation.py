@@ -258,6 +258,11 @@ def test_what_cannot_be_generated_is_refused_at_once(given: dict[str, Any], mess
         small.gpt().stream(given.pop("prompts"), **given)
 
 
+def test_a_stream_says_which_arguments_there_are(model: Decoder) -> None:
+    with pytest.raises(TypeError, match="stream has no argument topk; it has max_new_tokens, .*top_k, top_p, seed"):
+        model.stream([[1]], max_new_tokens=2, topk=3)
+
+
 def test_dropout_would_change_the_tokens_and_is_refused() -> None:
     with pytest.raises(ValueError, match=r"call model.eval\(\) first"):
         small.gpt().train().generate([[1]], max_new_tokens=3)

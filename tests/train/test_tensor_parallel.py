@@ -10,6 +10,7 @@ from tests.train.group import together
 
 from regard import models
 from regard.models import Decoder, DecoderConfig, Transformer, TransformerConfig
+from regard.nn import MultiHeadAttention
 from regard.train import tensor_parallel
 
 SIZES: dict[str, Any] = {"vocab_size": 23, "embed_dim": 16, "num_layers": 2, "num_heads": 4, "ff_dim": 24}
@@ -23,6 +24,12 @@ def translator() -> Transformer:
 def writer() -> Decoder:
     torch.manual_seed(1)
     return Decoder(DecoderConfig(**SIZES, num_kv_heads=4, max_tokens=32, dropout=0.0), dtype=torch.float64)
+
+
+def normed() -> Decoder:
+    torch.manual_seed(1)
+    config = DecoderConfig(**SIZES, num_kv_heads=4, max_tokens=32, dropout=0.0, qk_norm=True, positions="rotary")
+    return Decoder(config, dtype=torch.float64)
 
 
 def learn(model: Any, tokens: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
@@ -47,7 +54,7 @@ def spread(count: int) -> list[Any]:
 
     mesh = init_device_mesh("cpu", (count,))
     found: list[Any] = []
-    for build in (translator, writer):
+    for build in (translator, writer, normed):
         model = tensor_parallel(build(), mesh)
         held = sum(getattr(each, "to_local", lambda each=each: each)().numel() for each in model.parameters())
         found.append((learn(model, tokens()), held))
@@ -57,18 +64,22 @@ def spread(count: int) -> list[Any]:
             .eval()
             .generate(tokens(), start=2, stop=3, max_new_tokens=6, beams=3, use_cache=False)
         )
-    try:
-        tensor_parallel(Transformer(TransformerConfig(**{**SIZES, "num_heads": 1})), mesh)
-        said = ""
-    except ValueError as error:
-        said = str(error)
+    said = []
+    for wrong in (
+        Transformer(TransformerConfig(**{**SIZES, "num_heads": 1})),
+        models.T5(models.T5Config(**SIZES, head_dim=4)),
+        torch.nn.ModuleList([MultiHeadAttention(16, 4, sinks=True)]),
+    ):
+        with pytest.raises(ValueError) as error:
+            tensor_parallel(wrong, mesh)
+        said.append(str(error.value))
     return [*found, written, said]
 
 
 @pytest.mark.parametrize("count", [2, 4])
 def test_heads_on_several_processes_compute_what_one_computes(count: int) -> None:
     everyone = together(count, spread, count)
-    for at, build in enumerate((translator, writer)):
+    for at, build in enumerate((translator, writer, normed)):
         model = build()
         logits, grads = learn(model, tokens())
         for (found, found_grads), held in (each[at] for each in everyone):
@@ -79,5 +90,7 @@ def test_heads_on_several_processes_compute_what_one_computes(count: int) -> Non
             assert held < sum(each.numel() for each in model.parameters())
     wanted = translator().eval().generate(tokens(), start=2, stop=3, max_new_tokens=6, beams=3, use_cache=False)
     for each in everyone:
-        assert [item[0].tokens for item in each[2]] == [item[0].tokens for item in wanted]
-        assert f"num_heads=1, which {count} processes cannot share evenly" in each[3]
+        assert [item[0].tokens for item in each[3]] == [item[0].tokens for item in wanted]
+        assert f"num_heads=1, which {count} processes cannot share evenly" in each[4][0]
+        assert each[4][1].startswith("encoder_bias and decoder_bias hold a column for each head")
+        assert each[4][2].startswith("0 has a learned sink for each head")

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from regard.cost._given import SIZES, Asked
 from regard.models import DecoderConfig, LatentConfig, TransformerConfig
+from regard.models._parts import head_sizes
 
 GROUP = 32  # numbers that share a float32 scale in int8
 
@@ -72,25 +73,22 @@ def _kinds(asked: Asked, length: int, source: int) -> dict[str, tuple[int, list[
     if isinstance(config, LatentConfig):
         return {_latent_name(config): (1, [_latent(config, length)]), **_expanded(config, 1, length)}
     if isinstance(config, TransformerConfig):
-        layers = config.num_layers if config.decoder_layers is None else config.decoder_layers
-        width = config.embed_dim // config.num_heads
-        own, across = (Slots(config.num_heads, (width, width), n) for n in (length, source))
-        return {f"MHA, {_heads(config.num_heads)}, target + source": (layers, [own, across])}
+        own, across = (Slots(config.num_heads, head_sizes(config)[1:], n) for n in (length, source))
+        return {f"MHA, {_heads(config.num_heads)}, target + source": (config.target_layers, [own, across])}
     if not isinstance(config, DecoderConfig):
         return {}
     layers, heads = config.num_layers, config.num_heads
     if latent is not None:
         return {_latent_name(latent): (layers, [_latent(latent, length)]), **_expanded(latent, layers, length)}
-    width = config.embed_dim // heads if config.head_dim is None else config.head_dim
-    own_heads = heads if config.num_kv_heads is None else config.num_kv_heads
+    own_heads, *dims = head_sizes(config)
     found = {}
     for count in dict.fromkeys((own_heads, heads, 1)):
         kind = "MHA" if count == heads else "MQA" if count == 1 else "GQA"
-        found[f"{kind}, {_heads(count)}"] = (layers, [Slots(count, (width, width), length)])
-    if config.window is not None:
+        found[f"{kind}, {_heads(count)}"] = (layers, [Slots(count, tuple(dims), length)])
+    if config.window is not None and config.windowed is None:
         slots = rolling_slots(config.window, sinks)
         name = f"rolling, window {config.window}" + (f", {sinks} sinks" if sinks else "")
-        found[name] = (layers, [Slots(own_heads, (width, width), slots)])
+        found[name] = (layers, [Slots(own_heads, tuple(dims), slots)])
     return found
 
 

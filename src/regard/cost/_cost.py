@@ -12,7 +12,7 @@ from regard.cost._crossings import Crossings, crossings_of
 from regard.cost._describe import Block, Run, blocks_of
 from regard.cost._ops import Experts, Numbers
 from regard.cost._sums import Activations, Flops, Part, activations_of, parts_of, total
-from regard.models import DecoderConfig, EncoderConfig, LatentConfig, TransformerConfig, WhisperConfig
+from regard.models import DecoderConfig, EncoderConfig, LatentConfig, T5Config, TransformerConfig, WhisperConfig
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -195,6 +195,8 @@ def _notes(config: Any, run: Run) -> tuple[str, ...]:
         notes.append(f"length {run.length} is beyond max_tokens={most}: {what}")
     if isinstance(config, WhisperConfig) and run.source > config.max_frames:
         notes.append(f"source_length {run.source} is beyond max_frames={config.max_frames}")
-    if any(getattr(config, name, 0.0) for name in ("dropout", "attention_dropout")):
+    if isinstance(config, T5Config):
+        notes.append("activations are counted without the learned biases, whose gradients keep more")
+    if any(getattr(config, name, 0.0) for name in ("dropout", "attention_dropout", "ff_dropout")):
         notes.append("activations are counted without dropout, which keeps its random draws too")
     return tuple(notes)

@@ -7,7 +7,8 @@ from typing import Any
 
 from regard.cost import _ops
 from regard.cost._ops import EMBEDDINGS, HEAD, LOSS, PROJECTIONS, Experts, Heads, Numbers, Op, Stream
-from regard.models import DecoderConfig, EncoderConfig, LatentConfig, TransformerConfig, WhisperConfig
+from regard.models import DecoderConfig, EncoderConfig, LatentConfig, T5Config, TransformerConfig, WhisperConfig
+from regard.models._parts import head_sizes
 
 INDEX = 8  # bytes of a token's number
 
@@ -64,18 +65,28 @@ def _decoder(config: DecoderConfig, run: Run) -> list[Block]:
     dim, tokens, x = config.embed_dim, run.tokens, run.stream(config.embed_dim)
     learned = config.max_tokens * dim if config.positions == "learned" else 0
     embeddings = Op(EMBEDDINGS, config.vocab_size * dim + learned, eager=tokens * INDEX, fused=tokens * INDEX)
-    attention = _decoder_attention(config, run) if run.latent is None else _latent(run.latent, run)
-    how: dict[str, Any] = {"activation": config.activation, "gated": config.gated, "bias": config.ff_bias, "ends": True}
+    how: dict[str, Any] = {"activation": config.activation, "gated": config.gated, "bias": config.ff_bias}
     if run.experts is None:
-        forward = x.feed_forward(config.ff_dim, **how)
+        forward = x.feed_forward(config.ff_dim, ends=not config.post_norms, **how)
     else:
-        forward = x.mixture(config.ff_dim, run.experts, **how)
-    layer = [x.norm(config.norm), x.norm(config.norm), x.kept(PROJECTIONS), *attention, *forward]
-    last = [x.norm(config.norm), x.kept(HEAD), _words(config, x, config.vocab_size)]
+        forward = x.mixture(config.ff_dim, run.experts, ends=not config.post_norms, **how)
+    norm = x.norm("plus one" if config.norm_plus_one else config.norm)
+    norms = [norm] * (4 if config.post_norms else 2)
+
+    def layers(name: str, window: int | None, count: int) -> Block:
+        attention = _decoder_attention(config, run, window) if run.latent is None else _latent(run.latent, run)
+        return Block(name, [*norms, x.kept(PROJECTIONS), *attention, *forward], count, x.bytes)
+
+    windowed = sum(config.windowed or [True] * config.num_layers) if config.window is not None else 0
+    name = "layer" if windowed == config.num_layers else "windowed layer"
+    blocks = [layers("layer", None, config.num_layers - windowed), layers(name, config.window, windowed)]
+    head = [x.kept(HEAD), _words(config, x, config.vocab_size), _loss(tokens, config.vocab_size, run.numbers)]
+    if config.logit_softcap is not None:  # its tangents
+        head.append(run.stream(config.vocab_size).kept(HEAD))
     return [
         Block("embeddings", [embeddings]),
-        Block("layer", layer, config.num_layers, x.bytes),
-        Block("head", [*last, _loss(tokens, config.vocab_size, run.numbers)]),
+        *(block for block in blocks if block.count),
+        Block("head", [norm, *(head if config.head else [])]),
     ]
 
 
@@ -85,21 +96,13 @@ def _words(config: DecoderConfig | TransformerConfig, x: Stream, words: int) -> 
     return head._replace(parameters=0) if config.tied else head
 
 
-def _decoder_attention(config: DecoderConfig, run: Run) -> list[Op]:
-    dim, heads = config.embed_dim, config.num_heads
-    kv_heads = heads if config.num_kv_heads is None else config.num_kv_heads
-    width = dim // heads if config.head_dim is None else config.head_dim
-    call = Heads(
-        run.batch, heads, kv_heads, run.length, run.length, width, width,
-        pairs=causal_pairs(run.length, config.window), masked=True, windowed=config.window is not None,
-        rotary=width if config.positions == "rotary" else 0, packed=config.packed,
-    )  # fmt: skip
-    x = run.stream(dim)
-    return [
-        x.to(PROJECTIONS, (heads + 2 * kv_heads) * width, bias=config.qkv_bias),
-        _ops.attention(call, run.numbers),
-        x.back(PROJECTIONS, heads * width, bias=config.out_bias),
-    ]
+def _decoder_attention(config: DecoderConfig, run: Run, window: int | None) -> list[Op]:
+    call = _heads(config, run, run.length, run.length, causal=True, window=window)
+    rotary = call.key_dim if config.positions == "rotary" else 0
+    capped = config.attention_softcap is not None
+    call = call._replace(rotary=rotary, packed=config.packed, normed=config.qk_norm, capped=capped)
+    biases = (config.qkv_bias, config.qkv_bias, config.qkv_bias, config.out_bias)
+    return _projected(call, config.embed_dim, biases, run.numbers)
 
 
 def _latent(config: LatentConfig, run: Run) -> list[Op]:
@@ -147,7 +150,7 @@ def _loss(tokens: int, words: int, numbers: Numbers) -> Op:
 
 def _encoder(config: EncoderConfig, run: Run) -> list[Block]:
     x, is_pre = run.stream(config.embed_dim), config.norm == "pre"
-    call = _plain_heads(config.num_heads, x.dim, run.batch, run.length, run.length, causal=False)
+    call = _heads(config, run, run.length, run.length, causal=False)
     biases = (config.qkv_bias, config.qkv_bias, config.qkv_bias, True)
     layer = [x.norm("layer"), x.norm("layer"), x.kept(PROJECTIONS), *_projected(call, x.dim, biases, run.numbers)]
     layers = Block("layer", [*layer, *_forward(config, x)], config.num_layers, x.bytes)
@@ -161,7 +164,7 @@ def _encoder_input(config: EncoderConfig, run: Run) -> list[Op]:
     dim, size = config.embed_dim, run.numbers.size
     if config.image_size is None:
         assert config.vocab_size is not None and config.max_tokens is not None
-        table = (config.vocab_size + config.max_tokens + config.token_types) * dim
+        table = (config.vocab_size + config.position_offset + config.max_tokens + config.token_types) * dim
         kept = run.tokens * INDEX * (2 if config.token_types else 1)
         return [Op(EMBEDDINGS, table, eager=kept, fused=kept)]
     assert config.patch_size is not None
@@ -198,50 +201,56 @@ def _encoder_heads(config: EncoderConfig, run: Run) -> list[Op]:
     return ops
 
 
-def _plain_heads(heads: int, dim: int, batch: int, queries: int, keys: int, *, causal: bool) -> Heads:
-    pairs = causal_pairs(queries) if causal else queries * keys
-    return Heads(batch, heads, heads, queries, keys, dim // heads, dim // heads, pairs, causal)
+def _heads(config: Any, run: Run, queries: int, keys: int, *, causal: bool, window: int | None = None) -> Heads:
+    kv_heads, key, value = head_sizes(config)
+    pairs = causal_pairs(queries, window) if causal else queries * keys
+    return Heads(run.batch, config.num_heads, kv_heads, queries, keys, key, value, pairs, causal, window is not None)
 
 
 def _projected(call: Heads, dim: int, biases: tuple[bool, bool, bool, bool], numbers: Numbers) -> list[Op]:
     """Attention between its four projections: of queries, keys, values, and of what comes out."""
     rows, columns = call.batch * call.queries, call.batch * call.keys
-    tokens = (rows, columns, columns, rows)
-    made = [_ops.linear(PROJECTIONS, n, dim, dim, bias=bias) for n, bias in zip(tokens, biases, strict=True)]
-    return [*made, _ops.attention(call, numbers)]
+    key, value = call.kv_heads * call.key_dim, call.kv_heads * call.value_dim
+    made = ((rows, call.heads * call.key_dim), (columns, key), (columns, value))
+    ops = [_ops.linear(PROJECTIONS, n, dim, width, bias=bias) for (n, width), bias in zip(made, biases, strict=False)]
+    if call.normed:
+        ops += [Stream(n * width // call.key_dim, call.key_dim, numbers).norm("rms") for n, width in made[:2]]
+    out = _ops.linear(PROJECTIONS, rows, call.heads * call.value_dim, dim, bias=biases[3])
+    return [*ops, _ops.attention(call, numbers), out]
 
 
 def _forward(config: EncoderConfig | TransformerConfig, x: Stream) -> list[Op]:
-    ends = config.norm == "pre"
-    return x.feed_forward(config.ff_dim, activation=config.activation, gated=False, bias=True, ends=ends)
+    gated, bias = getattr(config, "gated", False), getattr(config, "ff_bias", True)
+    how: dict[str, Any] = {"activation": config.activation, "gated": gated, "bias": bias}
+    return x.feed_forward(config.ff_dim, ends=config.norm == "pre", **how)
 
 
 def _transformer(config: TransformerConfig, run: Run) -> list[Block]:
     dim, is_pre = config.embed_dim, config.norm == "pre"
     source, target = Stream(run.batch * run.source, dim, run.numbers), run.stream(dim)
-    bias = config.attention_bias
+    bias, norm = config.attention_bias, "rms" if config.rms_norm else "layer"
     biases = (bias, bias and config.key_bias, bias, bias)
 
     def layer(name: str, x: Stream, calls: list[Heads], count: int) -> Block:
-        ops = [*(x.norm("layer") for _ in range(1 + len(calls))), *_forward(config, x)]
+        ops = [*(x.norm(norm) for _ in range(1 + len(calls))), *_forward(config, x)]
         for call in calls:
             # the source that a decoder's layer reads is kept once for all of them
             ops += [x.kept(PROJECTIONS), *_projected(call, dim, biases, run.numbers)]
         return Block(name, ops, count, x.bytes)
 
-    own = _plain_heads(config.num_heads, dim, run.batch, run.source, run.source, causal=False)
-    itself = _plain_heads(config.num_heads, dim, run.batch, run.length, run.length, causal=True)
-    across = _plain_heads(config.num_heads, dim, run.batch, run.length, run.source, causal=False)
-    decoder_layers = config.num_layers if config.decoder_layers is None else config.decoder_layers
-    words = config.vocab_size if config.target_vocab_size is None else config.target_vocab_size
-    ends = [source.norm("layer"), target.norm("layer")] if is_pre else []
+    own = _heads(config, run, run.source, run.source, causal=False)
+    itself = _heads(config, run, run.length, run.length, causal=True)
+    across = _heads(config, run, run.length, run.source, causal=False)
+    inputs = [source.norm("layer"), target.norm("layer")] if config.embedding_norm else []
+    ends = [source.norm(norm), target.norm(norm)] if is_pre else []
+    words = config.target_words
     head = [target.kept(HEAD), _words(config, target, words), _loss(target.tokens, words, run.numbers)]
     return [
-        Block("embeddings", _transformer_input(config, run)),
+        Block("embeddings", [*_transformer_input(config, run), *inputs]),
         layer("encoder layer", source, [own], config.num_layers),
-        layer("decoder layer", target, [itself, across], decoder_layers),
+        layer("decoder layer", target, [itself, across], config.target_layers),
         Block("head", [*ends, source.kept(PROJECTIONS)]),
-        Block("head", head),
+        Block("head", head if getattr(config, "head", True) else []),
     ]
 
 
@@ -249,6 +258,7 @@ def _transformer_input(config: TransformerConfig, run: Run) -> list[Op]:
     dim, size, target = config.embed_dim, run.numbers.size, run.tokens * INDEX
     if not isinstance(config, WhisperConfig):
         tables = (config.vocab_size + (config.target_vocab_size or 0)) * dim
+        tables += 2 * config.buckets * config.num_heads if isinstance(config, T5Config) else 0
         kept = run.batch * run.source * INDEX + target
         return [Op(EMBEDDINGS, tables, eager=kept, fused=kept)]
     frames = run.batch * run.source

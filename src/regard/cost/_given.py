@@ -93,7 +93,7 @@ def check_heads(config: Any) -> None:
     dim, heads = config.embed_dim, config.num_heads
     width, kv_heads = (getattr(config, name, None) for name in ("head_dim", "num_kv_heads"))
     if not isinstance(config, LatentConfig) and width is None and dim % heads:
-        more = "; give head_dim otherwise" if isinstance(config, DecoderConfig) else ""
+        more = "" if isinstance(config, EncoderConfig) else "; give head_dim otherwise"
         raise ValueError(f"num_heads={heads} must divide embed_dim={dim}{more}")
     if kv_heads is not None and heads % kv_heads:
         raise ValueError(f"num_kv_heads={kv_heads} must divide num_heads={heads}")
@@ -123,9 +123,11 @@ def check_cache(config: Any, int8: bool, rolling: bool, sinks: int) -> None:
     check_count("sinks", sinks, 0)
     if int8 and isinstance(config, EncoderConfig):
         raise ValueError("int8 is of a cache, and an encoder keeps none; leave it out")
-    windowed = isinstance(config, DecoderConfig) and config.window is not None
+    windowed = isinstance(config, DecoderConfig) and config.window is not None and config.windowed is None
     if rolling and not windowed:
-        raise ValueError("rolling needs a decoder with a window, such as models.config('gpt2', window=256)")
+        raise ValueError(
+            "rolling needs a decoder with a window in every layer, such as models.config('gpt2', window=256)"
+        )
     if sinks and not rolling:
         raise ValueError(f"sinks={sinks} stay in a rolling cache; give rolling=True")
 

@@ -135,6 +135,8 @@ class Heads(NamedTuple):
     windowed: bool = False
     rotary: int = 0  # entries of a head that are turned
     packed: bool = False  # query, key and value are views of one tensor
+    normed: bool = False  # query and key, head by head
+    capped: bool = False  # logits
 
 
 def attention(call: Heads, numbers: Numbers) -> Op:
@@ -162,12 +164,13 @@ def _fused_bytes(call: Heads, numbers: Numbers) -> int:
     query = rows * call.heads * call.key_dim
     key, value = (columns * call.kv_heads * dim for dim in (call.key_dim, call.value_dim))
     inputs = query + key + value
-    if call.packed and call.rotary:
+    if call.packed and call.rotary and not call.normed:
         inputs += query + key  # the value is a view, which keeps what was turned alive
     out = rows * call.heads * call.value_dim
     half_in_float32 = numbers.size == 2 and not numbers.cuda
     # kernels lay their output out as the query is, or token by token; what is put together of tiles, head by head
-    copied = call.rotary if numbers.cuda else call.rotary or call.windowed or half_in_float32
+    copied = call.rotary or (call.normed and (call.packed or numbers.cuda))
+    copied = copied or (not numbers.cuda and (call.windowed or half_in_float32))
     shared = call.key_dim == call.value_dim and not copied
     return (
         inputs * numbers.size
@@ -178,14 +181,19 @@ def _fused_bytes(call: Heads, numbers: Numbers) -> int:
 
 
 def _eager_bytes(call: Heads, numbers: Numbers) -> int:
-    """The exponentials, the weights, and where a logit was -inf, for every pair; and query, key, value, output."""
+    """The exponentials, the weights, the tangents of a softcap, and where a logit was -inf, for every pair; and query,
+    key, value, output."""
     rows, columns = call.batch * call.queries, call.batch * call.keys
     query = rows * call.heads * call.key_dim
     inputs = query + columns * call.kv_heads * (call.key_dim + call.value_dim)
-    if call.packed and call.batch == 1 and numbers.size > 2:
+    views = call.packed and call.batch == 1 and numbers.size > 2
+    if call.normed:
+        # what is normed keeps the rest of its tensor alive, in which the value lies
+        inputs += columns * call.kv_heads * call.value_dim if call.packed and not views else 0
+    elif views:
         # the value is a view, and where nothing is turned the key too: they keep the rest of their tensor alive
         inputs += query + (columns * call.kv_heads * call.key_dim if call.rotary else 0)
-    matrix = rows * call.heads * call.keys * (2 * numbers.wide + 1)
+    matrix = rows * call.heads * call.keys * ((3 if call.capped else 2) * numbers.wide + 1)
     mask = call.queries * call.keys if call.masked else 0
     sums = rows * call.heads * (numbers.wide + 2)
     return inputs * numbers.wide + matrix + mask + sums + rows * call.heads * call.value_dim * numbers.size

@@ -25,7 +25,6 @@ _OF_WORDS = {
     "max_tokens": Field.size("max_position_embeddings", 512),
     "token_types": Field.size("type_vocab_size", 2),
 }
-_FIXED = {"image_size": None, "norm": "post", "qkv_bias": True, "pooler_activation": "tanh"}
 _ONLY = {"position_embedding_type": ("absolute",), "is_decoder": (False,), "add_cross_attention": (False,)}
 _EMBEDDED = {
     "embedding.token_embedding": "embeddings.word_embeddings",
@@ -97,7 +96,7 @@ BERT = Family(
     config=EncoderConfig,
     theirs="BertConfig",
     fields=_OF_WORDS,
-    fixed=_FIXED,
+    usual=("image_size", "norm", "qkv_bias", "pooler_activation"),
     further=_bert,
     written=_bert_written,
     lacking=_bert_lacking,
@@ -226,7 +225,7 @@ DISTILBERT = Family(
         "attention_dropout": Field.number("attention_dropout", 0.1),
         "init_std": Field.number("initializer_range", 0.02),
     },
-    fixed={"norm": "post", "qkv_bias": True, "norm_eps": 1e-12},
+    usual=("norm", "qkv_bias", "norm_eps"),
     further=_distilbert,
     written=_distilbert_written,
     lacking=_distilbert_lacking,

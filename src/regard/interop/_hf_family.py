@@ -6,9 +6,10 @@ ours, `to_hf` from ours to theirs.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from regard.interop._hf_fields import ACTIVATIONS, Fields
@@ -78,6 +79,7 @@ class Family:
     config: the class of our configuration; `theirs` is the name of theirs.
     fields: of our configuration, and where theirs has each.
     fixed: what our configuration says of every model of this family, and theirs need not say.
+    usual: the same, of fields that are as they are by default.
     chosen: the same, but `to_hf` takes models that differ: how weights are stored and how they start.
     further: fields of ours that depend on more than one of theirs, from the source and what was read so far.
     written: fields of theirs that depend on more than one of ours.
@@ -95,14 +97,15 @@ class Family:
     """
 
     name: str
-    config: Callable[..., Config]
+    config: type[Any]
     theirs: str
     fields: Mapping[str, Field]
-    fixed: Mapping[str, Any]
     weights: Callable[[Any], Mapping[str, str]]
     further: Callable[[Source, Given], Given]
     written: Callable[[Any], Given] = lambda config: {}
     lacking: Callable[[Any], Mapping[str, bool]] = lambda config: {}
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    usual: tuple[str, ...] = ()
     chosen: Mapping[str, Any] | None = None
     only: Mapping[str, tuple[Any, ...]] | None = None
     ignored: tuple[str, ...] = ()
@@ -118,9 +121,9 @@ class Family:
         """Our configuration, of theirs."""
         for name, allowed in (self.only or {}).items():
             source.fields.only(name, *allowed)
-        given = {ours: field.read(source.fields, field.theirs, field.usual) for ours, field in self.fields.items()}
+        given = {ours: each.read(source.fields, each.theirs, each.usual) for ours, each in self.fields.items()}
         given = {**self.fixed, **(self.chosen or {}), **given}
-        config = self.config(**{**given, **self.further(source, given)})
+        config: Config = self.config(**{**given, **self.further(source, given)})
         self.close(source)
         return config
 
@@ -130,16 +133,16 @@ class Family:
 
     def said(self, config: Any) -> Given:
         """The fields of their configuration, of ours."""
-        lacking = {
-            f"{name}={getattr(config, name)!r}": getattr(config, name) != value for name, value in self.fixed.items()
-        }
+        usual = {each.name: each.default for each in dataclasses.fields(self.config) if each.name in self.usual}
+        fixed = {**usual, **self.fixed}
+        lacking = {f"{name}={getattr(config, name)!r}": getattr(config, name) != fixed[name] for name in fixed}
         first: dict[str, str] = {}
-        for name, field in self.fields.items():  # one field of theirs may stand for several of ours
-            other = first.setdefault(field.theirs, name)
+        for name, each in self.fields.items():  # one field of theirs may stand for several of ours
+            other = first.setdefault(each.theirs, name)
             one, two = getattr(config, other), getattr(config, name)
             lacking[f"{other}={one} with {name}={two}"] = one != two
         refuse(self.name, {**lacking, **self.lacking(config)})
-        given = {field.theirs: field.write(getattr(config, name)) for name, field in self.fields.items()}
+        given = {each.theirs: each.write(getattr(config, name)) for name, each in self.fields.items()}
         return {**given, **self.written(config)}
 
     def names(self, config: Any, ours: Iterable[str]) -> dict[str, str]:
@@ -164,10 +167,7 @@ def refuse(family: str, lacking: Mapping[str, bool], what: str = "the model") ->
 
 def changed(fields: Mapping[str, Field], **usual: Any) -> dict[str, Field]:
     """The same fields, of a class that has other defaults."""
-    return {
-        ours: Field(field.theirs, usual.get(ours, field.usual), field.read, field.write)
-        for ours, field in fields.items()
-    }
+    return {ours: dataclasses.replace(each, usual=usual.get(ours, each.usual)) for ours, each in fields.items()}
 
 
 def projections(ours: str, theirs: str, names: Mapping[str, str]) -> dict[str, str]:

@@ -9,6 +9,7 @@ from regard._checks import is_int
 from regard.interop._hf_family import NO_TOKENS, Family, Field, Given, Source, changed, projections
 from regard.interop._hf_fields import Fields, rope_parameters
 from regard.models import DecoderConfig
+from regard.models._parts import head_sizes
 
 _FIELDS: dict[str, Field] = {
     "vocab_size": Field.size("vocab_size", 32000),
@@ -26,20 +27,10 @@ _FIELDS: dict[str, Field] = {
     "init_std": Field.number("initializer_range", 0.02),
 }
 _BIASED = {"qkv_bias": Field.flag("attention_bias", False), "out_bias": Field.flag("attention_bias", False)}
-_FIXED: Given = {
-    "positions": "rotary",
-    "rotary_interleaved": False,
-    "norm": "rms",
-    "gated": True,
-    "dropout": 0.0,
-    "attention_scale": None,
-    "attention_softcap": None,
-    "logit_softcap": None,
-    "scaled_embedding": False,
-    "post_norms": False,
-    "qk_norm": False,
-    "ff_bias": False,
-}
+_LLAMA: Given = {"positions": "rotary", "norm": "rms", "gated": True}
+_FIXED: Given = {**_LLAMA, "ff_bias": False}
+_IN_GEMMA2 = ("rotary_interleaved", "dropout", "qk_norm")
+_USUAL = (*_IN_GEMMA2, "attention_scale", "attention_softcap", "logit_softcap", "scaled_embedding", "post_norms")
 
 
 def _rotary(source: Source, given: Given) -> Given:
@@ -53,14 +44,11 @@ def _rotary(source: Source, given: Given) -> Given:
     }
 
 
-def _head_dim(config: DecoderConfig) -> int:
-    return config.embed_dim // config.num_heads if config.head_dim is None else config.head_dim
-
-
 def _written(config: DecoderConfig) -> Given:
+    kv_heads, width, _ = head_sizes(config)
     return {
-        "num_key_value_heads": config.num_heads if config.num_kv_heads is None else config.num_kv_heads,
-        "head_dim": _head_dim(config),
+        "num_key_value_heads": kv_heads,
+        "head_dim": width,
         "rope_parameters": rope_parameters(config),
         "pad_token_id": None,
         **NO_TOKENS,
@@ -106,7 +94,8 @@ LLAMA = Family(
     config=DecoderConfig,
     theirs="LlamaConfig",
     fields={**_FIELDS, **_BIASED, "ff_bias": Field.flag("mlp_bias", False)},
-    fixed={**{name: value for name, value in _FIXED.items() if name != "ff_bias"}, "window": None},
+    fixed=_LLAMA,
+    usual=(*_USUAL, "window"),
     chosen={"scaled_residual": False},
     further=_rotary,
     written=_written,
@@ -126,6 +115,7 @@ MISTRAL = dataclasses.replace(
         "window": Field("sliding_window", 4096, _read_window, _written_window),
     },
     fixed={**_FIXED, "qkv_bias": False, "out_bias": False},
+    usual=_USUAL,
     lacking=lambda config: {"windowed for some layers": config.windowed is not None},
     only={"layer_types": (None,)},
     ignored=(),
@@ -172,6 +162,7 @@ QWEN2 = dataclasses.replace(
     theirs="Qwen2Config",
     fields=_OF_QWEN,
     fixed={**_FIXED, "qkv_bias": True, "out_bias": False},
+    usual=_USUAL,
     further=_qwen,
     written=lambda config: {**_written_layers(config), "use_sliding_window": config.window is not None},
     only={},
@@ -206,7 +197,7 @@ GEMMA = dataclasses.replace(
     name="Gemma",
     theirs="GemmaConfig",
     fields=changed(_OF_GEMMA, embed_dim=3072, ff_dim=24576, num_layers=28, num_heads=16, num_kv_heads=16),
-    fixed={**_FIXED_GEMMA, "window": None},
+    fixed=_FIXED_GEMMA,
     lacking=lambda config: {"activation='gelu'": config.activation == "gelu"},
     only={"use_bidirectional_attention": (None, False), "hidden_activation": (None, "gelu_pytorch_tanh")},
     ignored=(),
@@ -229,7 +220,7 @@ def _gemma2(source: Source, given: Given) -> Given:
 
 
 def _gemma2_written(config: DecoderConfig) -> Given:
-    scale = _head_dim(config) ** -0.5 if config.attention_scale is None else config.attention_scale
+    scale = head_sizes(config)[1] ** -0.5 if config.attention_scale is None else config.attention_scale
     scalar = scale**-2
     whole = abs(scalar - round(scalar)) < 1e-6 * scalar
     return {
@@ -239,7 +230,6 @@ def _gemma2_written(config: DecoderConfig) -> Given:
     }
 
 
-_FREE_IN_GEMMA2 = ("attention_scale", "attention_softcap", "logit_softcap")
 GEMMA2 = dataclasses.replace(
     GEMMA,
     name="Gemma 2",
@@ -249,10 +239,8 @@ GEMMA2 = dataclasses.replace(
         "activation": Field("hidden_activation", "gelu_pytorch_tanh", Fields.activation, _written_gemma_activation),
         "attention_softcap": Field("attn_logit_softcapping", 50.0, Fields.number_or_none),
     },
-    fixed={
-        **{name: value for name, value in _FIXED_GEMMA.items() if name not in _FREE_IN_GEMMA2},
-        "post_norms": True,
-    },
+    fixed={**_FIXED_GEMMA, "post_norms": True},
+    usual=_IN_GEMMA2,
     further=_gemma2,
     written=_gemma2_written,
     lacking=lambda config: {**GEMMA.lacking(config), "window=None": config.window is None},

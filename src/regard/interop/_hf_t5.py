@@ -5,6 +5,7 @@ from __future__ import annotations
 from regard.interop._hf_family import Family, Field, Given, Source, projections
 from regard.interop._hf_fields import ACTIVATIONS
 from regard.models import T5Config
+from regard.models._parts import head_sizes
 
 _KINDS = {
     "relu": ("relu", False),
@@ -41,8 +42,8 @@ def _t5(source: Source, given: Given) -> Given:
 
 def _written(config: T5Config) -> Given:
     return {
-        "d_kv": config.embed_dim // config.num_heads if config.head_dim is None else config.head_dim,
-        "num_decoder_layers": config.num_layers if config.decoder_layers is None else config.decoder_layers,
+        "d_kv": head_sizes(config)[1],
+        "num_decoder_layers": config.target_layers,
         "feed_forward_proj": _KIND_OF[config.activation, config.gated],
         "decoder_start_token_id": 0,
         "tie_word_embeddings": config.tied,
@@ -101,14 +102,7 @@ T5 = Family(
         "attention_dropout": Field.number("dropout_rate", 0.1),
         "ff_dropout": Field.number("dropout_rate", 0.1),
     },
-    fixed={
-        "norm": "pre",
-        "rms_norm": True,
-        "attention_scale": 1.0,
-        "scale": "none",
-        "embedding_norm": False,
-        "value_head_dim": None,
-    },
+    usual=("norm", "rms_norm", "attention_scale", "scale", "embedding_norm", "value_head_dim"),
     further=_t5,
     written=_written,
     lacking=_lacking,

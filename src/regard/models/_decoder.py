@@ -100,11 +100,6 @@ class DecoderConfig:
         if self.rotary_scaling is not None and self.positions != "rotary":
             raise ValueError(f"rotary_scaling is given, but positions are {self.positions!r}")
 
-    @property
-    def _turned(self) -> int:
-        """Entries of a head that rotary positions turn."""
-        return self.embed_dim // self.num_heads if self.head_dim is None else self.head_dim
-
 
 class DecoderLayer(nn.Module):
     """x + attention(norm(x)), then x + feed_forward(norm(x)); with `post_norms` what is added is normed too."""
@@ -155,7 +150,7 @@ class Decoder(Model[DecoderConfig]):
         if config.positions == "learned":
             self.position_embedding = LearnedPositions(config.max_tokens, config.embed_dim, **made)
         else:
-            rotary = _parts.rotary(config, config._turned, made["device"])
+            rotary = _parts.rotary(config, made["device"])
         self.layers = nn.ModuleList(self._layer(config, rotary, at, **made) for at in range(config.num_layers))
         self.norm = _parts.norm(config, **made)
         self.head = self._make_head(config.vocab_size, **made)

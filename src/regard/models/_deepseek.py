@@ -66,10 +66,6 @@ class DeepSeekConfig(DecoderConfig):
                 f"active_groups={self.active_groups}"
             )
 
-    @property
-    def _turned(self) -> int:
-        return self.rope_dim
-
 
 _FIXED: dict[str, Any] = {
     "positions": "rotary",
@@ -108,8 +104,9 @@ class Mixture(nn.Module):
     def route(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """`[token, active]`: the shares of the experts that each token goes through, and which they are."""
         config = self.config
-        scores = torch.sigmoid(nn.functional.linear(tokens.float(), self.router.weight.float()))
-        wanted = scores + self.correction.float()  # type: ignore[operator]
+        wide = torch.promote_types(tokens.dtype, torch.float32)
+        scores = torch.sigmoid(nn.functional.linear(tokens.to(wide), self.router.weight.to(wide)))
+        wanted = scores + self.correction  # type: ignore[operator]
         groups = wanted.view(-1, config.expert_groups, config.experts // config.expert_groups)
         best = groups.topk(2, -1).values.sum(-1).topk(config.active_groups, -1).indices
         outside = torch.ones_like(groups, dtype=torch.bool).scatter(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import fields
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,10 @@ def stream(
     **how: Any,
 ) -> Iterator[list[int | None]]:
     """See `Decoder.generate`; `how` is that of `Sampling`. Wrong arguments raise at once, not at the first step."""
-    rows = _rows(prompts)
+    rows, known = _rows(prompts), [field.name for field in fields(Sampling)]
+    if unknown := how.keys() - {*known}:
+        others = "max_new_tokens, stop, caches, use_cache"
+        raise TypeError(f"stream has no argument {', '.join(sorted(unknown))}; it has {others}, {', '.join(known)}")
     sampling = Sampling(**how)
     check_generation(model, max_new_tokens)
     check_vocabulary("prompts", [token for row in rows for token in row], model.config.vocab_size)

@@ -162,7 +162,7 @@ def build(
 
 
 def _latent(config: LatentConfig, **made: Any) -> LatentAttention:
-    positions = _parts.rotary(config, config.rope_dim, made["device"])
+    positions = _parts.rotary(config, made["device"])
     how: dict[str, Any] = {"bias": config.bias, "eps": config.norm_eps, "dropout": config.dropout}
     attention = _parts.latent_attention(config, positions, **how, **made)
     for layer in attention.children():

@@ -184,8 +184,16 @@ def attention(config: Any, **more: Any) -> MultiHeadAttention:
     return MultiHeadAttention(config.embed_dim, config.num_heads, **_of(config, _ATTENTION), **more)
 
 
-def rotary(config: Any, dim: int, device: Any) -> Rotary:
-    """As a configuration has it, for heads that turn this many entries."""
+def head_sizes(config: Any) -> tuple[int, int, int]:
+    """Heads of key and value, and the widths of a key and of a value, where a configuration leaves them open too."""
+    heads, width, value = (getattr(config, name, None) for name in ("num_kv_heads", "head_dim", "value_head_dim"))
+    width = config.embed_dim // config.num_heads if width is None else width
+    return config.num_heads if heads is None else heads, width, width if value is None else value
+
+
+def rotary(config: Any, device: Any) -> Rotary:
+    """As a configuration has it."""
+    dim = config.rope_dim if hasattr(config, "rope_dim") else head_sizes(config)[1]
     how: dict[str, Any] = {"base": config.rotary_base, "interleaved": config.rotary_interleaved}
     return Rotary(dim, scaling=config.rotary_scaling, device=device, **how)
 

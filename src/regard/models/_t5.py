@@ -50,7 +50,7 @@ class T5(Transformer):
 
     def reset_parameters(self) -> None:
         """As published: every matrix by its width, embeddings of deviation 1."""
-        width, inner = self.config.embed_dim, self.config.num_heads * (self.config.head_dim or 1)
+        width, each = self.config.embed_dim, _parts.head_sizes(self.config)[1]
         for name, parameter in self.named_parameters():
             if "norm" in name:
                 continue
@@ -58,9 +58,9 @@ class T5(Transformer):
             if "embedding" in name or name.startswith("head"):
                 std = 1.0
             elif name.endswith("q_proj.weight"):
-                std = (width * (self.config.head_dim or 1)) ** -0.5
+                std = (width * each) ** -0.5
             elif name.endswith("out_proj.weight"):
-                std = inner**-0.5
+                std = (self.config.num_heads * each) ** -0.5
             elif name.endswith("down.weight"):
                 std = self.config.ff_dim**-0.5
             nn.init.normal_(parameter, std=std)

@@ -72,6 +72,16 @@ class TransformerConfig:
     scale: str = "embedding"
     embedding_norm: bool = False
 
+    @property
+    def target_layers(self) -> int:
+        """Layers of the decoder."""
+        return self.num_layers if self.decoder_layers is None else self.decoder_layers
+
+    @property
+    def target_words(self) -> int:
+        """The target's vocabulary size."""
+        return self.vocab_size if self.target_vocab_size is None else self.target_vocab_size
+
     def __post_init__(self) -> None:
         _parts.check_fields(self)
         check_choice("scale", self.scale, ("embedding", "output", "none"))
@@ -147,16 +157,14 @@ class Transformer(Model[TransformerConfig]):
         self.encoder_bias: nn.Module | None = None  # of the self attention; see `T5`
         self.decoder_bias: nn.Module | None = None
         self.make_embeddings(config, **made)
-        decoder_layers = config.num_layers if config.decoder_layers is None else config.decoder_layers
         self.encoder_layers = nn.ModuleList(EncoderLayer(config, **made) for _ in range(config.num_layers))
-        self.decoder_layers = nn.ModuleList(DecoderLayer(config, **made) for _ in range(decoder_layers))
+        self.decoder_layers = nn.ModuleList(DecoderLayer(config, **made) for _ in range(config.target_layers))
         pre = config.norm == "pre"  # nothing else would norm the sum of the branches
         self.encoder_norm = _parts.norm(config, **made) if pre else None
         self.decoder_norm = _parts.norm(config, **made) if pre else None
         self.encoder_input_norm = _input_norm(config, **made)
         self.decoder_input_norm = _input_norm(config, **made)
-        words = config.vocab_size if config.target_vocab_size is None else config.target_vocab_size
-        self.head = self._make_head(words, **made)
+        self.head = self._make_head(config.target_words, **made)
 
     def make_embeddings(self, config: TransformerConfig, **made: Any) -> None:
         if config.target_vocab_size is None:
