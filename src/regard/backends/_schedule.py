@@ -112,7 +112,7 @@ def from_intervals(batch: int | None, lo: NDArray[np.int64], hi: NDArray[np.int6
 
 def _used(lo: NDArray[np.int64], hi: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Without the slots that no row uses, but for one."""
-    used = (lo < hi).any(1)
+    used: NDArray[np.bool_] = np.count_nonzero(lo < hi, axis=1) > 0
     used[0] |= not used.any()
     return (lo, hi) if used.all() else (lo[used], hi[used])
 
