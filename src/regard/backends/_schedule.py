@@ -211,9 +211,7 @@ def permitted_of(step: Step, call: Call, rows: range, run: Run) -> Tensor | None
         assert seen is not None
         return seen[None, None]
     tile = call.permitted(rows, range(run.start, run.stop))
-    if step.batch is not None and tile.shape[0] > 1:
-        tile = tile[step.batch : step.batch + 1]
-    return tile
+    return tile[step.items] if tile.shape[0] > 1 else tile
 
 
 def _column(numbers: NDArray[np.int64], device: torch.device) -> Tensor:

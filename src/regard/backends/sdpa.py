@@ -13,7 +13,7 @@ from torch import Tensor
 
 from regard.backends import _areas, _cuda, _kernels, _products
 from regard.backends._base import Program, refuse_transforms
-from regard.backends._bias import bias_over, is_rule, items_of, may_hide, short_steps
+from regard.backends._bias import bias_over, is_rule, may_hide, short_steps
 from regard.backends._grouped import Steps, grouped_steps
 from regard.backends._kernel_call import KernelCall, is_small, show_nan, whole_mask
 from regard.backends._schedule import STEP_PAIRS, permitted_of, steps_of, worth
@@ -168,7 +168,7 @@ class Sdpa(TiledBackend):
 
     def _alike_for_rows(self, call: Call, step: Step, rows: range) -> tuple[bool, Tensor, Tensor]:
         """A bias that is the same for every row stays one row, next to the causal flag."""
-        parts = [bias_over(call, rows, range(run.start, run.stop), items_of(step)) for run in step.runs]
+        parts = [bias_over(call, rows, range(run.start, run.stop), step.items) for run in step.runs]
         wide = [part.expand(*part.shape[:3], run.stop - run.start) for part, run in zip(parts, step.runs, strict=True)]  # type: ignore[union-attr]
         row = (wide[0] if len(wide) == 1 else torch.cat(wide, -1)).to(call.spec.dtype)
         hidden = row[:, :, 0] == -torch.inf
@@ -178,7 +178,7 @@ class Sdpa(TiledBackend):
 
     def _added(self, call: Call, step: Step, rows: range, run: Run) -> Tensor:
         dtype, device = call.spec.dtype, call.query.device
-        bias = bias_over(call, rows, range(run.start, run.stop), items_of(step))
+        bias = bias_over(call, rows, range(run.start, run.stop), step.items)
         permitted = permitted_of(step, call, rows, run)
         if bias is not None:
             added = bias.to(dtype)
