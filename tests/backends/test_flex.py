@@ -394,15 +394,15 @@ def test_without_triton_it_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("triton")
 def test_auto_takes_it_for_large_calls_only_and_the_plan_says_that_it_compiles() -> None:
-    from regard.plan import Cost, Plan, choose
+    from regard.plan import Cost, Plan, _choose
 
-    large = choose(_spec(), "auto")
+    large = _choose(_spec(), "auto")
     assert large.backend.name == "flex"
     plan = Plan(_spec(), large, lambda: Cost(0, 0, 0, 0, True))
     assert "the first call of a kind takes some seconds" in plan.reason and "benchmarks/" in plan.reason
-    assert choose(_spec(queries=200), "auto").backend.name != "flex"
+    assert _choose(_spec(queries=200), "auto").backend.name != "flex"
     dense = _spec(mask=None, softcap=None, dtype=torch.bfloat16)
-    assert choose(dense, "auto").backend.name == "sdpa"
+    assert _choose(dense, "auto").backend.name == "sdpa"
 
 
 def test_it_exists_on_cuda_alone() -> None:

@@ -14,7 +14,7 @@ from regard import masks
 from regard._arguments import _flags, prepare
 from regard.backends import _cuda, triton
 from regard.bias import alibi
-from regard.plan import choose
+from regard.plan import _choose
 
 HALF = torch.bfloat16
 
@@ -59,7 +59,7 @@ def test_auto_takes_it_where_it_was_measured_to_win(
 ) -> None:
     monkeypatch.setattr("regard.backends.flex.has_triton", lambda: True)
     monkeypatch.setattr(triton, "has_triton", lambda: True)
-    assert choose(spec_of(dtype, **given), "auto").backend.name == chosen
+    assert _choose(spec_of(dtype, **given), "auto").backend.name == chosen
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_the_rules_agree_with_the_stored_measurement(
     monkeypatch.setattr("regard.backends.flex.has_triton", lambda: True)
     monkeypatch.setattr(triton, "has_triton", lambda: True)
     faster = "triton" if figures["triton ms"] < figures["flex ms"] else "flex"
-    assert choose(spec_of(**given), "auto").backend.name == faster
+    assert _choose(spec_of(**given), "auto").backend.name == faster
 
 
 @pytest.mark.parametrize("mask", [masks.window(left=1023), masks.documents(lengths=[512] * 8) & masks.causal()])
@@ -94,7 +94,7 @@ def test_windows_and_documents_are_its_own_on_hopper(monkeypatch: pytest.MonkeyP
         spec = spec_of()._replace(mask=mask.structure, queries=length, keys=length, offset=0, flags=flags)
         for hopper in (False, True):
             monkeypatch.setattr(_cuda, "is_hopper", lambda hopper=hopper: hopper)
-            chosen[length, hopper] = choose(spec, "auto").backend.name
+            chosen[length, hopper] = _choose(spec, "auto").backend.name
     assert chosen == {(4096, False): "sdpa", (4096, True): "triton", (65_536, False): "sdpa", (65_536, True): "triton"}
 
 
@@ -110,4 +110,4 @@ def test_calls_that_need_gradients_may_be_its_own(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("regard.backends.flex.has_triton", lambda: True)
     monkeypatch.setattr(triton, "has_triton", lambda: True)
     spec = spec_of(mask=masks.causal(), softcap=20.0)
-    assert choose(spec._replace(grad=True), "auto").backend.name == "triton"
+    assert _choose(spec._replace(grad=True), "auto").backend.name == "triton"

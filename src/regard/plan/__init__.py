@@ -1,4 +1,4 @@
-"""Chooses the backend of a call by rules in order, keeps the programs of calls of one kind, and tells it in words."""
+"""Chooses the backend of a call by rules in order, keeps the choice for calls of one kind, and tells it in words."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ _LIMIT = 4096
 # head from which a kernel that has to be compiled first is worth it.
 FEW_PAIRS = {"cpu": 8_000, "cuda": 1_000_000}
 COMPILED_PAIRS = 1 << 20
-# keys from which positions may be further apart than our kernels take (1 << 30)
-_FAR_KEYS = 1 << 29
+# what our kernels take: heads of all items, positions, and how wide heads are; wider ones are for a few kinds of calls
+MOST_HEADS, FAR, WIDEST = 32_767, 1 << 30, 256
+_FEW_ON_CUDA, _FAR_KEYS = FEW_PAIRS["cuda"], FAR // 2
 
 
 class Rule(NamedTuple):
@@ -98,7 +99,7 @@ def _is_read_by_pair(spec: CallSpec) -> bool:
 
 
 class Choice(NamedTuple):
-    """What runs, and by which rule (None: it was named)."""
+    """What runs, and by which rule (None: it was named). Kept for calls of one kind: without tensors and sizes."""
 
     backend: Backend
     rule: Rule | None
@@ -170,6 +171,7 @@ class Plan(Displayed):
         return plan_table(self)
 
 
+_chosen: dict[tuple[Any, ...], Choice] = {}
 programs: dict[tuple[Any, ...], Program] = {}
 _lock = threading.Lock()
 
@@ -178,24 +180,46 @@ def choose(spec: CallSpec, name: object) -> Choice:
     """The backend of a call: the one named, or under "auto" that of the first rule which holds."""
     if not isinstance(name, str):
         raise TypeError(f'backend must be "auto" or the name of a backend, got {type(name).__name__}')
-    if name == "auto":
-        for rule in RULES:
-            if rule.holds(spec) and not _reasons(backends.ALL[rule.backend], spec):
-                return Choice(backends.ALL[rule.backend], rule)
-        raise AssertionError("eager refuses nothing")
-    if name not in backends.ALL:
-        raise ValueError(f'backend must be "auto" or one of {", ".join(backends.ALL)}, got {name!r}')
-    if reasons := _reasons(backends.ALL[name], spec):
-        refused = refusals(spec)
-        able = ", ".join(other for other in backends.ALL if other not in refused) or "none"
-        raise Refused(f"backend {name!r} cannot run this call: {'; '.join(reasons)}. Able: {able}")
-    return Choice(backends.ALL[name], None)
+    found: Choice = recall(_chosen, (kind_of(spec), name), lambda: _choose(spec, name))
+    return found
+
+
+def kind_of(spec: CallSpec) -> tuple[Any, ...]:
+    """What a choice may depend on. Sizes are a part of it only as far as rules and backends ask about them, so that a
+    text is decoded by one choice."""
+    if spec.device == "cpu":
+        sizes: tuple[Any, ...] = ((spec.pairs > 0) + (spec.pairs > FEW_PAIRS["cpu"]), spec.mask is None)
+    elif spec.device == "cuda" and max(spec.head_dim, spec.value_dim) <= WIDEST:
+        sizes = (_sizes_on_cuda(spec), spec.mask and of_intervals(spec.mask), spec.kv_heads == spec.heads)
+    else:
+        return spec
+    described = spec.bias and (spec.bias.needs_grad, spec.bias.rule, spec.bias.dtype)
+    return (
+        spec.device, sizes, spec.head_dim, spec.value_dim, spec.dtype, described, spec.scale > 0, spec.softcap is None,
+        spec.sinks, spec.dropout > 0, spec.dropout == 1, spec.grad, spec.unit_stride, spec.mode,
+    )  # fmt: skip
+
+
+def _sizes_on_cuda(spec: CallSpec) -> tuple[Any, ...]:
+    heads, apart = spec.batch * spec.heads, max(spec.queries, spec.keys) + abs(spec.offset or 0)
+    sizes = _predicates(heads, spec.queries, spec.keys)
+    return (*sizes, spec.value_dim > 0, heads > MOST_HEADS, apart >= FAR, *_meant_on_cuda(spec))
+
+
+def _meant_on_cuda(spec: CallSpec) -> tuple[Any, ...]:
+    """How the fused kernels would take the mask."""
+    if spec.areas is not None:
+        return "areas", _cuda.is_worth_areas(spec)
+    flags = _cuda.flags_of(spec)
+    if flags is None:
+        return ()
+    return flags.causal, flags.left >= 0, flags.right > 0, flags.documents, flags.used_keys == spec.queries
 
 
 def _predicates(heads: int, queries: int, keys: int) -> tuple[bool, ...]:
     """What rules and backends ask about the pairs of a call on CUDA, and how far these may lie apart."""
     pairs = heads * queries * keys
-    return pairs > 0, pairs <= FEW_PAIRS["cuda"], queries * keys >= COMPILED_PAIRS, queries < BLOCK, keys >= _FAR_KEYS
+    return pairs > 0, pairs <= _FEW_ON_CUDA, queries * keys >= COMPILED_PAIRS, queries < BLOCK, keys >= _FAR_KEYS
 
 
 def size_kind(query: Tensor, grad: bool, heads: int, rows: int, keys: int) -> Any:
@@ -240,3 +264,18 @@ def _reasons(backend: Backend, spec: CallSpec) -> list[str]:
         rule = f"the bias is a rule, {spec.bias.rule}, and it takes tensors: blockwise evaluates rules in the tile"
         return [*reasons, rule]
     return reasons
+
+
+def _choose(spec: CallSpec, name: str) -> Choice:
+    if name == "auto":
+        for rule in RULES:
+            if rule.holds(spec) and not _reasons(backends.ALL[rule.backend], spec):
+                return Choice(backends.ALL[rule.backend], rule)
+        raise AssertionError("eager refuses nothing")
+    if name not in backends.ALL:
+        raise ValueError(f'backend must be "auto" or one of {", ".join(backends.ALL)}, got {name!r}')
+    if reasons := _reasons(backends.ALL[name], spec):
+        refused = refusals(spec)
+        able = ", ".join(other for other in backends.ALL if other not in refused) or "none"
+        raise Refused(f"backend {name!r} cannot run this call: {'; '.join(reasons)}. Able: {able}")
+    return Choice(backends.ALL[name], None)
