@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from regard.spec import Call
 
 
-_autocasts = torch._C._is_any_autocast_enabled
 _make: Any = tuple.__new__  # a named tuple without the Python function that makes one
 
 
@@ -56,20 +55,13 @@ class Passes(Protocol):
 def run_fused(passes: Passes, call: Call, *, named: str | None) -> Result:
     """The forward pass; where gradients may be asked for, joined to autograd. ``named``: the backend, if it was."""
     spec = call.spec
-    if _autocasts():
-        with no_autocast(spec.device):
-            return _run(passes, call, named)
-    return _run(passes, call, named)
-
-
-def _run(passes: Passes, call: Call, named: str | None) -> Result:
-    spec = call.spec
-    if not spec.grad:
-        found = passes.forward(call)
-        return found if found.out.dtype == spec.dtype else found._replace(out=found.out.to(spec.dtype))
-    made: list[Result] = []
-    out = _apply(passes, call, named, made, call.query, call.key, call.value, call.bias, call.sinks)
-    return _make(Result, (out, *made[0][1:]))  # type: ignore[no-any-return]
+    with no_autocast(spec.device):
+        if not spec.grad:
+            found = passes.forward(call)
+            return found if found.out.dtype == spec.dtype else found._replace(out=found.out.to(spec.dtype))
+        made: list[Result] = []
+        out = _apply(passes, call, named, made, call.query, call.key, call.value, call.bias, call.sinks)
+        return _make(Result, (out, *made[0][1:]))  # type: ignore[no-any-return]
 
 
 class _Fused(torch.autograd.Function):
@@ -95,10 +87,8 @@ class _Fused(torch.autograd.Function):
         needs = ctx.needs_input_grad[4:]
         if torch.is_grad_enabled():
             return (None, None, None, None, *second_derivative(ctx.named, call, grad_out, needs))
-        if _autocasts():
-            with no_autocast(call.spec.device):
-                return (None, None, None, None, *ctx.passes.backward(call, grad_out, out, lse, needs))
-        return (None, None, None, None, *ctx.passes.backward(call, grad_out, out, lse, needs))
+        with no_autocast(call.spec.device):
+            return (None, None, None, None, *ctx.passes.backward(call, grad_out, out, lse, needs))
 
 
 # torch's own function of this name looks for wrappers of transforms among the arguments first: there are none here

@@ -52,10 +52,6 @@ def _index(bias: Tensor, rows: range, cols: range, items: slice, heads: slice) -
     )
 
 
-def items_of(step: Step) -> slice:
-    return ALL if step.batch is None else slice(step.batch, step.batch + 1)
-
-
 def is_rule(spec: CallSpec) -> bool:
     return spec.bias is not None and spec.bias.rule is not None
 

@@ -19,6 +19,8 @@ from regard.spec import Call, CallSpec, Result
 
 # numbers of a tensor up to which a call's derivative is left to torch, which keeps its inputs alive
 FEW = 1 << 15
+# numbers of the largest mask that is kept for the next call
+KEPT_NUMBERS = 1 << 18
 # keys up to which the kernel may take a row of NaN for an empty one: a vector's worth
 VECTOR = 64
 
@@ -60,7 +62,7 @@ class KernelCall(Program):
 
     def _add(self, call: Call) -> None:
         """Make the mask; what has rows that see nothing goes the general way, which knows about them."""
-        added, empty = self.backend.whole_mask(call)  # type: ignore[attr-defined]
+        added, empty = whole_mask(call)
         if empty is not None:
             self._general = self.backend.run
         self.added = added
@@ -198,3 +200,28 @@ def show_nan(call: Call, query: Tensor, key: Tensor, out: Tensor, lse: Tensor) -
     first = key[:, :, :1].repeat_interleave(query.shape[1] // key.shape[1], 1)
     lost = (lse == 0) & (query * first).sum(-1).isnan()
     return out.masked_fill(lost.unsqueeze(-1), torch.nan), lse.masked_fill(lost, torch.nan)
+
+
+def whole_mask(call: Call) -> tuple[Tensor, Tensor | None]:
+    """The mask as one additive tensor, and its empty rows; kept with the mask while small, as small calls repeat."""
+    spec, mask = call.spec, call.mask
+    assert mask is not None
+
+    def build() -> tuple[Tensor, Tensor | None]:
+        tile = call.permitted(range(spec.queries), range(spec.keys))
+        added = torch.zeros(tile.shape, dtype=spec.dtype, device=tile.device).masked_fill_(~tile, -torch.inf)
+        empty = ~tile.any(-1)
+        return added, empty if tile.is_meta or not reads_values(spec) or bool(empty.any()) else None
+
+    if spec.mode == "fake" or call.query.is_meta or not is_small(call):
+        return build()
+    key = ("added", spec.queries, spec.keys, call.offset, spec.dtype, call.query.device)
+    # it may be kept from inference mode to a call with gradients
+    with torch.inference_mode(False):
+        return mask.remember(key, call.offset, build)
+
+
+def is_small(call: Call) -> bool:
+    """Whether the whole mask is small enough to be kept."""
+    mask = call.mask
+    return mask is None or call.spec.queries * call.spec.keys * mask.batch * mask.heads <= KEPT_NUMBERS

@@ -112,7 +112,7 @@ def from_intervals(batch: int | None, lo: NDArray[np.int64], hi: NDArray[np.int6
 
 def _used(lo: NDArray[np.int64], hi: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Without the slots that no row uses, but for one."""
-    used = (lo < hi).any(1)
+    used: NDArray[np.bool_] = np.count_nonzero(lo < hi, axis=1) > 0
     used[0] |= not used.any()
     return (lo, hi) if used.all() else (lo[used], hi[used])
 
@@ -211,9 +211,7 @@ def permitted_of(step: Step, call: Call, rows: range, run: Run) -> Tensor | None
         assert seen is not None
         return seen[None, None]
     tile = call.permitted(rows, range(run.start, run.stop))
-    if step.batch is not None and tile.shape[0] > 1:
-        tile = tile[step.batch : step.batch + 1]
-    return tile
+    return tile[step.items] if tile.shape[0] > 1 else tile
 
 
 def _column(numbers: NDArray[np.int64], device: torch.device) -> Tensor:

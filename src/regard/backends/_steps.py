@@ -76,6 +76,11 @@ class Step(NamedTuple):
         return self
 
     @property
+    def items(self) -> slice:
+        """Of the call's batch."""
+        return slice(None) if self.batch is None else slice(self.batch, self.batch + 1)
+
+    @property
     def rows(self) -> int:
         return self.stop - self.start
 
@@ -185,7 +190,7 @@ class Step(NamedTuple):
         self._add_keys(totals[2], parts[2])
 
     def _items_of(self, tensor: Tensor) -> Tensor:
-        return tensor if self.batch is None else tensor[self.batch : self.batch + 1]
+        return tensor if self.batch is None else tensor[self.items]
 
     def _rows_of(self, tensor: Tensor, kv_heads: int) -> Tensor:
         """A view; of several pieces [item, key head, piece, head of a group, row, ...]."""

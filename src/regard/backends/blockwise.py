@@ -182,7 +182,7 @@ class Tile:
         self.heads = slice(kv_heads.start * group, kv_heads.stop * group)
         self.rows = range(step.start + part.start, step.start + part.stop)
         # of the call's batch: a step may be for one item alone
-        self.batch_items = items if step.batch is None else slice(step.batch, step.batch + 1)
+        self.batch_items = items if step.batch is None else step.items
         self.lead = (items.stop - items.start, self.heads.stop - self.heads.start)
         self._group, self._work = group, accumulation(spec.dtype)
         self._key, self._value = tensors[1], tensors[2]

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from regard.backends import _areas, _cuda, _kernels, _products
-from regard.backends._base import Program, reads_values, refuse_transforms
-from regard.backends._bias import bias_over, is_rule, items_of, may_hide, short_steps
+from regard.backends._base import Program, refuse_transforms
+from regard.backends._bias import bias_over, is_rule, may_hide, short_steps
 from regard.backends._grouped import Steps, grouped_steps
-from regard.backends._kernel_call import KernelCall, show_nan
+from regard.backends._kernel_call import KernelCall, is_small, show_nan, whole_mask
 from regard.backends._schedule import STEP_PAIRS, permitted_of, steps_of, worth
 from regard.backends._steps import AnyStep, Gathered, Room, Run, Step, Three
 from regard.backends._tiled import Grads, TiledBackend, add_sinks, by_heads, sink_gradient
@@ -23,8 +23,6 @@ from regard.spec import Call, CallSpec, Result
 
 # the largest mask that is built whole; a larger one is built a step at a time, whatever that costs
 MASK_NUMBERS = 1 << 22
-# the largest that is kept with its mask for the next call
-KEPT_NUMBERS = 1 << 18
 
 
 class Sdpa(TiledBackend):
@@ -80,12 +78,9 @@ class Sdpa(TiledBackend):
         if not isinstance(alone, Step) or not alone.is_whole(spec):
             return super().program(call, named=named)
         masked = alone.kind == "tile"
-        if masked and (alone.lo is not None or not _is_small(call)):
+        if masked and (alone.lo is not None or not is_small(call)):
             return super().program(call, named=named)
         return KernelCall(self, spec, named=named, causal=alone.kind == "triangle", masked=masked)
-
-    def whole_mask(self, call: Call) -> tuple[Tensor, Tensor | None]:
-        return _whole_mask(call)
 
     def forward(self, call: Call) -> Result:
         if call.spec.device == "cpu" or call.spec.empty:
@@ -162,7 +157,7 @@ class Sdpa(TiledBackend):
             if step.kind != "tile":
                 return step.kind == "triangle", None, None
             if step.lo is None and step.is_whole(call.spec):
-                return False, *_whole_mask(call)
+                return False, *whole_mask(call)
         rows = range(step.start, step.stop)
         if step.kind != "tile" and not is_rule(call.spec) and call.bias is not None and call.bias.shape[2] == 1:
             return self._alike_for_rows(call, step, rows)
@@ -173,7 +168,7 @@ class Sdpa(TiledBackend):
 
     def _alike_for_rows(self, call: Call, step: Step, rows: range) -> tuple[bool, Tensor, Tensor]:
         """A bias that is the same for every row stays one row, next to the causal flag."""
-        parts = [bias_over(call, rows, range(run.start, run.stop), items_of(step)) for run in step.runs]
+        parts = [bias_over(call, rows, range(run.start, run.stop), step.items) for run in step.runs]
         wide = [part.expand(*part.shape[:3], run.stop - run.start) for part, run in zip(parts, step.runs, strict=True)]  # type: ignore[union-attr]
         row = (wide[0] if len(wide) == 1 else torch.cat(wide, -1)).to(call.spec.dtype)
         hidden = row[:, :, 0] == -torch.inf
@@ -183,7 +178,7 @@ class Sdpa(TiledBackend):
 
     def _added(self, call: Call, step: Step, rows: range, run: Run) -> Tensor:
         dtype, device = call.spec.dtype, call.query.device
-        bias = bias_over(call, rows, range(run.start, run.stop), items_of(step))
+        bias = bias_over(call, rows, range(run.start, run.stop), step.items)
         permitted = permitted_of(step, call, rows, run)
         if bias is not None:
             added = bias.to(dtype)
@@ -204,31 +199,6 @@ def _worthwhile(steps: Steps, spec: CallSpec) -> Steps:
     if spec.batch * spec.queries * spec.keys > MASK_NUMBERS or saved > STEP_PAIRS * len(steps):
         return steps
     return Steps([whole])
-
-
-def _whole_mask(call: Call) -> tuple[Tensor, Tensor | None]:
-    """The mask as one additive tensor, and its empty rows; kept with the mask while small, as small calls repeat."""
-    spec, mask = call.spec, call.mask
-    assert mask is not None
-
-    def build() -> tuple[Tensor, Tensor | None]:
-        tile = call.permitted(range(spec.queries), range(spec.keys))
-        added = torch.zeros(tile.shape, dtype=spec.dtype, device=tile.device).masked_fill_(~tile, -torch.inf)
-        empty = ~tile.any(-1)
-        return added, empty if tile.is_meta or not reads_values(spec) or bool(empty.any()) else None
-
-    if spec.mode == "fake" or call.query.is_meta or not _is_small(call):
-        return build()
-    key = ("added", spec.queries, spec.keys, call.offset, spec.dtype, call.query.device)
-    # it may be kept from inference mode to a call with gradients
-    with torch.inference_mode(False):
-        return mask.remember(key, call.offset, build)
-
-
-def _is_small(call: Call) -> bool:
-    """Whether the whole mask is small enough to be kept."""
-    mask = call.mask
-    return mask is None or call.spec.queries * call.spec.keys * mask.batch * mask.heads <= KEPT_NUMBERS
 
 
 def _side_by_side(parts: list[Tensor]) -> Tensor:

@@ -135,8 +135,8 @@ def _ascending(spans: Spans) -> Spans:
 
 
 def moves_of(lo: Whole, hi: Whole) -> Whole:
-    """How intervals [K, rows] move from each row to the next, as a number of two binary digits for each of them: whether
-    its start, and whether its end, is one key further. −1 where they move in another way."""
+    """How intervals [K, rows] move from each row to the next, as a number of two binary digits for each: whether its
+    start, and whether its end, is one key further. −1 where they move in another way."""
     step_lo, step_hi = np.diff(lo), np.diff(hi)
     even = ((step_lo >= 0) & (step_lo <= 1) & (step_hi >= 0) & (step_hi <= 1)).all(0)
     digits = 4 ** np.arange(len(lo))[:, None]
@@ -150,7 +150,8 @@ def segments(moves: Whole) -> list[tuple[int, int, int]]:
     ends[1:] |= (moves[1:] != moves[:-1]) & (moves[:-1] != -1)
     starts = [0, *(1 + np.flatnonzero(ends)).tolist()]
     stops = [*starts[1:], len(moves) + 1]
-    return [(start, stop, int(moves[start]) if stop - start > 1 else 0) for start, stop in zip(starts, stops, strict=True)]
+    ranges = zip(starts, stops, strict=True)
+    return [(start, stop, int(moves[start]) if stop - start > 1 else 0) for start, stop in ranges]
 
 
 def offset_array(offset: int | Tensor) -> Whole | None:

@@ -17,7 +17,7 @@ from regard.backends._base import accumulation, no_autocast
 from regard.backends._bias import bias_over
 from regard.backends._meter import each_kind, some
 from regard.backends._schedule import merged_steps, permitted_of
-from regard.backends._steps import Run, Step, side_by_side, tokens_of
+from regard.backends._steps import Room, Run, Step, side_by_side, tokens_of
 from regard.observation._totals import Tile, Totals
 from regard.spec import Call
 from regard.statistics import Want
@@ -41,17 +41,11 @@ def tiles(call: Call, lse: Tensor) -> Iterator[Tile]:
     """All weights of a call that are not 0, each in one tile; the next tile overwrites the last one's buffers."""
     if not call.spec.pairs:
         return
-    steps = merged_steps(call)
-    numbers = max((_buffer_size(call, step) for step in steps), default=0)
-    buffers = torch.empty(2, numbers, dtype=accumulation(call.spec.dtype), device=call.query.device)
-    for step in each_kind(steps, lambda step: step.size):
-        yield from _tiles(call, step, lse, buffers)
-
-
-def _rows_at_once(call: Call, width: int) -> int:
-    """Rows of a tile over ``width`` keys: more where the whole call is small."""
-    spec = call.spec
-    return max(1, min(spec.queries, max(_ROWS, _NUMBERS // (spec.batch * spec.heads * max(1, width)))))
+    room = Room()
+    # the largest first: its buffers are large enough for all others
+    steps = sorted(each_kind(merged_steps(call), lambda step: step.size), key=lambda step: -step.size[1])
+    for step in steps:
+        yield from _tiles(call, step, lse.to(accumulation(call.spec.dtype)), room)
 
 
 def _at_once(call: Call, rows: int, width: int, items: int) -> tuple[int, int]:
@@ -63,32 +57,12 @@ def _at_once(call: Call, rows: int, width: int, items: int) -> tuple[int, int]:
     return 1, group * max(1, min(spec.kv_heads, _NUMBERS // (group * rows * max(1, width))))
 
 
-def _numbers(call: Call, rows: int, width: int, items: int) -> int:
-    """Numbers in a buffer: a tile, each row followed by as many zeros as there are rows, and zeros before the first."""
-    return rows + math.prod(_at_once(call, rows, width, items)) * rows * (width + rows)
-
-
-def _buffer_size(call: Call, step: Step) -> int:
-    most = 0
-    for rows in _row_ranges(call, step):
-        width = sum(run.stop - run.start for run in _seen_by(step, rows))
-        most = max(most, _numbers(call, len(rows), width, len(_batch(call, step))))
-    return most
-
-
-def _batch(call: Call, step: Step) -> range:
-    return range(call.spec.batch) if step.batch is None else range(step.batch, step.batch + 1)
-
-
-def _row_ranges(call: Call, step: Step) -> Iterator[range]:
-    size = _rows_at_once(call, step.width)
-    for start in some(range(step.start, step.stop, size)):
-        yield range(start, min(start + size, step.stop))
-
-
-def _tiles(call: Call, step: Step, lse: Tensor, buffers: Tensor) -> Iterator[Tile]:
-    heads, batch = call.spec.heads, _batch(call, step)
-    for rows in _row_ranges(call, step):
+def _tiles(call: Call, step: Step, lse: Tensor, room: Room) -> Iterator[Tile]:
+    spec, batch = call.spec, range(call.spec.batch)[step.items]
+    # more rows where the whole call is small
+    size = max(1, min(spec.queries, max(_ROWS, _NUMBERS // (spec.batch * spec.heads * max(1, step.width)))))
+    for start in some(range(step.start, step.stop, size)[::-1]):  # later rows see more, if they do not see the same
+        rows = range(start, min(start + size, step.stop))
         runs = _seen_by(step, rows)
         if not runs:
             continue
@@ -96,10 +70,10 @@ def _tiles(call: Call, step: Step, lse: Tensor, buffers: Tensor) -> Iterator[Til
         items_at_once, heads_at_once = _at_once(call, len(rows), sum(run.stop - run.start for run in runs), len(batch))
         for item in some(range(batch.start, batch.stop, items_at_once)):
             items = slice(item, min(item + items_at_once, batch.stop))
-            for head in some(range(0, heads, heads_at_once)):
-                part = slice(head, min(head + heads_at_once, heads))
+            for head in some(range(0, spec.heads, heads_at_once)):
+                part = slice(head, min(head + heads_at_once, spec.heads))
                 these = [(columns, step.cut_pairs(pairs, items, part)) for columns, pairs in hidden]
-                yield _tile(call, items, part, rows, runs, these, lse, buffers)
+                yield _tile(call, items, part, rows, runs, these, lse, room)
 
 
 def _tile(
@@ -110,21 +84,21 @@ def _tile(
     runs: tuple[Run, ...],
     hidden: list[tuple[slice, Tensor]],
     lse: Tensor,
-    buffers: Tensor,
+    room: Room,
 ) -> Tile:
     width, count = sum(run.stop - run.start for run in runs), len(rows)
-    shape = (items.stop - items.start, heads.stop - heads.start, count, width)
+    lead = (items.stop - items.start, heads.stop - heads.start, count)
     at = (items, heads, slice(rows.start, rows.stop))
-    z = _logits(call, at, runs, buffers[0, : math.prod(shape)].view(shape))
-    row_lse = lse[at].to(z.dtype).unsqueeze(-1)
+    z = _logits(call, at, runs, room.of("z", math.prod(lead), width, lse).view(*lead, width))
+    row_lse = lse[at].unsqueeze(-1)
     z.sub_(row_lse.masked_fill(row_lse == -torch.inf, 0.0))
     for columns, pairs in hidden:
         # not -inf: 0 · -inf is NaN in the entropy, and exp of this is 0 as well
         z[..., columns].masked_fill_(pairs, statistics.NEVER)
     if call.bias is not None:
         z.clamp_min_(statistics.NEVER)
-    padded = buffers[1, : count + math.prod(shape[:3]) * (width + count)]
-    whole = padded[count:].view(*shape[:3], width + count)
+    padded = room.of("p", 1, count + math.prod(lead) * (width + count), lse)[0]
+    whole = padded[count:].view(*lead, width + count)
     padded[:count] = 0.0
     whole[..., width:] = 0.0
     # on a CPU exp2 takes a third of the time of exp
