@@ -185,7 +185,9 @@ def test_the_page_of_a_walk_says_what_the_command_says(open_walk, given: list[st
     opened = open_walk(*given)
     steps = json.loads(CliRunner().invoke(app, ["walk", *given, "--json"]).stdout)["steps"]
     for step in steps:
-        texts = opened.page.eval_on_selector_all(f'[data-step="{step["name"]}"] > p', "all => all.map(one => one.textContent)")
+        texts = opened.page.eval_on_selector_all(
+            f'[data-step="{step["name"]}"] > p', "all => all.map(one => one.textContent)"
+        )
         # of the weights the page says more: that a pointer follows their lines
         assert any(text.startswith(step["says"]) for text in texts), step["name"]
 

@@ -1,4 +1,4 @@
-"""What the walkthrough says, in English and in Chinese. The page is built with the texts of a layer and of the examples too."""
+"""What the walk says, in English and Chinese. The page is built with the texts of layers and examples too."""
 
 from __future__ import annotations
 
