@@ -31,6 +31,17 @@ def test_a_text_is_looked_at_and_the_recording_and_the_page_are_written(tmp_path
     assert recording.origin == {"model": "minilm", "text": "The cat sat on the mat."}
 
 
+def test_a_text_that_the_model_has_no_tokens_for_is_said_to_be_so(tmp_path: Path) -> None:
+    given = ("minilm", "猫坐在垫子上。", "--out", str(tmp_path / "cat"))
+    said = look(*given)[2]
+    unknown = load(tmp_path / "cat.regard").tokens[0].count("[UNK]")
+    assert unknown > 2
+    assert said == f"{unknown} of 9 tokens are not in the model's vocabulary: it cannot tell them apart\n"
+    assert look(*given, "--lang", "zh")[2].startswith(f"9 个词元中有 {unknown} 个不在该模型的词表中")
+    both = look("minilm", "猫坐在垫子上。", "--length", "4", "--out", str(tmp_path / "cat"))[2].splitlines()
+    assert both[0] == "read 4 of 9 tokens" and both[1].startswith("2 of 4 tokens are not in")
+
+
 def test_a_folder_and_a_file_cut_to_a_length(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("attention " * 100, encoding="utf-8")
