@@ -25,6 +25,7 @@ def test_a_text_is_looked_at_and_the_recording_and_the_page_are_written(tmp_path
     code, printed, said = look("minilm", "The cat sat on the mat.", "--out", str(tmp_path / "cat"))
     assert (code, said) == (0, "")
     assert "encoder.layer.5" in printed and "first-token:" in printed
+    assert f"open {tmp_path / 'cat.html'} in a browser" in printed.splitlines()[-1]
     recording = load(tmp_path / "cat.regard")
     assert recording.tokens == [["[CLS]", "the", "cat", "sat", "on", "the", "mat", ".", "[SEP]"]]
     assert "<title>minilm: The cat sat on the mat.</title>" in (tmp_path / "cat.html").read_text()
@@ -117,6 +118,7 @@ def test_the_page_opens_at_a_layer_and_head_in_a_language_and_in_the_browser(
     )
     assert (code, said) == (0, "")
     assert opened == [(tmp_path / "cat.html").as_uri()]
+    assert "在浏览器中打开" not in printed  # it is open
     monkeypatch.setattr("webbrowser.open", lambda address: False)
     for lang, expected in (("en", "no browser could be opened; open"), ("zh", "无法打开浏览器")):
         assert expected in look("minilm", "A cat.", "--open", "--lang", lang, "--out", str(out))[2]

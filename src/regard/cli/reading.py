@@ -19,6 +19,10 @@ WORDS: Catalogue = {
         "{read} 个词元中有 {unknown} 个不在该模型的词表中：模型分不清它们",
     ),
     "wrote": ("wrote {out}.regard and {out}.html", "已写入 {out}.regard 和 {out}.html"),
+    "open": (
+        "open {out}.html in a browser to see where every token looks (--open does it)",
+        "在浏览器中打开 {out}.html，看每个词元在看哪里（--open 会自动打开）",
+    ),
     "no-browser": (
         "no browser could be opened; open {out}.html in one",
         "无法打开浏览器；请在浏览器中打开 {out}.html",
