@@ -6,12 +6,12 @@ import { build, transform } from "esbuild";
 
 const MOST = 150_000; // bytes of the bundle
 const OUT = "../src/regard/_page/page.js";
-const SHARED = "../src/regard/_walk/examples.json"; // words of the worked examples, which the command prints too
+const SHARED = ["../src/regard/_walk/examples.json", "../src/regard/_walk/layer.json"]; // words that the command prints too
 
 export function digest() {
   const files = readdirSync("src", { recursive: true }).map((name) => `src/${String(name).replaceAll("\\", "/")}`).filter((name) => /\.(ts|css)$/.test(name));
   const hash = createHash("sha256");
-  for (const name of [...files, "build.mjs", "package-lock.json", SHARED].sort()) hash.update(`${name}\n`).update(readFileSync(name, "utf8").replaceAll("\r\n", "\n")).update("\0");
+  for (const name of [...files, "build.mjs", "package-lock.json", ...SHARED].sort()) hash.update(`${name}\n`).update(readFileSync(name, "utf8").replaceAll("\r\n", "\n")).update("\0");
   return hash.digest("hex");
 }
 

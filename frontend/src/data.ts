@@ -87,10 +87,12 @@ export interface Scene { run: number; item: number; layers: Layer[] }
 export class Layer {
   readonly queryText: string[];
   readonly keyText: string[];
-  private readonly tops: (Top | undefined)[] = [];
-  private readonly maps: (HeadMap | undefined)[] = [];
+  readonly #body: Uint8Array;
+  readonly #tops: (Top | undefined)[] = [];
+  readonly #maps: (HeadMap | undefined)[] = [];
 
-  constructor(readonly header: LayerHeader, private readonly body: Uint8Array, texts: string[][]) {
+  constructor(readonly header: LayerHeader, body: Uint8Array, texts: string[][]) {
+    this.#body = body;
     this.queryText = texts[header.query_text]!;
     this.keyText = texts[header.key_text]!;
   }
@@ -110,27 +112,27 @@ export class Layer {
   map(head: number): HeadMap | null {
     const header = this.header.map;
     if (!header) return null;
-    return (this.maps[head] ??= new HeadMap(header, head, this.body));
+    return (this.#maps[head] ??= new HeadMap(header, head, this.#body));
   }
 
   top(head: number): Top | null {
     const header = this.header.top;
     if (!header) return null;
-    return (this.tops[head] ??= new Top(header, this.header, head, this.body));
+    return (this.#tops[head] ??= new Top(header, this.header, head, this.#body));
   }
 
   /** Entropy by query or mass by key; NaN where missing; pooled where there are more than a strip holds. */
   strip(kind: "entropy" | "mass", head: number): Float32Array | null {
     const header = this.header[kind];
     if (!header) return null;
-    const coded = uint16(this.body, header.at).subarray(head * header.count, (head + 1) * header.count);
+    const coded = uint16(this.#body, header.at).subarray(head * header.count, (head + 1) * header.count);
     return Float32Array.from(coded, (code) => (code === 65535 ? NaN : (code / 65534) * header.top));
   }
 
   /** What a query looks at, most first. */
   out(heads: number[], query: number): Look[] {
     if (query < 0 || query >= this.queries) return [];
-    return this.gather(heads, (head, add) => {
+    return this.#gather(heads, (head, add) => {
       const exact = this.isExact ? this.map(head) : null;
       if (exact) {
         for (let key = 0; key < this.keys; key++) add(key, exact.weight(query, key));
@@ -141,7 +143,7 @@ export class Layer {
   /** Who looks at a key, most first. */
   incoming(heads: number[], key: number): Look[] {
     if (key < 0 || key >= this.keys) return [];
-    return this.gather(heads, (head, add) => {
+    return this.#gather(heads, (head, add) => {
       const exact = this.isExact ? this.map(head) : null;
       if (exact) {
         for (let query = 0; query < this.queries; query++) add(query, exact.weight(query, key));
@@ -158,7 +160,7 @@ export class Layer {
     return found;
   }
 
-  private gather(heads: number[], each: (head: number, add: (at: number, weight: number) => void) => void): Look[] {
+  #gather(heads: number[], each: (head: number, add: (at: number, weight: number) => void) => void): Look[] {
     const found = new Map<number, Look>();
     heads.forEach((head, slot) => each(head, (at, weight) => {
       if (!(weight > 0)) return;
@@ -176,7 +178,7 @@ export class HeadMap {
   readonly rows: number;
   readonly columns: number;
   readonly top: number;
-  private readonly cells: Uint8Array | Uint16Array;
+  readonly #cells: Uint8Array | Uint16Array;
 
   constructor(header: MapHeader, head: number, body: Uint8Array) {
     this.rows = header.rows;
@@ -184,19 +186,19 @@ export class HeadMap {
     this.top = header.tops[head]!;
     const size = this.rows * this.columns;
     const all = header.bits === 16 ? uint16(body, header.at) : uint8(body, header.at);
-    this.cells = all.subarray(head * size, (head + 1) * size);
+    this.#cells = all.subarray(head * size, (head + 1) * size);
   }
 
   weight(row: number, column: number): number {
-    const code = this.cells[row * this.columns + column]!;
-    return this.cells instanceof Uint16Array ? code / 65535 : (code / 255) ** 2 * this.top;
+    const code = this.#cells[row * this.columns + column]!;
+    return this.#cells instanceof Uint16Array ? code / 65535 : (code / 255) ** 2 * this.top;
   }
 
   values(): Float32Array {
-    const found = new Float32Array(this.cells.length);
+    const found = new Float32Array(this.#cells.length);
     for (let at = 0; at < found.length; at++) {
-      const code = this.cells[at]!;
-      found[at] = this.cells instanceof Uint16Array ? code / 65535 : (code / 255) ** 2 * this.top;
+      const code = this.#cells[at]!;
+      found[at] = this.#cells instanceof Uint16Array ? code / 65535 : (code / 255) ** 2 * this.top;
     }
     return found;
   }
@@ -204,59 +206,61 @@ export class HeadMap {
 
 /** The largest weights of each query of one head. */
 export class Top {
-  private readonly starts: Uint32Array;
-  private readonly base: number;
-  private readonly relative: boolean;
-  private readonly keyPlanes: Uint8Array[];
-  private readonly weightPlanes: Uint8Array[];
-  private readonly first: number;
-  private byKey: { starts: Uint32Array; queries: Uint32Array; entries: Uint32Array } | null = null;
+  readonly #layer: LayerHeader;
+  readonly #starts: Uint32Array;
+  readonly #base: number;
+  readonly #relative: boolean;
+  readonly #keyPlanes: Uint8Array[];
+  readonly #weightPlanes: Uint8Array[];
+  readonly #first: number;
+  #byKey: { starts: Uint32Array; queries: Uint32Array; entries: Uint32Array } | null = null;
 
-  constructor(header: TopHeader, private readonly layer: LayerHeader, head: number, body: Uint8Array) {
+  constructor(header: TopHeader, layer: LayerHeader, head: number, body: Uint8Array) {
+    this.#layer = layer;
     const counts = uint8(body, header.count).subarray(head * layer.queries, (head + 1) * layer.queries);
-    this.starts = new Uint32Array(layer.queries + 1);
-    for (let query = 0; query < layer.queries; query++) this.starts[query + 1] = this.starts[query]! + counts[query]!;
-    this.base = header.sizes.slice(0, head).reduce((sum, n) => sum + n, 0);
-    this.relative = header.relative[head] === 1;
-    this.keyPlanes = header.keys.map((place) => uint8(body, place));
-    this.weightPlanes = header.weights.map((place) => uint8(body, place));
-    this.first = layer.first;
+    this.#starts = new Uint32Array(layer.queries + 1);
+    for (let query = 0; query < layer.queries; query++) this.#starts[query + 1] = this.#starts[query]! + counts[query]!;
+    this.#base = header.sizes.slice(0, head).reduce((sum, n) => sum + n, 0);
+    this.#relative = header.relative[head] === 1;
+    this.#keyPlanes = header.keys.map((place) => uint8(body, place));
+    this.#weightPlanes = header.weights.map((place) => uint8(body, place));
+    this.#first = layer.first;
   }
 
   row(query: number, add: (key: number, weight: number) => void): void {
-    for (let at = this.starts[query]!; at < this.starts[query + 1]!; at++) add(this.key(query, at), this.amount(at));
+    for (let at = this.#starts[query]!; at < this.#starts[query + 1]!; at++) add(this.#key(query, at), this.#amount(at));
   }
 
   column(key: number, add: (query: number, weight: number) => void): void {
-    const index = (this.byKey ??= this.invert());
-    for (let at = index.starts[key]!; at < index.starts[key + 1]!; at++) add(index.queries[at]!, this.amount(index.entries[at]!));
+    const index = (this.#byKey ??= this.#invert());
+    for (let at = index.starts[key]!; at < index.starts[key + 1]!; at++) add(index.queries[at]!, this.#amount(index.entries[at]!));
   }
 
-  private key(query: number, entry: number): number {
-    const at = this.base + entry;
-    let code = this.keyPlanes[0]![at]! | (this.keyPlanes[1]![at]! << 8);
-    if (this.keyPlanes.length === 4) code |= (this.keyPlanes[2]![at]! << 16) | (this.keyPlanes[3]![at]! << 24);
+  #key(query: number, entry: number): number {
+    const at = this.#base + entry;
+    let code = this.#keyPlanes[0]![at]! | (this.#keyPlanes[1]![at]! << 8);
+    if (this.#keyPlanes.length === 4) code |= (this.#keyPlanes[2]![at]! << 16) | (this.#keyPlanes[3]![at]! << 24);
     else code = (code << 16) >> 16; // distances may be negative
-    return this.relative ? query + this.first - code : code;
+    return this.#relative ? query + this.#first - code : code;
   }
 
-  private amount(entry: number): number {
-    const at = this.base + entry;
-    if (this.weightPlanes.length === 1) return (this.weightPlanes[0]![at]! / 255) ** 2;
-    return (this.weightPlanes[0]![at]! | (this.weightPlanes[1]![at]! << 8)) / 65535;
+  #amount(entry: number): number {
+    const at = this.#base + entry;
+    if (this.#weightPlanes.length === 1) return (this.#weightPlanes[0]![at]! / 255) ** 2;
+    return (this.#weightPlanes[0]![at]! | (this.#weightPlanes[1]![at]! << 8)) / 65535;
   }
 
-  private invert() {
-    const total = this.starts[this.layer.queries]!;
-    const starts = new Uint32Array(this.layer.keys + 2);
+  #invert() {
+    const total = this.#starts[this.#layer.queries]!;
+    const starts = new Uint32Array(this.#layer.keys + 2);
     const keys = new Uint32Array(total);
-    for (let query = 0, at = 0; query < this.layer.queries; query++) {
-      for (; at < this.starts[query + 1]!; at++) starts[(keys[at] = this.key(query, at)) + 2]!++;
+    for (let query = 0, at = 0; query < this.#layer.queries; query++) {
+      for (; at < this.#starts[query + 1]!; at++) starts[(keys[at] = this.#key(query, at)) + 2]!++;
     }
     for (let key = 2; key < starts.length; key++) starts[key]! += starts[key - 1]!;
     const queries = new Uint32Array(total), entries = new Uint32Array(total);
-    for (let query = 0, at = 0; query < this.layer.queries; query++) {
-      for (; at < this.starts[query + 1]!; at++) {
+    for (let query = 0, at = 0; query < this.#layer.queries; query++) {
+      for (; at < this.#starts[query + 1]!; at++) {
         const slot = starts[keys[at]! + 1]!++;
         queries[slot] = query;
         entries[slot] = at;

@@ -73,7 +73,7 @@ function run(store: Store, page: HTMLElement, back: Around["back"]): void {
 
 /** The text as one would say it: what a walk begins with. */
 function spoken(store: Store): string {
-  const text = joined(store.layer.keyText, 0, 14).replace(/\[(CLS|SEP|PAD)\]|<[^>]{0,20}>/g, " ").trim();
+  const text = joined(store.layer.keyText, 0, 14).replace(/\[(CLS|SEP|PAD|UNK)\]|<[^>]{0,20}>/g, " ").trim();
   return /\p{L}/u.test(text) ? text : "The cat sat on the mat.";
 }
 

@@ -27,7 +27,7 @@ export interface Shown { element: HTMLElement; update(changed: Set<keyof State>)
 
 /** What is chosen in one view is chosen in all: they share this, and are told of every change. */
 export class Store implements Teller {
-  private readonly listeners = new Set<(changed: Set<keyof State>) => void>();
+  readonly #listeners = new Set<(changed: Set<keyof State>) => void>();
   colours!: Palette;
   detail: Detail | null = null; // exact weights of a rectangle, where a server can compute them
 
@@ -60,7 +60,7 @@ export class Store implements Teller {
       if (JSON.stringify(next[name]) !== JSON.stringify(this.state[name])) changed.add(name);
     }
     if (!changed.size) return;
-    const before = this.layerOf(this.state), after = this.layerOf(next);
+    const before = this.#layerOf(this.state), after = this.#layerOf(next);
     if (after && before !== after) {
       next.heads = next.heads.filter((head) => head < after.heads.length);
       if (!before || after.queryText !== before.queryText || after.keyText !== before.keyText) {
@@ -72,15 +72,15 @@ export class Store implements Teller {
       changed.add("heads");
     }
     this.state = next;
-    for (const listener of [...this.listeners]) listener(changed);
+    for (const listener of [...this.#listeners]) listener(changed);
   }
 
   listen(listener: (changed: Set<keyof State>) => void): () => void {
-    this.listeners.add(listener);
-    return () => this.listeners.delete(listener);
+    this.#listeners.add(listener);
+    return () => this.#listeners.delete(listener);
   }
 
-  private layerOf(state: State): Layer | undefined {
+  #layerOf(state: State): Layer | undefined {
     return this.data.recordings[state.recording]?.scenes[state.scene]?.layers[state.layer];
   }
 

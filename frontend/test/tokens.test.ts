@@ -75,7 +75,7 @@ test("every text is there in both languages, with the same names", () => {
   for (const texts of found.flat()) {
     const [english, chinese] = texts.map((text) => [...text.matchAll(/\{(\w+)\}/g)].map((name) => name[1]).sort().join());
     assert.equal(english, chinese, texts[0]);
-    assert.ok(say("zh", texts).length > 0);
+    assert.ok(say("zh", texts).length > 0 || !english!.length && !texts[0].trim());
   }
 });
 

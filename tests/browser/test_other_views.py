@@ -326,8 +326,9 @@ def test_a_difference_of_nearly_nothing_says_so(open_page) -> None:
     )
 
 
-def test_the_strip_of_entropies_is_named_beside_it_and_not_across_the_labels_of_keys(open_page) -> None:
-    opened = open_page(sentence(["a", "b", "c"], layers=1), layer=0, head=0)
+@pytest.mark.parametrize("words", [["a", "b", "c"], [f"{n}WWWWWWWWWWWW" for n in range(24)]], ids=["short", "long"])
+def test_the_strip_of_entropies_is_named_beside_it_and_not_across_the_labels_of_keys(open_page, words) -> None:
+    opened = open_page(sentence(words, layers=1), layer=0, head=0)
     opened.view("compare")
     inked = """canvas => {
       const ratio = canvas.width / canvas.clientWidth, width = canvas.clientWidth, height = canvas.clientHeight;
@@ -335,10 +336,11 @@ def test_the_strip_of_entropies_is_named_beside_it_and_not_across_the_labels_of_
       const size = Math.min(width - left - 38, height - top - 26), right = left + size;
       const ink = (x, y, w, h) => canvas.getContext('2d').getImageData(x * ratio, y * ratio, w * ratio, h * ratio).data
         .filter((value, at) => at % 4 === 3 && value > 0).length;
-      return [ink(right + 2, top - 45, 34, 40), ink(right + 26, top, 12, 45)];
+      return [ink(right + 26, top - 12, 12, 11), ink(right + 26, top, 12, 45), ink(right + 2, top - 45, 34, 40)];
     }"""
-    above, beside = opened.page.eval_on_selector(".three section:nth-child(1) canvas", inked)
-    assert above == 0 and beside > 0
+    between, beside, above = opened.page.eval_on_selector(".three section:nth-child(1) canvas", inked)
+    assert between == 0 and beside > 0  # a long label goes on above the name, and does not touch it
+    assert (above == 0) == (words[0] == "a")
 
 
 def test_the_overview_says_what_its_strongest_colour_is(open_page) -> None:

@@ -66,8 +66,8 @@ def test_every_step_is_what_the_reference_computes(open_page, switches: list[str
     scale = 1.0 if given.get("scale") == "false" else None
     steps = reference.trace(x[None], x[None], x[None], weights, num_heads=heads, mask=mask, scale=scale)
     np.testing.assert_allclose(matrix(opened, "projections", "Q"), steps["query"][0], atol=1e-10)
-    np.testing.assert_allclose(matrix(opened, "raw"), steps["raw_scores"][0], atol=1e-10)
-    np.testing.assert_allclose(matrix(opened, "attention"), steps["weights"][0], atol=1e-12)
+    np.testing.assert_allclose(matrix(opened, "raw_scores"), steps["raw_scores"][0], atol=1e-10)
+    np.testing.assert_allclose(matrix(opened, "weights"), steps["weights"][0], atol=1e-12)
     np.testing.assert_allclose(matrix(opened, "heads"), steps["heads"][0], atol=1e-10)
     if heads > 1:
         np.testing.assert_allclose(matrix(opened, "concat", "C"), steps["concat"][0], atol=1e-10)
@@ -104,12 +104,12 @@ def test_the_answers_of_the_exercises_are_computed(open_page) -> None:
     opened.page.click(".exercise .chip >> nth=0")
     opened.settle()
     assert opened.page.get_attribute('[data-switch="mask:causal"]', "aria-pressed") == "true"
-    np.testing.assert_array_equal(matrix(opened, "attention")[:, 0], [[1, 0, 0, 0, 0]] * 2)
+    np.testing.assert_array_equal(matrix(opened, "weights")[:, 0], [[1, 0, 0, 0, 0]] * 2)
     # a causal mask would tell the two places apart: the exercise about positions takes it away
     assert "largest difference 0.0000" in opened.page.inner_text('[data-answer="2"]')
     opened.page.click(".exercise .chip >> nth=2")
     opened.settle()
-    found = matrix(opened, "attention")
+    found = matrix(opened, "weights")
     np.testing.assert_array_equal(found[:, 0], found[:, 3])
 
 
@@ -153,12 +153,8 @@ def arrays(*given: str) -> dict[str, dict[str, np.ndarray]]:
 
 def the_same_steps(opened: Opened, said: dict[str, dict[str, np.ndarray]]) -> None:
     """The matrices of the page's steps are those that the command computes."""
-    for step, (name, array) in {
-        "raw": ("raw_scores", "raw_scores"),
-        "attention": ("weights", "weights"),
-        "heads": ("heads", "heads"),
-    }.items():
-        np.testing.assert_allclose(matrix(opened, step), said[name][array], atol=1e-9)
+    for step in ("raw_scores", "weights", "heads"):
+        np.testing.assert_allclose(matrix(opened, step), said[step][step], atol=1e-9)
     np.testing.assert_allclose(matrix(opened, "output", "Y"), said["output"]["output"], atol=1e-9)
 
 
@@ -176,18 +172,38 @@ def test_the_page_of_a_walk_shows_the_numbers_of_the_command(open_walk, given: l
     the_same_steps(open_walk(*given), arrays(*given))
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["The cat sat.", "--causal", "--heads", "4"],
+        ["猫坐在垫子上。", "--window", "2", "--no-scale", "--heads", "1", "--lang", "zh"],
+        ["The cat sat.", "--cross", "Die Katze saß da."],
+    ],
+    ids=["causal", "window", "cross"],
+)
+def test_the_page_of_a_walk_says_what_the_command_says(open_walk, given: list[str]) -> None:
+    opened = open_walk(*given)
+    steps = json.loads(CliRunner().invoke(app, ["walk", *given, "--json"]).stdout)["steps"]
+    for step in steps:
+        texts = opened.page.eval_on_selector_all(
+            f'[data-step="{step["name"]}"] > p', "all => all.map(one => one.textContent)"
+        )
+        # of the weights the page says more: that a pointer follows their lines
+        assert any(text.startswith(step["says"]) for text in texts), step["name"]
+
+
 def test_a_trained_layer_is_walked_in_the_page_with_its_own_numbers(open_walk) -> None:
     given = ["The cat sat.", "--model", "minilm", "--layer", "5"]
     opened = open_walk(*given)
     said = arrays(*given)
-    np.testing.assert_allclose(matrix(opened, "attention"), said["weights"]["weights"], atol=1e-9)
+    np.testing.assert_allclose(matrix(opened, "weights"), said["weights"]["weights"], atol=1e-9)
     assert "layer 5" in opened.page.inner_text(".lead")
     low, high = map(float, opened.page.get_attribute('[data-step="output"] [data-range]', "data-range").split())
     output = said["output"]["output"]
     np.testing.assert_allclose([low, high], [output.min(), output.max()], atol=1e-9)
     switch(opened, "mask:causal")
     logits = np.where(np.tri(len(output), dtype=bool), said["scores"]["scores"], -np.inf)
-    np.testing.assert_allclose(matrix(opened, "attention"), reference.softmax(logits), atol=1e-9)
+    np.testing.assert_allclose(matrix(opened, "weights"), reference.softmax(logits), atol=1e-9)
 
 
 def test_every_worked_example_opens_and_those_that_are_walked_show_the_numbers_of_the_command(open_walk) -> None:
@@ -251,7 +267,17 @@ def test_examples_are_reached_by_keyboard_and_a_typed_sentence_is_cut_with_a_wor
     assert matrix(opened, "embeddings", "E").shape == (16, 8)
     opened.page.fill("#walk-cross", "x y")
     opened.settle()
-    assert matrix(opened, "attention").shape == (2, 16, 2)
+    assert matrix(opened, "weights").shape == (2, 16, 2)
+
+
+def test_a_step_is_reached_from_the_list_of_all_steps(open_walk) -> None:
+    opened = open_walk("one two three")
+    names = opened.page.eval_on_selector_all("[data-jump]", "all => all.map(one => one.dataset.jump)")
+    assert names == opened.page.eval_on_selector_all("[data-step]", "all => all.map(one => one.dataset.step)")
+    opened.page.click("[data-jump=weights]")
+    opened.settle()
+    top = "name => document.querySelector(name).getBoundingClientRect().top"
+    assert abs(opened.page.evaluate(top, "[data-step=weights]") - opened.page.evaluate(top, ".steps")) < 12
 
 
 def test_axe_finds_nothing_in_the_page_of_a_walk(open_walk, axe: str) -> None:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
+import io
 import json
 import os
+import re
 import subprocess
 import sys
 
 import pytest
+import rich.console
 import torch
 from typer.testing import CliRunner
 
 import regard
 from regard import masks
-from regard.cli import app, parse
+from regard.cli import app, parse, show
+from regard.testing.report import Report, Row
 
 
 def run(*words: str):
@@ -194,6 +199,21 @@ def test_check_says_at_once_what_it_runs_and_keeps_it_out_of_the_output():
     assert "\nregard: regard eager: " in result.stderr and result.stderr.count("checks, none failed\n") == 2
     assert "checking" not in result.stdout
     assert "minutes" not in result.stderr  # one rule is done in a moment
+
+
+@pytest.mark.parametrize("width", [80, 100, 160])
+def test_a_table_of_the_check_is_whole_in_a_narrow_terminal(width):
+    row = Row(3, "a row with no permitted key gives output 0, weights 0 and lse -inf", "case", "float32", "pass")
+    names = ["regard auto", "regard sdpa", "regard blockwise", "regard eager", "regard reference"]
+    found = [Report(name, [row, dataclasses.replace(row, outcome="refused")]) for name in names]
+    console = rich.console.Console(width=width, file=io.StringIO())
+    show.reports(console, found, ())
+    lines = console.file.getvalue().split("\nregard auto: ")[0].splitlines()
+    assert max(map(len, lines)) <= width
+    columns = zip(*(re.split("[┃│]", line) for line in lines if "━" not in line), strict=True)
+    written = [" ".join(" ".join(column).split()) for column in columns]
+    assert written[0] == "rule 3" and written[1] == f"what is promised {row.statement}"
+    assert written[2:] == [f"{name} refused 1/2" for name in names]
 
 
 def test_check_reports_its_progress_row_by_row(monkeypatch):

@@ -25,10 +25,22 @@ def test_a_text_is_looked_at_and_the_recording_and_the_page_are_written(tmp_path
     code, printed, said = look("minilm", "The cat sat on the mat.", "--out", str(tmp_path / "cat"))
     assert (code, said) == (0, "")
     assert "encoder.layer.5" in printed and "first-token:" in printed
+    assert f"open {tmp_path / 'cat.html'} in a browser" in printed.splitlines()[-1]
     recording = load(tmp_path / "cat.regard")
     assert recording.tokens == [["[CLS]", "the", "cat", "sat", "on", "the", "mat", ".", "[SEP]"]]
     assert "<title>minilm: The cat sat on the mat.</title>" in (tmp_path / "cat.html").read_text()
     assert recording.origin == {"model": "minilm", "text": "The cat sat on the mat."}
+
+
+def test_a_text_that_the_model_has_no_tokens_for_is_said_to_be_so(tmp_path: Path) -> None:
+    given = ("minilm", "猫坐在垫子上。", "--out", str(tmp_path / "cat"))
+    said = look(*given)[2]
+    unknown = load(tmp_path / "cat.regard").tokens[0].count("[UNK]")
+    assert unknown > 2
+    assert said == f"{unknown} of 9 tokens are not in the model's vocabulary: it cannot tell them apart\n"
+    assert look(*given, "--lang", "zh")[2].startswith(f"9 个词元中有 {unknown} 个不在该模型的词表中")
+    both = look("minilm", "猫坐在垫子上。", "--length", "4", "--out", str(tmp_path / "cat"))[2].splitlines()
+    assert both[0] == "read 4 of 9 tokens" and both[1].startswith("2 of 4 tokens are not in")
 
 
 def test_a_folder_and_a_file_cut_to_a_length(tmp_path: Path) -> None:
@@ -106,6 +118,7 @@ def test_the_page_opens_at_a_layer_and_head_in_a_language_and_in_the_browser(
     )
     assert (code, said) == (0, "")
     assert opened == [(tmp_path / "cat.html").as_uri()]
+    assert "在浏览器中打开" not in printed  # it is open
     monkeypatch.setattr("webbrowser.open", lambda address: False)
     for lang, expected in (("en", "no browser could be opened; open"), ("zh", "无法打开浏览器")):
         assert expected in look("minilm", "A cat.", "--open", "--lang", lang, "--out", str(out))[2]

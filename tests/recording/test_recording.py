@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,18 @@ def test_the_most_attended_tokens_are_added_up_over_their_places() -> None:
     (row,) = recording.summary().rows
     shares = dict(row["most_attended"])
     assert shares["a"] + shares["b"] == pytest.approx(1.0, abs=1e-6)
+
+
+def test_a_share_below_one_percent_is_no_zero_in_the_summary() -> None:
+    model = Planted(causal=False)
+    with regard.watch(model, heads=[0], want=regard.Want.none().but(key_mass=True)) as recording:
+        model(torch.zeros(1))
+    mass = recording.calls[0].parts["key_mass"]
+    mass[...] = 1.0
+    mass[..., 40] = 0.0
+    recording.tokens = [*("a" for _ in range(40)), "rare", *("b" for _ in range(22))]
+    mass[..., 40] = mass.sum() / 250
+    assert "rare 0.40%" in str(recording.summary()) and re.search(r"\ba 64%", str(recording.summary()))
 
 
 @pytest.mark.parametrize(("poisoned", "heads"), [("key", 1), ("key", 3), ("value", 1)])

@@ -148,7 +148,7 @@ def take(browser: Any, folder: Path, address: str, name: str, window: str, dark:
     for selector in clicks:
         page.click(selector)
     if name == "walk" and not window:
-        page.evaluate("document.querySelector('[data-step=attention]').scrollIntoView()")
+        page.evaluate("document.querySelector('[data-step=weights]').scrollIntoView()")
     page.wait_for_timeout(400)
     taken = folder / "shot.png"
     page.screenshot(path=taken)

@@ -2,7 +2,7 @@ import { clamp, el, sharp } from "../dom";
 import type { Chosen, Side } from "../state";
 import { direction, pieces } from "../tokens";
 
-const BLOCK = 200; // tokens of one block: what is far from the window is one plain text, without an element per token
+const BLOCK = 200; // tokens of one block, about: what is far from the window is one plain text, without an element per token
 
 const MOST_FILLED = 12;
 
@@ -35,9 +35,23 @@ export function tokenUnder(event: Event): number | null {
   return token ? Number(token.dataset.at) : null;
 }
 
+const evenStarts = (tokens: string[]) => Array.from({ length: Math.max(1, Math.ceil(tokens.length / BLOCK)) }, (_, number) => number * BLOCK);
+
+/** Where blocks begin: after a line, or else a sentence, that ends near, so that none breaks a line of text in two. */
+export function blockStarts(tokens: string[]): number[] {
+  const starts = [0];
+  for (let start = 0; tokens.length - start > 1.5 * BLOCK;) {
+    const near = tokens.slice(start + BLOCK / 2, start + 1.5 * BLOCK);
+    const end = [/\n/, /[.!?。！？]$/].map((ends) => near.findLastIndex((token) => ends.test(token))).find((at) => at >= 0);
+    starts.push(start += BLOCK / 2 + (end ?? BLOCK / 2 - 1) + 1);
+  }
+  return starts;
+}
+
 /** A text whose tokens can be pointed at. It holds elements only for what is near the window, so 100 000 tokens scroll. */
 export function textPane(side: Side, tokens: string[], isColumn: boolean, labelled: string, act: Act, generated: number | null = null): Words {
   const blocks: HTMLElement[] = [], filled = new Set<number>(), near = new Set<number>(), piece = pieces(tokens);
+  const starts = [...(isColumn ? evenStarts(tokens) : blockStarts(tokens)), tokens.length], blockOf = new Uint32Array(tokens.length);
   let shades = new Map<number, Shade>(), shaded: HTMLElement[] = [], marked: number | null = null, strip: HTMLCanvasElement | null = null, stripColour = "";
   const size = tokens.length <= 40 ? "large" : tokens.length <= 400 ? "medium" : "small";
   const holder = el("div", { class: "tokens", dir: direction(tokens) });
@@ -54,14 +68,15 @@ export function textPane(side: Side, tokens: string[], isColumn: boolean, labell
     empty();
     act.moved();
   }, { root: scroller, rootMargin: "400px" });
-  for (let start = 0; start < tokens.length; start += BLOCK) {
-    const block = el("div", { class: "block", "data-block": start / BLOCK });
+  starts.slice(0, -1).forEach((start, number) => {
+    const block = el("div", { class: "block", "data-block": number });
     blocks.push(block);
-    if (start === 0) show(0, true);
-    else write(start / BLOCK);
+    blockOf.fill(number, start, starts[number + 1]);
+    if (number) write(number);
+    else show(0, true);
     holder.append(block);
-    if (tokens.length > BLOCK) observer.observe(block);
-  }
+    if (starts.length > 2) observer.observe(block);
+  });
   if (tokens.length > 3 * BLOCK && !isColumn) {
     strip = el("canvas", { class: "strip", "aria-hidden": "true", click: (event: MouseEvent) => {
       const box = strip!.getBoundingClientRect();
@@ -73,9 +88,9 @@ export function textPane(side: Side, tokens: string[], isColumn: boolean, labell
   /** One plain text in place of the tokens: it takes the same room, and the browser's search finds it. */
   function write(number: number): void {
     let text = "";
-    for (let at = number * BLOCK; at < Math.min(tokens.length, (number + 1) * BLOCK); at++) {
+    for (let at = starts[number]!; at < starts[number + 1]!; at++) {
       const { text: shown, space, breaks } = piece(at);
-      text += isColumn ? `${shown}\n` : (space && at % BLOCK ? " " : "") + shown + (breaks ? "\n" : "");
+      text += isColumn ? `${shown}\n` : (space && at > starts[number]! ? " " : "") + shown + (breaks ? "\n" : "");
     }
     blocks[number]!.textContent = text;
   }
@@ -89,10 +104,10 @@ export function textPane(side: Side, tokens: string[], isColumn: boolean, labell
     }
     filled.add(number);
     const parts = document.createDocumentFragment();
-    for (let at = number * BLOCK; at < Math.min(tokens.length, (number + 1) * BLOCK); at++) {
+    for (let at = starts[number]!; at < starts[number + 1]!; at++) {
       const { text, space, breaks } = piece(at);
       const token = el("span", { class: generated !== null && at >= generated ? "t generated" : "t", "data-at": at }, text);
-      if (!isColumn && space && at % BLOCK) parts.append(" ");
+      if (!isColumn && space && at > starts[number]!) parts.append(" ");
       parts.append(token);
       if (breaks && !isColumn) parts.append(el("br"));
       const shade = shades.get(at);
@@ -111,7 +126,7 @@ export function textPane(side: Side, tokens: string[], isColumn: boolean, labell
   }
 
   function tokenAt(at: number): HTMLElement | null {
-    const number = Math.floor(at / BLOCK);
+    const number = blockOf[at]!;
     if (!filled.has(number)) return null;
     return blocks[number]!.querySelector<HTMLElement>(`[data-at="${at}"]`);
   }
@@ -123,7 +138,7 @@ export function textPane(side: Side, tokens: string[], isColumn: boolean, labell
     shades = given;
     stripColour = colour;
     for (const number of filled) {
-      const from = number * BLOCK, to = Math.min(tokens.length, from + BLOCK);
+      const from = starts[number]!, to = starts[number + 1]!;
       if (shades.size > to - from) {
         for (let at = from; at < to; at++) paintAt(at);
       } else for (const at of shades.keys()) if (at >= from && at < to) paintAt(at);
@@ -163,7 +178,7 @@ export function textPane(side: Side, tokens: string[], isColumn: boolean, labell
 
   /** Bring a token into the window; its block is filled first. */
   function scrollTo(at: number): void {
-    const number = Math.floor(clamp(at, 0, tokens.length - 1) / BLOCK);
+    const number = blockOf[clamp(at, 0, tokens.length - 1)]!;
     show(number, true);
     const token = tokenAt(at);
     if (!token) return;
@@ -186,7 +201,7 @@ export function textPane(side: Side, tokens: string[], isColumn: boolean, labell
       };
     }
     if (!filled.size) return null;
-    const above = at < Math.min(...filled) * BLOCK;
+    const above = blockOf[at]! < Math.min(...filled);
     return {
       x: window.left - frame.left + window.width * (0.3 + 0.4 * ((at % BLOCK) / BLOCK)), width: 0, height: 0,
       y: above ? window.top - frame.top : window.bottom - frame.top, where: above ? "above" : "below",

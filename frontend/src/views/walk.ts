@@ -116,8 +116,10 @@ export function walkView(teller: Teller, begin: Begin): Shown {
     const words = !example && !settings.given && settings.words.length === MOST && wordsOf(text, MOST + 1).length > MOST ? [say(T.cut, { n: MOST })] : [];
     const top = told === String(example) ? body.scrollTop : 0;
     told = String(example);
+    const cards = sections.map((section, at) => stepElement(section, at, teller, say));
+    const jump = el("nav", { class: "chips", "aria-label": say(T.contents) }, ...sections.map((section, at) => chip(`${at + 1} ${section.title}`, () => cards[at]!.scrollIntoView({ block: "start" }), null, { "data-jump": section.name })));
     fill(body, title ? el("div", { class: "lead" }, el("h2", {}, title), ...intro.map((line) => el("p", {}, ...quoted(line)))) : null, ...words.map((line) => el("p", { class: "note" }, line)),
-      ...sections.map((section, at) => stepElement(section, at, teller, say)));
+      jump, ...cards);
     body.scrollTop = top;
   }
 

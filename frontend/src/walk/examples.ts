@@ -1,7 +1,7 @@
 // The worked examples E1 to E10: the numbers and words of `regard walk E1` … `regard walk E10`, computed here.
 import EXAMPLES from "../../../src/regard/_walk/examples.json";
 import { attend, type Matrix, multiply, normals, type Settings, softmax, steps, transpose, wordsOf } from "./compute";
-import { allowedPanel, counted, largest, type Panel, type Say, type Section, sectionsOf } from "./sections";
+import { allowedPanel, counted, FORMULAS, largest, type Panel, type Say, type Section, sectionsOf } from "./sections";
 import * as T from "./words";
 import type { Two } from "../words";
 
@@ -47,7 +47,7 @@ const e1: Example = {
     const original: Settings = { ...settings, mask: "none" }, raw = steps({ ...original, scale: false }), soft = steps({ ...original, scale: true });
     return { intro: [told("E1.intro", { small: Math.min(...raw.attention[0]!.flat()).toFixed(4) })], sections: [...sectionsOf(settings, say),
       step("with_scaling", told("E1.scaled.title"), told("E1.scaled.says"), "softmax(S / √4),  Y = A V", "[1, 2, 2]", [
-        panel(say(T.head, { n: 0 }), soft.attention[0]!, "weight", settings.words, settings.words), panel("Y", soft.output, "signed", settings.words)])] };
+        panel(say(T.layer.head, { head: 0 }), soft.attention[0]!, "weight", settings.words, settings.words), panel("Y", soft.output, "signed", settings.words)])] };
   },
 };
 const e2: Example = {
@@ -89,12 +89,12 @@ const e5: Example = {
   options: ["seed", "heads", "width"], start: { mask: "causal" },
   tell: (settings, told, say) => {
     const right = steps({ ...settings, mask: "causal" }), length = CAT.length, allowed = CAT.map((_, i) => CAT.map((_, j) => j > i)), wrong = { ...right, allowed, ...attend(right.scores, allowed, right.vHeads) };
-    const shape = `[${settings.heads}, ${length}, ${length}]`, head = (at: number) => say(T.head, { n: at });
+    const shape = `[${settings.heads}, ${length}, ${length}]`, head = (at: number) => say(T.layer.head, { head: at });
     const both = (found: typeof wrong, kind: "logits" | "attention") => found[kind].map((one, at) => panel(head(at), one, kind === "logits" ? "signed" : "weight", CAT, CAT, kind === "logits" ? largest(right.raw[at]!) : undefined));
     const links = (found: typeof wrong) => ({ attention: found.attention, rows: CAT, columns: CAT });
     return { intro: [told("E5.intro"), ...closing("E5", settings, told)], sections: [
-      step("mask", say(T.STEPS.mask!.title), say(T.STEPS.mask!.says), "j ≤ i", shape, [allowedPanel(right, CAT), ...both(right, "logits")]),
-      { ...step("weights", say(T.STEPS.attention!.title), say(T.STEPS.attention!.says), T.STEPS.attention!.formula, shape, both(right, "attention")), links: links(right) },
+      step("mask", say(T.layer["mask.title"]), say(T.layer["mask.causal"]), "j ≤ i", shape, [allowedPanel(right, CAT), ...both(right, "logits")]),
+      { ...step("weights", say(T.layer["weights.title"]), say(T.layer["weights.says"]), FORMULAS.weights!, shape, both(right, "attention")), links: links(right) },
       step("inverted_mask", told("E5.inverted.title"), told("E5.inverted.says"), "triu(k=1)", shape, [allowedPanel(wrong, CAT), ...both(wrong, "logits")]),
       { ...step("inverted_weights", told("E5.wrong.title"), told("E5.wrong.says", { even: (1 / length).toFixed(4) }), "", shape, both(wrong, "attention")), links: links(wrong) },
     ] };
@@ -118,7 +118,7 @@ const e8: Example = {
     const { attention } = steps(settings), n = CAT.length, blurred = attention[0]!.map((row, i) => row.map((_, j) => mean(attention.map((one) => one[i]![j]!))));
     const each = mean(attention.flatMap((one) => one.map(entropy))), both = mean(blurred.map(entropy));
     return { intro: [told("E8.intro"), ...closing("E8", settings, told)], sections: [
-      { ...step("weights", told("E8.many.title"), told("E8.many.says", { each: each.toFixed(3) }), T.STEPS.attention!.formula, `[2, ${n}, ${n}]`, attention.map((one, at) => panel(say(T.head, { n: at }), one, "weight", CAT, CAT))), links: { attention, rows: CAT, columns: CAT } },
+      { ...step("weights", told("E8.many.title"), told("E8.many.says", { each: each.toFixed(3) }), FORMULAS.weights!, `[2, ${n}, ${n}]`, attention.map((one, at) => panel(say(T.layer.head, { head: at }), one, "weight", CAT, CAT))), links: { attention, rows: CAT, columns: CAT } },
       step("mean", told("E8.mean.title"), told("E8.mean.says", { mean: both.toFixed(3) }), "H((A0 + A1) / 2) ≥ (H(A0) + H(A1)) / 2", `[2, ${n}, ${n}] → [${n}, ${n}]`, [panel(told("E8.panel"), blurred, "weight", CAT, CAT)]),
     ] };
   },

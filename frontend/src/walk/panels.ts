@@ -68,7 +68,7 @@ function picture(panel: Panel, teller: Teller, say: Say): HTMLElement {
   const finite = values.flat().filter(Number.isFinite), low = finite.reduce((a, b) => Math.min(a, b), Infinity), up = finite.reduce((a, b) => Math.max(a, b), -Infinity);
   return el("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": panel.name || say(T.matrix) },
     el("div", { class: "beside" }, named ? el("ol", { class: "rows" }, ...rows.map((row) => el("li", {}, el("bdi", {}, label(row, 16))))) : null, canvas),
-    el("p", { class: "note", "data-range": `${low} ${up}` }, `[${high}, ${wide}] · ${say(T.range, { low: written(low, "signed"), high: written(up, "signed") })}`));
+    el("p", { class: "note", "data-range": `${low} ${up}` }, `[${high}, ${wide}] · ${say(T.layer.range, { low: written(low, "signed"), high: written(up, "signed") })}`));
 }
 
 /** Lines from who looks to who is looked at, one colour for each head. */

@@ -22,45 +22,55 @@ function product(a: number[], b: number[], bias = 0): string {
   return `${a.slice(0, 4).map((value, at) => `${fixed(value)}·${fixed(b[at]!)}`).join(" + ")}${a.length > 4 ? " + …" : ""}${bias ? ` + ${fixed(bias)}` : ""} = ${fixed(sum)}`;
 }
 
+/** Formulas that are the same in every language. */
+export const FORMULAS: { [name in Name]?: string } = {
+  embeddings: "E = table[number]", projections: "Q = X W^Q,  K = X W^K,  V = X W^V", split: "d_k = d_model / h", raw_scores: "S = Q Kᵀ", scores: "S / √d_k",
+  weights: "A[i, j] = exp(S[i, j]) / Σ_k exp(S[i, k])", heads: "H = A V", concat: "C = Concat(H₀, H₁, …)", output: "Y = C W^O",
+};
+type Name = "tokens" | "input" | "embeddings" | "positions" | "projections" | "split" | "raw_scores" | "scores" | "mask" | "weights" | "heads" | "concat" | "output";
+
 /** Every step, from the words to LayerNorm. */
 export function sectionsOf(settings: Settings, say: Say): Section[] {
   const found = compute(settings), { words, heads, width, given } = settings, { keyWords } = found;
   const L = words.length, S = keyWords.length, d = width / heads, dims = counted(width), small = counted(d), isCross = settings.cross.length > 0;
   const i = Math.min(1, L - 1), j = found.attention[0]![i]!.indexOf(Math.max(...found.attention[0]![i]!));
-  const head = (at: number) => say(T.head, { n: at });
+  const head = (at: number) => say(T.layer.head, { head: at });
   const pair = `${head(0)}, ${label(words[i]!)} → ${label(keyWords[j]!)}`;
   const signed = (name: string, values: Matrix, rows = words, columns = dims): Panel => ({ name, values, rows, columns, kind: "signed" });
   // raw, scaled and masked scores of a head share their colours: the eye sees what each step does to them
   const each = (values: Matrix[], kind: Kind): Panel[] => values.map((one, at) => ({ name: head(at), values: one, rows: words, columns: keyWords, kind, top: kind === "signed" ? largest(found.raw[at]!) : undefined }));
   const logits = found.logits[0]![i]!, finite = logits.filter((value) => value > -Infinity);
-  const section = (name: string, shape: string, panels: Panel[], worked = "", says: Two = T.STEPS[name]!.says): Section => ({ name, title: say(T.STEPS[name]!.title), says: say(says), formula: T.STEPS[name]!.formula, shape, panels, worked });
-  const ids = (texts: string[], numbers: number[]): Panel => ({ name: "", values: [texts.map((_, at) => at), numbers], rows: [say(T.position), say(T.number)], columns: texts, kind: "plain" });
+  const root = Number.isInteger(Math.sqrt(d)) ? Math.sqrt(d) : Math.sqrt(d).toFixed(3);
+  const told = (...keys: (keyof typeof T.layer)[]) => keys.map((key) => say(T.layer[key], { heads, head_dim: d, root, window: settings.window })).join(say(T.between));
+  const section = (name: Name, shape: string, panels: Panel[], worked = "", says = told(`${name}.says` as "tokens.says"), formula = FORMULAS[name] ?? ""): Section =>
+    ({ name, title: told(`${name}.title`), says, formula, shape, panels, worked });
+  const ids = (texts: string[], numbers: number[]): Panel => ({ name: "", values: [texts.map((_, at) => at), numbers], rows: [told("position"), told("number")], columns: texts, kind: "plain" });
   const both = <T>(own: T, other: T): T[] => (isCross ? [own, other] : [own]);
 
   const before = given
-    ? [...(given.ids ? [section("tokens", `[${L}]`, [ids(words, found.ids)], "", T.tokens_given)] : []), section("input", `[${L}, ${width}]`, [signed("X", found.x)], "", given.ids ? T.input_model : T.STEPS.input!.says)]
+    ? [...(given.ids ? [section("tokens", `[${L}]`, [ids(words, found.ids)], "", told("tokens.model"))] : []), section("input", `[${L}, ${width}]`, [signed("X", found.x)], "", say(given.ids ? T.input_model : T.input))]
     : [
         section("tokens", both(`[${L}]`, `[${S}]`).join(", "), both(ids(words, found.ids), ids(keyWords, found.keyIds))),
         section("embeddings", both(`[${L}] → [${L}, ${width}]`, `[${S}] → [${S}, ${width}]`).join(", "), both(signed(isCross ? "E (X)" : "E", found.embeddings), signed("E (M)", found.keyEmbeddings, keyWords))),
-        section("positions", `[${L}, ${width}] + [${L}, ${width}]`, both([signed("P", found.positions), signed("X = E + P", found.x)], [signed("P", found.keyPositions, keyWords), signed("M = E + P", found.memory, keyWords)]).flat()),
+        section("positions", `[${L}, ${width}] + [${L}, ${width}]`, both([signed("P", found.positions), signed("X = E + P", found.x)], [signed("P", found.keyPositions, keyWords), signed("M = E + P", found.memory, keyWords)]).flat(), "", told("positions.says"), told("positions.formula")),
       ];
   const matrices: Panel[] = found.weights && width <= 16
     ? (["q", "k", "v"] as const).map((name) => ({ ...signed(`W^${name.toUpperCase()}`, found.weights![name], counted(found.weights![name].length)), folded: "W^Q, W^K, W^V" })) : [];
   return [
     ...before,
     section("projections", `[${L}, ${width}] · [${width}, ${width}] → [${L}, ${width}]`, [signed("Q", found.q), signed("K", found.k, keyWords), signed("V", found.v, keyWords), ...matrices],
-      found.weights ? `Q[${label(words[i]!)}, 0] = ${product(found.x[i]!, found.weights.q.map((row) => row[0]!))}` : ""),
-    section("split", `[${L}, ${width}] → [${heads}, ${L}, ${d}]`, heads > 1 ? found.qHeads.flatMap((_, at) => [signed(`Q, ${head(at)}`, found.qHeads[at]!, words, small), signed(`K, ${head(at)}`, found.kHeads[at]!, keyWords, small), signed(`V, ${head(at)}`, found.vHeads[at]!, keyWords, small)]) : []),
-    section("raw", `[${heads}, ${L}, ${d}] · [${heads}, ${d}, ${S}] → [${heads}, ${L}, ${S}]`, each(found.raw, "signed"), `${pair}: ${product(found.qHeads[0]![i]!, found.kHeads[0]![j]!)}`),
-    section("scores", `[${heads}, ${L}, ${S}]`, settings.scale ? each(found.scores, "signed") : [], settings.scale ? `${pair}: ${fixed(found.raw[0]![i]![j]!)} / ${Math.sqrt(d).toFixed(3)} = ${fixed(found.scores[0]![i]![j]!)}` : "", settings.scale ? T.STEPS.scores!.says : T.unscaled),
-    section("mask", `[${heads}, ${L}, ${S}]`, settings.mask === "none" || isCross ? [] : [allowedPanel(found, words), ...each(found.logits, "signed")], "", settings.mask === "none" || isCross ? T.unmasked : T.STEPS.mask!.says),
-    { ...section("attention", `[${heads}, ${L}, ${S}]`, each(found.attention, "weight"), `${pair}: exp(${fixed(logits[j]!)}) / (${finite.slice(0, 4).map((value) => `exp(${fixed(value)})`).join(" + ")}${finite.length > 4 ? " + …" : ""}) = ${fixed(found.attention[0]![i]![j]!)}`), links: { attention: found.attention, rows: words, columns: keyWords } },
+      found.weights ? `Q[${label(words[i]!)}, 0] = ${product(found.x[i]!, found.weights.q.map((row) => row[0]!))}` : "", isCross ? told("projections.says", "projections.cross") : told("projections.says")),
+    section("split", `[${L}, ${width}] → [${heads}, ${L}, ${d}]`, heads > 1 ? found.qHeads.flatMap((_, at) => [signed(`Q, ${head(at)}`, found.qHeads[at]!, words, small), signed(`K, ${head(at)}`, found.kHeads[at]!, keyWords, small), signed(`V, ${head(at)}`, found.vHeads[at]!, keyWords, small)]) : [], "", told(heads > 1 ? "split.says" : "split.one")),
+    section("raw_scores", `[${heads}, ${L}, ${d}] · [${heads}, ${d}, ${S}] → [${heads}, ${L}, ${S}]`, each(found.raw, "signed"), `${pair}: ${product(found.qHeads[0]![i]!, found.kHeads[0]![j]!)}`, told("raw_scores.says", "rows_and_columns")),
+    section("scores", `[${heads}, ${L}, ${S}]`, settings.scale ? each(found.scores, "signed") : [], settings.scale ? `${pair}: ${fixed(found.raw[0]![i]![j]!)} / ${Math.sqrt(d).toFixed(3)} = ${fixed(found.scores[0]![i]![j]!)}` : "", told(settings.scale ? "scores.says" : "scores.off")),
+    section("mask", `[${heads}, ${L}, ${S}]`, settings.mask === "none" || isCross ? [] : [allowedPanel(found, words), ...each(found.logits, "signed")], "", told(`mask.${isCross ? "none" : settings.mask}`), told("mask.formula")),
+    { ...section("weights", `[${heads}, ${L}, ${S}]`, each(found.attention, "weight"), `${pair}: exp(${fixed(logits[j]!)}) / (${finite.slice(0, 4).map((value) => `exp(${fixed(value)})`).join(" + ")}${finite.length > 4 ? " + …" : ""}) = ${fixed(found.attention[0]![i]![j]!)}`, told("weights.says") + say(T.between) + say(T.follow)), links: { attention: found.attention, rows: words, columns: keyWords } },
     section("heads", `[${heads}, ${L}, ${S}] · [${heads}, ${S}, ${d}] → [${heads}, ${L}, ${d}]`, found.heads.map((one, at) => signed(head(at), one, words, small)), `H₀[${label(words[i]!)}, 0] = ${product(found.attention[0]![i]!, found.vHeads[0]!.map((row) => row[0]!))}`),
-    section("concat", `[${heads}, ${L}, ${d}] → [${L}, ${width}]`, heads > 1 ? [signed("C", found.concat)] : [], "", heads > 1 ? T.STEPS.concat!.says : T.one_head),
+    section("concat", `[${heads}, ${L}, ${d}] → [${L}, ${width}]`, heads > 1 ? [signed("C", found.concat)] : [], "", told(heads > 1 ? "concat.says" : "concat.one")),
     section("output", `[${L}, ${width}] · [${width}, ${width}] → [${L}, ${width}]`, [signed("Y", found.output), ...(width <= 16 ? [{ ...signed("W^O", found.out, dims), folded: "W^O" }] : [])],
       `Y[${label(words[i]!)}, 0] = ${product(found.concat[i]!, found.out.map((row) => row[0]!), given?.outBias?.[0])}`),
-    section("residual", `[${L}, ${width}] + [${L}, ${width}]`, [signed("R = X + Y", found.residual)]),
-    section("normed", `[${L}, ${width}]`, [signed("N", found.normed)]),
+    { name: "residual", title: say(T.residual), says: say(T.residual_says), formula: "R = X + Y", shape: `[${L}, ${width}] + [${L}, ${width}]`, panels: [signed("R = X + Y", found.residual)], worked: "" },
+    { name: "normed", title: say(T.normed), says: say(T.normed_says), formula: "N = (R − mean) / √(variance + ε)", shape: `[${L}, ${width}]`, panels: [signed("N", found.normed)], worked: "" },
   ];
 }
 

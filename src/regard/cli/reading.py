@@ -14,7 +14,15 @@ from regard.cli.names import quiet
 WORDS: Catalogue = {
     "cut": ("read {read} of {all} tokens", "读取了 {all} 个词元中的前 {read} 个"),
     "cut-about": ("read {read} of about {all} tokens", "读取了约 {all} 个词元中的前 {read} 个"),
+    "unknown": (
+        "{unknown} of {read} tokens are not in the model's vocabulary: it cannot tell them apart",
+        "{read} 个词元中有 {unknown} 个不在该模型的词表中：模型分不清它们",
+    ),
     "wrote": ("wrote {out}.regard and {out}.html", "已写入 {out}.regard 和 {out}.html"),
+    "open": (
+        "open {out}.html in a browser to see where every token looks (--open does it)",
+        "在浏览器中打开 {out}.html，看每个词元在看哪里（--open 会自动打开）",
+    ),
     "no-browser": (
         "no browser could be opened; open {out}.html in one",
         "无法打开浏览器；请在浏览器中打开 {out}.html",
@@ -36,13 +44,18 @@ class Read(NamedTuple):
     total: int = 0
     exact: bool = True
     words: str = ""  # the part of the text that those tokens come from
+    unknown: int = 0  # of them, how many stand for what the model has no token for
 
     def note(self, lang: str) -> str:
-        """That the text was cut, where it was."""
-        if self.ids is None or self.total <= self.ids.shape[1]:
+        """That the text was cut, where it was, and that the model does not know what is in it."""
+        if self.ids is None:
             return ""
-        key = "cut" if self.exact else "cut-about"
-        return text(WORDS, lang, key, read=whole(self.ids.shape[1]), all=whole(self.total))
+        read, notes = whole(self.ids.shape[1]), []
+        if self.total > self.ids.shape[1]:
+            notes.append(text(WORDS, lang, "cut" if self.exact else "cut-about", read=read, all=whole(self.total)))
+        if self.unknown:
+            notes.append(text(WORDS, lang, "unknown", read=read, unknown=whole(self.unknown)))
+        return "\n".join(notes)
 
 
 def given_text(words: str | None, file: Path | None, otherwise: str) -> str:
@@ -64,6 +77,11 @@ def given_text(words: str | None, file: Path | None, otherwise: str) -> str:
 
 def tokens(tokenizer: Any, words: str, limit: int | None) -> Read:
     """The first `limit` tokens, without tokenizing more of the text than that needs."""
+    read, stands = _tokens(tokenizer, words, limit), getattr(tokenizer, "unk_token_id", None)
+    return read if stands is None else read._replace(unknown=int((read.ids == stands).sum()))
+
+
+def _tokens(tokenizer: Any, words: str, limit: int | None) -> Read:
     if limit is None:
         ids = tokenizer(words, return_tensors="pt")["input_ids"]
         return Read({"input_ids": ids}, ids, ids.shape[1], words=words)

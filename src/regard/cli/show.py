@@ -17,12 +17,17 @@ COLOURS = {"pass": "green", "fail": "red", "refused": "yellow", "n.a.": "dim"}
 
 def reports(console: Console, found: Sequence[Report], detailed: Collection[str]) -> None:
     """One line per rule, one column per implementation; then what failed, with its numbers, for those in `detailed`."""
-    table = Table(show_edge=False, pad_edge=False)
-    table.add_column("rule", justify="right")
-    table.add_column("what is promised", ratio=1)
-    for report in found:
-        table.add_column(escape(report.name), no_wrap=True)
     statements = {row.rule: row.statement for report in found for row in reversed(report.rows)}
+    columns = [[report.name, *map(report.outcome, statements)] for report in found]
+    # names and outcomes in one line where there is room; else in several, and never cut
+    wide = [max(map(len, texts)) for texts in columns]
+    narrow = [max(map(len, " ".join(texts).split())) for texts in columns]
+    table = Table(show_edge=False, pad_edge=False)
+    table.add_column("rule", justify="right", no_wrap=True)
+    table.add_column("what is promised", ratio=1)
+    room = console.width - sum(wide) - 3 * len(found) - len("rule") - 3
+    for report, width in zip(found, wide if room >= 24 else narrow, strict=True):
+        table.add_column(escape(report.name), width=width)
     for rule, statement in sorted(statements.items()):
         table.add_row(str(rule), escape(statement), *(_coloured(report.outcome(rule)) for report in found))
     counts = [", ".join(f"{number} {outcome}" for outcome, number in report.counts.items()) for report in found]

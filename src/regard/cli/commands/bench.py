@@ -8,8 +8,6 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from regard.cli import calls, complete, options, terminal
 from regard.cli.options import about
 
@@ -40,7 +38,7 @@ def bench(
             "Backends to time, comma-separated (default: auto and all of the device's but the reference).",
         ),
     ] = None,
-    rounds: Annotated[int, typer.Option(min=3, help="Number of times each backend is timed.")] = 9,
+    rounds: Annotated[int, about("Number of times each backend is timed.", min=3)] = 9,
     as_json: Annotated[bool, about("Print every sample as JSON.", "--json")] = False,
 ) -> None:
     """Time a call on each backend and compare each with PyTorch's scaled_dot_product_attention.

@@ -110,7 +110,7 @@ def cost(
     ] = None,
     plot: Annotated[
         Path | None,
-        typer.Option(help="Plot the cost against the length into this file (png, svg, pdf).", dir_okay=False),
+        about("Plot the cost against the length into this file (png, svg, pdf).", dir_okay=False),
     ] = None,
     lang: Annotated[str, options.language("Language of the table: en or zh.")] = "en",
     as_json: Annotated[bool, about("Print the numbers as JSON.", "--json")] = False,

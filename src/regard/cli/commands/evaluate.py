@@ -9,25 +9,24 @@ import typer
 
 from regard.cli import options, terminal
 from regard.cli.commands.translate import check_place
+from regard.cli.options import about
 
 
 def evaluate(
-    test: Annotated[tuple[Path, Path], typer.Option(help="Two files: source sentences and reference translations.")],
+    test: Annotated[tuple[Path, Path], about("Two files: source sentences and reference translations.")],
     model: options.Trained = None,
-    system: Annotated[Path | None, typer.Option(help="Instead of --model: file with translations.")] = None,
+    system: Annotated[Path | None, about("Instead of --model: file with translations.")] = None,
     against: Annotated[
-        Path | None, typer.Option(help="File with another system's translations to compare with, by paired bootstrap.")
+        Path | None, about("File with another system's translations to compare with, by paired bootstrap.")
     ] = None,
-    beams: Annotated[int | None, typer.Option(help="Beam width (default: 5).")] = None,
+    beams: Annotated[int | None, about("Beam width (default: 5).")] = None,
     length_penalty: Annotated[
-        float | None, typer.Option(help="Length penalty α: scores are log P / ((5 + length) / 6)^α (default: 1).")
+        float | None, about("Length penalty α: scores are log P / ((5 + length) / 6)^α (default: 1).")
     ] = None,
-    samples: Annotated[
-        int | None, typer.Option(help="With --against: number of bootstrap samples (default: 1000).")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="Write the translations to this file.")] = None,
+    samples: Annotated[int | None, about("With --against: number of bootstrap samples (default: 1000).")] = None,
+    out: Annotated[Path | None, about("Write the translations to this file.")] = None,
     device: options.Device = "cpu",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the scores as JSON.")] = False,
+    as_json: Annotated[bool, about("Print the scores as JSON.", "--json")] = False,
 ) -> None:
     """Compute sacreBLEU and chrF, lower-cased and cased, with their signatures, and compare with another system.
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from regard.cli import complete, options, terminal
+from regard.cli.options import about
 
 if TYPE_CHECKING:
     from regard.cli.folders import Found, Words
@@ -17,21 +18,19 @@ def generate(
     prompt: Annotated[str, typer.Argument(help="Text for the model to continue.")],
     model: Annotated[
         str,
-        typer.Option(
-            help="Model: a folder (regard's or Hugging Face's format), a GGUF file, or smollm2 (from its package).",
-            autocompletion=complete.one_of(complete.PACKAGED),
+        options.one_of(
+            complete.PACKAGED,
+            "Model: a folder (regard's or Hugging Face's format), a GGUF file, or smollm2 (from its package).",
         ),
     ],
-    max_new_tokens: Annotated[int, typer.Option(help="Maximum number of tokens to generate.")] = 64,
-    temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 always takes the likeliest token.")] = 0.0,
+    max_new_tokens: Annotated[int, about("Maximum number of tokens to generate.")] = 64,
+    temperature: Annotated[float, about("Sampling temperature; 0 always takes the likeliest token.")] = 0.0,
     top_k: options.TopK = None,
     top_p: options.TopP = None,
-    seed: Annotated[int | None, typer.Option(help="Seed for sampling; the same seed gives the same text.")] = None,
+    seed: Annotated[int | None, about("Seed for sampling; the same seed gives the same text.")] = None,
     dtype: options.Dtype = None,
     device: options.Device = "cpu",
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print prompt and text as JSON when generation ends.")
-    ] = False,
+    as_json: Annotated[bool, about("Print prompt and text as JSON when generation ends.", "--json")] = False,
 ) -> None:
     """Continue a prompt with a language model, and print the text as it is generated.
 

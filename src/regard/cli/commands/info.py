@@ -28,9 +28,7 @@ def info(
         bool,
         about("Measure this machine's speed (a few seconds) and save it for `regard cost`.", "--measure"),
     ] = False,
-    threads: Annotated[
-        int | None, typer.Option(min=1, help="Number of CPU threads for --measure (default: torch's).")
-    ] = None,
+    threads: Annotated[int | None, about("Number of CPU threads for --measure (default: torch's).", min=1)] = None,
     as_json: Annotated[bool, about("Print the information as JSON.", "--json")] = False,
 ) -> None:
     """Show versions, devices, which backends can run and why others cannot, and whether bfloat16 works on this CPU.

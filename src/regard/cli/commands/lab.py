@@ -47,9 +47,7 @@ def lab(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            help="Write figures and JSON into this folder; it is created if needed. Needs matplotlib.", file_okay=False
-        ),
+        about("Write figures and JSON into this folder; it is created if needed. Needs matplotlib.", file_okay=False),
     ] = None,
     kind: Annotated[
         str | None,

@@ -11,10 +11,11 @@ import typer
 
 from regard._display.texts import beginning, language
 from regard._display.texts import text as say
-from regard.cli import acting, complete, loading, reading, terminal
+from regard.cli import acting, complete, loading, options, reading, terminal
 from regard.cli.loading import Loaded
 from regard.cli.loading import load as _load
 from regard.cli.names import PACKAGED
+from regard.cli.options import about
 from regard.cli.reading import WORDS, Read
 
 if TYPE_CHECKING:
@@ -40,36 +41,28 @@ def look(
         str | None,
         typer.Argument(help="Text for the model to read (default: a short built-in text).", show_default=False),
     ] = None,
-    file: Annotated[Path | None, typer.Option(help="Read the text from this file; - is standard input.")] = None,
-    image: Annotated[Path | None, typer.Option(help="Image for a vision model.")] = None,
-    audio: Annotated[Path | None, typer.Option(help="WAV file for a speech model.")] = None,
-    length: Annotated[
-        int, typer.Option(help="Maximum number of tokens (default: the model's limit).", show_default=False)
-    ] = 0,
-    out: Annotated[Path, typer.Option(help="Base name of the output: writes NAME.regard and NAME.html.")] = Path(
-        "look"
-    ),
-    as_json: Annotated[bool, typer.Option("--json", help="Print one object per head, as JSON.")] = False,
-    open_page: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
-    layer: Annotated[int | None, typer.Option(help="Layer that the page shows first.")] = None,
-    head: Annotated[int | None, typer.Option(help="Head that the page shows first.")] = None,
+    file: Annotated[Path | None, about("Read the text from this file; - is standard input.")] = None,
+    image: Annotated[Path | None, about("Image for a vision model.")] = None,
+    audio: Annotated[Path | None, about("WAV file for a speech model.")] = None,
+    length: Annotated[int, about("Maximum number of tokens (default: the model's limit).", show_default=False)] = 0,
+    out: Annotated[Path, about("Base name of the output: writes NAME.regard and NAME.html.")] = Path("look"),
+    as_json: Annotated[bool, about("Print one object per head, as JSON.", "--json")] = False,
+    open_page: Annotated[bool, about("Open the page in the browser.", "--open")] = False,
+    layer: Annotated[int | None, about("Layer that the page shows first.")] = None,
+    head: Annotated[int | None, about("Head that the page shows first.")] = None,
     cut: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Cut edges and show the difference: KEYS or QUERIES>KEYS, by position, range or word, after LAYER@ or "
+        about(
+            "Cut edges and show the difference: KEYS or QUERIES>KEYS, by position, range or word, after LAYER@ or "
             "LAYER.HEAD@ for one place ('0:4', 'it>cat', '3.5@-1>cat'); repeat for several.",
             show_default=False,
         ),
     ] = None,
     ablate: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Set the output of a head, LAYER.HEAD, or of a LAYER to zero; repeat for several.", show_default=False
-        ),
+        about("Set the output of a head, LAYER.HEAD, or of a LAYER to zero; repeat for several.", show_default=False),
     ] = None,
-    lang: Annotated[
-        str, typer.Option(help="Language of messages and page: en or zh.", autocompletion=complete.one_of(("en", "zh")))
-    ] = "en",
+    lang: Annotated[str, options.language("Language of messages and page: en or zh.")] = "en",
 ) -> None:
     """Run a model on a text, an image or a sound, print a summary of its heads, and write the recording and a page.
 
@@ -121,7 +114,9 @@ def look(
     if made is not None:
         typer.echo("\n".join([*made["edits"], *acting.lines(made["answer"], lang)]))
     typer.echo(say(WORDS, lang, "wrote", out=out))
-    if open_page and not open_in_browser(Path(f"{out}.html")):
+    if not open_page:
+        typer.echo(say(WORDS, lang, "open", out=out))
+    elif not open_in_browser(Path(f"{out}.html")):
         typer.echo(say(WORDS, lang, "no-browser", out=out), err=True)
 
 

@@ -31,7 +31,7 @@ def serve(
     folder: Annotated[Path, typer.Argument(help="Folder with recordings; new recordings are saved there too.")] = Path(
         "."
     ),
-    port: Annotated[int, typer.Option(help="Port on this machine (default: a free one).", show_default=False)] = 0,
+    port: Annotated[int, about("Port on this machine (default: a free one).", show_default=False)] = 0,
     open_page: Annotated[bool, about("Open the page in the browser.", "--open")] = False,
     lang: Annotated[str, options.language("Language of the page: en or zh.")] = "en",
 ) -> None:

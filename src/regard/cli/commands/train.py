@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from regard.cli import complete, terminal
+from regard.cli import complete, options, terminal
+from regard.cli.options import about
 
 if TYPE_CHECKING:
     from regard.train import Settings, Trainer
@@ -25,54 +26,44 @@ MAY_CHANGE = ("steps", "minutes", "patience", "save_every", "validate_every", "b
 
 
 def train(
-    out: Annotated[Path, typer.Option(help="Output folder of the run: weights, checkpoint, metrics.")] = Path(
-        "runs/translator"
-    ),
+    out: Annotated[Path, about("Output folder of the run: weights, checkpoint, metrics.")] = Path("runs/translator"),
     data: Annotated[
         Path | None,
-        typer.Option(help="Data folder with train.SOURCE, train.TARGET and val.* (also .gz).", envvar="REGARD_DATA"),
+        about("Data folder with train.SOURCE, train.TARGET and val.* (also .gz).", envvar="REGARD_DATA"),
     ] = None,
-    source: Annotated[str | None, typer.Option(help="File extension of the source language (default: en).")] = None,
-    target: Annotated[str | None, typer.Option(help="File extension of the target language (default: de).")] = None,
-    task: Annotated[
-        str | None, typer.Option(help="Task: translate, or lm, a language model (default: translate).")
-    ] = None,
-    text: Annotated[Path | None, typer.Option(help="With --task lm: text file to train on.")] = None,
+    source: Annotated[str | None, about("File extension of the source language (default: en).")] = None,
+    target: Annotated[str | None, about("File extension of the target language (default: de).")] = None,
+    task: Annotated[str | None, about("Task: translate, or lm, a language model (default: translate).")] = None,
+    text: Annotated[Path | None, about("With --task lm: text file to train on.")] = None,
     toy: Annotated[
-        bool, typer.Option("--toy", help="Train on a small generated language: needs no data, takes about a minute.")
+        bool, about("Train on a small generated language: needs no data, takes about a minute.", "--toy")
     ] = False,
-    steps: Annotated[int | None, typer.Option(help="Number of training steps.")] = None,
-    minutes: Annotated[float | None, typer.Option(help="Stop after this many minutes.")] = None,
-    seed: Annotated[
-        int | None, typer.Option(help="Seed of the initial weights, the data order and dropout (default: 1).")
-    ] = None,
-    device: Annotated[
-        str, typer.Option(help="Device: auto, cpu, cuda or mps.", autocompletion=complete.one_of(complete.DEVICES))
-    ] = "auto",
+    steps: Annotated[int | None, about("Number of training steps.")] = None,
+    minutes: Annotated[float | None, about("Stop after this many minutes.")] = None,
+    seed: Annotated[int | None, about("Seed of the initial weights, the data order and dropout (default: 1).")] = None,
+    device: Annotated[str, options.one_of(complete.DEVICES, "Device: auto, cpu, cuda or mps.")] = "auto",
     change: Annotated[
         list[str] | None,
-        typer.Option("--set", help="Change a setting, name=value; repeat for several. See --settings."),
+        about("Change a setting, name=value; repeat for several. See --settings.", "--set"),
     ] = None,
     distill: Annotated[
         list[Path] | None,
-        typer.Option(
-            help="Folder of a trained teacher model, whose translations are added to the data; repeat for an ensemble."
-        ),
+        about("Folder of a trained teacher model, whose translations are added to the data; repeat for an ensemble."),
     ] = None,
     shard: Annotated[
         bool,
-        typer.Option("--shard", help="Under torchrun: shard weights and optimizer state over the processes (FSDP2)."),
+        about("Under torchrun: shard weights and optimizer state over the processes (FSDP2).", "--shard"),
     ] = False,
     tensor_parallel: Annotated[
         bool,
-        typer.Option("--tensor-parallel", help="Under torchrun: split the heads over the processes."),
+        about("Under torchrun: split the heads over the processes.", "--tensor-parallel"),
     ] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Resume from the checkpoint in --out.")] = False,
+    resume: Annotated[bool, about("Resume from the checkpoint in --out.", "--resume")] = False,
     tensorboard: Annotated[
-        bool, typer.Option("--tensorboard", help="Write TensorBoard event files into the output folder.")
+        bool, about("Write TensorBoard event files into the output folder.", "--tensorboard")
     ] = False,
-    settings: Annotated[bool, typer.Option("--settings", help="Show every setting and its default, and exit.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per validation.")] = False,
+    settings: Annotated[bool, about("Show every setting and its default, and exit.", "--settings")] = False,
+    as_json: Annotated[bool, about("Print one JSON object per validation.", "--json")] = False,
 ) -> None:
     """Train a translator on parallel text, or a language model on any text.
 

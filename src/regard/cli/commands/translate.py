@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from regard.cli import options, terminal
+from regard.cli.options import about
 
 if TYPE_CHECKING:
     from regard.train import Translation, Translator
@@ -20,33 +21,26 @@ def translate(
         list[str] | None, typer.Argument(help="Sentences to translate (default: standard input).")
     ] = None,
     model: options.Trained = None,
-    file: Annotated[
-        Path | None, typer.Option(help="Read one sentence per line from this file (.gz too; - is stdin).")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="Write to this file (default: standard output).")] = None,
-    beams: Annotated[int | None, typer.Option(help="Beam width; 1 is greedy search (default: 5).")] = None,
-    best: Annotated[int, typer.Option(help="Number of translations per sentence, best first.")] = 1,
+    file: Annotated[Path | None, about("Read one sentence per line from this file (.gz too; - is stdin).")] = None,
+    out: Annotated[Path | None, about("Write to this file (default: standard output).")] = None,
+    beams: Annotated[int | None, about("Beam width; 1 is greedy search (default: 5).")] = None,
+    best: Annotated[int, about("Number of translations per sentence, best first.")] = 1,
     length_penalty: options.LengthPenalty = 1.0,
-    temperature: Annotated[
-        float, typer.Option(help="Sampling temperature; above 0, tokens are sampled without beams.")
-    ] = 0.0,
+    temperature: Annotated[float, about("Sampling temperature; above 0, tokens are sampled without beams.")] = 0.0,
     top_k: options.TopK = None,
     top_p: options.TopP = None,
-    seed: Annotated[
-        int | None, typer.Option(help="Seed for sampling; the same seed gives the same translations.")
-    ] = None,
-    scores: Annotated[bool, typer.Option("--scores", help="Print the score before each translation.")] = False,
-    show: Annotated[bool, typer.Option("--show", help="Show the alignment of each sentence and write a page.")] = False,
+    seed: Annotated[int | None, about("Seed for sampling; the same seed gives the same translations.")] = None,
+    scores: Annotated[bool, about("Print the score before each translation.", "--scores")] = False,
+    show: Annotated[bool, about("Show the alignment of each sentence and write a page.", "--show")] = False,
     page: Annotated[
         Path | None,
-        typer.Option(
-            help="With --show: file name of the page (default: alignment.html); further sentences get NAME-2.html and "
-            "so on."
+        about(
+            "With --show: file name of the page (default: alignment.html); further sentences get NAME-2.html and so on."
         ),
     ] = None,
-    batch_tokens: Annotated[int, typer.Option(help="Batch size: source tokens × beams.")] = 6_000,
+    batch_tokens: Annotated[int, about("Batch size: source tokens × beams.")] = 6_000,
     device: options.Device = "cpu",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per sentence.")] = False,
+    as_json: Annotated[bool, about("Print one JSON object per sentence.", "--json")] = False,
 ) -> None:
     """Translate sentences, a file or standard input, one line per sentence.
 
