@@ -47,10 +47,6 @@ def name_of(packet: Any) -> str:
     return str(packet).removeprefix("aten.")
 
 
-def shift_of(packet: Any) -> int:
-    return 1 if packet in (aten.addmm, aten.baddbmm, aten.addmv, aten.addbmm, aten._sparse_addmm) else 0
-
-
 def _is_zero(fill: Any) -> bool:
     if isinstance(fill, Tensor):
         return fill.numel() == 1 and not fill.is_meta and float(fill) == 0.0
@@ -79,8 +75,3 @@ MOVERS = frozenset(
 )  # fmt: skip
 SCATTERS = frozenset((aten.index_put, aten.index_put_, aten.scatter, aten.scatter_, aten.index_copy, aten.index_add))
 CUTS = frozenset((aten.split, aten.split_with_sizes, aten.unbind, aten.chunk, aten.tensor_split))
-
-BATCHED = frozenset((aten.bmm, aten.baddbmm))
-PRODUCTS = frozenset(
-    (aten.bmm, aten.mm, aten.baddbmm, aten.addmm, aten.mv, aten.addmv, aten.addbmm, aten._sparse_addmm)
-)  # fmt: skip

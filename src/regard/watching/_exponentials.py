@@ -12,7 +12,8 @@ from torch import Tensor
 from regard.watching import _axes
 from regard.watching._divided import ELEMENTWISE, Denominator, Raw, Shift, Source, one_axis
 from regard.watching._effects import is_filled, name_of
-from regard.watching._tracked import Curved, Scores, Softmax, Weights, softmax_weights
+from regard.watching._scores import Scores, curved
+from regard.watching._tracked import Softmax, Weights, softmax_weights
 from regard.watching._written import Tracker
 
 aten = torch.ops.aten
@@ -162,7 +163,7 @@ def _pow(tracker: Tracker, args: Any, kwargs: Any, out: Any) -> None:
         if base is not None and base > 0 and base != 1:
             _power(tracker, args[1], math.log(base), out)
         elif isinstance(known, Shifted) and known.of_scores:
-            tracker.note(out, Curved("pow"))  # a base for each head, say
+            tracker.note(out, curved(out, "pow"))  # a base for each head, say
 
 
 def _expm1(tracker: Tracker, args: Any, kwargs: Any, out: Any) -> None:

@@ -221,6 +221,17 @@ def number_of_heads(modules: Sequence[Any]) -> int | None:
     return None
 
 
+def rows_of_both(one: Sequence[Piece], other: Sequence[Piece]) -> Sequence[Piece]:
+    """The axes of the queries, where two products of the same weights keep different ones apart: values of relative
+    positions, which all items and heads share, make those look like queries."""
+
+    def unlikely(rows: Sequence[Piece]) -> tuple[bool, int]:
+        axes = {piece.axis for piece in rows}
+        return len(axes) > 1, -max(axes, default=-1)
+
+    return min(one, other, key=unlikely)
+
+
 def loops_over_heads(stack: Sequence[Frame], count: int) -> bool:
     """Whether a call has some of its module's heads, by what the module says."""
     return count != (number_of_heads([frame.module for frame in stack]) or count)

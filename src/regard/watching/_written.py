@@ -40,7 +40,8 @@ from regard.watching._products import (
     trace_in,
     with_feature,
 )
-from regard.watching._tracked import Multiplied, Partial, Product, Scores, Softmax, Trace, Weights, softmax_weights
+from regard.watching._scores import Curved, Scores
+from regard.watching._tracked import Multiplied, Partial, Product, Softmax, Trace, Weights, softmax_weights
 from regard.watching._views import VIEWS
 
 aten = torch.ops.aten
@@ -132,10 +133,9 @@ class Tracker:
         lse = _lse(given.detach(), out.detach(), axis)
         if self.kept is not None:
             self.kept[id(lse)] = out
-        scores = self.of(given)
-        scores = scores if isinstance(scores, Scores) else None
-        picked = "" if scores is None else scores.picked
-        softmax = Softmax(axis, tuple(out.shape), lse, by_function, [], of_scores=scores is not None, picked=picked)
+        known = self.of(given)
+        picked, of_scores = getattr(known, "picked", ""), isinstance(known, (Scores, Curved))
+        softmax = Softmax(axis, tuple(out.shape), lse, by_function, [], of_scores=of_scores, picked=picked)
         self.note(out, softmax_weights(out, softmax))
 
     def before(self, args: tuple[Any, ...]) -> None:
