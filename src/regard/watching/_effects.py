@@ -23,6 +23,13 @@ def fills_with_zeros(packet: Any, at: int, args: Any) -> bool:
     return at == 0 and (where is None or (len(args) > where and _is_zero(args[where])))
 
 
+def is_mask(other: Any) -> bool:
+    """Whether what weights are multiplied by leaves each as it is, or makes it 0."""
+    return isinstance(other, Tensor) and (
+        other.dtype == torch.bool or (not other.is_meta and bool(((other == 0) | (other == 1)).all()))
+    )
+
+
 def carried_by(func: Any, out: Any) -> Tensor | None:
     """What an operator that is not known made of its inputs, if it made it number by number, or moved them: not their
     sums, and not something new in the same shape."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from regard.watching import _axes
-from regard.watching._divided import ELEMENTWISE, Denominator, Raw, Shift, Source, one_axis
+from regard.watching._divided import ELEMENTWISE, SUMS, Denominator, Raw, Shift, Source, one_axis
 from regard.watching._effects import is_filled, name_of
 from regard.watching._scores import Scores, curved
 from regard.watching._tracked import Softmax, Weights, softmax_weights
@@ -208,18 +209,18 @@ def _source(tracker: Tracker, given: Tensor, base: float, out: Tensor) -> Source
     return source
 
 
-def _sum(tracker: Tracker, args: Any, kwargs: Any, out: Any) -> None:
+def _sum(packet: Any, tracker: Tracker, args: Any, kwargs: Any, out: Any) -> None:
     """Weights may be divided by a sum of theirs again: what masking left of them, or those of a softmax over queries,
     if they are of queries at all."""
     known = tracker.of(args[0])
     if isinstance(known, Weights) and known.dims:
         given = args[0]
         made = Raw(_axes.of_shape(given.shape), Source(given, None))
-        axis = one_axis(aten.sum, args, kwargs)
+        axis = one_axis(packet, args, kwargs)
         if axis is not None and (
             known.softmax.of_scores or any(p.axis == known.softmax.axis for p in known.dims[axis])
         ):
-            made.follow(tracker, aten.sum, 0, args, kwargs, out)
+            made.follow(tracker, packet, 0, args, kwargs, out)
 
 
 def _divide(tracker: Tracker, args: Any, kwargs: Any, out: Any) -> bool:
@@ -274,7 +275,7 @@ EXPONENTIALS: dict[Any, Callable[[Tracker, Any, Any, Any], bool | None]] = {
     aten.expm1: _expm1,
     aten.expm1_: _expm1,
     aten.pow: _pow,
-    aten.sum: _sum,
+    **{packet: functools.partial(_sum, packet) for packet in SUMS},
     aten.div: _divide,
     aten.div_: _divide,
     aten._sparse_softmax: _sparse_softmax,

@@ -24,6 +24,7 @@ from regard.watching._effects import (
     carried_by,
     fills_with_zeros,
     is_filled,
+    is_mask,
     makes_new,
     name_of,
     picks,
@@ -267,6 +268,8 @@ class Tracker:
                 self._scaled(Partial(with_feature(known.dims, out.shape), known, rows_of(known, other)), out)
             elif isinstance(other, Tensor) and scales_numbers(known, other) and not self.learned(other):
                 self._scaled(Partial(known.dims, known, rows_of(known, other)), out)
+            elif out.shape == args[at].shape and is_mask(other):
+                self.note(out, known._replace(final=out.detach(), final_dims=known.dims))
             elif out.shape == args[at].shape:
                 self.note(out, known._replace(changed=known.changed or "multiplied by something"))
         elif is_filled(packet) and isinstance(out, Tensor) and out.shape == args[at].shape:
