@@ -14,11 +14,12 @@ from regard.watching import _axes
 from regard.watching._divided import ELEMENTWISE, SUMS, Denominator, Raw, Shift, Source, one_axis
 from regard.watching._effects import is_filled, name_of
 from regard.watching._scores import Scores, curved
-from regard.watching._tracked import Softmax, Weights, softmax_weights
+from regard.watching._tracked import Share, Softmax, Weights, softmax_weights
 from regard.watching._written import Tracker
 
 aten = torch.ops.aten
 _COPIES = frozenset((aten.detach, aten.clone, aten.alias, aten._to_copy))
+_MEETS = frozenset((aten.logaddexp, aten.logaddexp2))
 _HIDES = frozenset((aten.where, aten.masked_fill, aten.masked_fill_, *_COPIES))
 
 
@@ -49,7 +50,9 @@ class Largest(NamedTuple):
         """Rows that see nothing may have another number."""
         if not isinstance(out, Tensor) or out.shape != args[at].shape or tracker.of(out) is not None:
             return
-        if packet in ELEMENTWISE or is_filled(packet) or packet in _COPIES:
+        if packet in (aten.exp, aten.sigmoid) and self.is_lse:
+            tracker.note(out, Share())
+        elif packet in _MEETS or packet in ELEMENTWISE or is_filled(packet) or packet in _COPIES:
             numbers = out.detach() if out.dim() == self.numbers.dim() else out.detach().unsqueeze(self.axis)
             tracker.note(out, self._replace(numbers=numbers))
 
@@ -129,6 +132,8 @@ def _unsqueezed(tracker: Tracker, args: Any, kwargs: Any, out: Any) -> None:
 
 def _less(tracker: Tracker, args: Any, kwargs: Any, out: Any) -> None:
     known = tracker.of(args[1])
+    if isinstance(tracker.of(args[0]), Largest):
+        return
     if isinstance(known, Largest) and args[1].dim() == out.dim():
         rows = (*out.shape[: known.axis], 1, *out.shape[known.axis + 1 :])
         if tuple(args[1].shape) == rows and args[0].shape == out.shape:

@@ -74,6 +74,8 @@ def arranged(
         raise Unseen(f"its weights are {known.changed} between the softmax and the product with values")
     if known.softmax.picked:
         raise Unseen(f"its softmax is over scores that {known.softmax.picked} picked: which keys they are is not known")
+    if trace.share:
+        raise Unseen("its output is weighed by the log-sum-exp of its logits: it is of some of the keys, or has a sink")
     if known.softmax.divided and not _are_weights(known):
         raise Unseen("it multiplies values by numbers that are below 0, or of which a row has a sum above 1")
     shape, axis = known.softmax.shape, known.softmax.axis

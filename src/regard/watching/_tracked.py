@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
 from regard.watching import _axes
 from regard.watching._axes import Dims, Piece
+
+if TYPE_CHECKING:
+    from regard.watching._written import Tracker
 
 
 class Weights(NamedTuple):
@@ -48,6 +51,16 @@ class Product(NamedTuple):
     apart: tuple[Piece, ...] = ()  # an axis whose parts were taken one by one
 
 
+class Share(NamedTuple):
+    """How much an attention over some keys has in one over more of them, by the log-sum-exp of its logits."""
+
+    dims: Dims = ()
+
+    def follow(self, tracker: Tracker, packet: Any, at: int, args: Any, kwargs: Any, out: Any) -> None:
+        if isinstance(out, Tensor) and out.numel() == args[at].numel() and tracker.of(out) is None:
+            tracker.note(out, self)
+
+
 class Trace(NamedTuple):
     """What a model did with the output of attention that tells its heads."""
 
@@ -55,6 +68,7 @@ class Trace(NamedTuple):
     alone: bool = False  # the values' dim went into a learned matrix, with no other axis next to it
     cut: bool = False  # an axis was cut in two, and neither part was laid there
     dims: Dims = ()  # of the output, in the end
+    share: bool = False  # whether it was multiplied by one (see above): its weights are not the ones that count
 
 
 class Factors(NamedTuple):

@@ -42,7 +42,7 @@ from regard.watching._products import (
     with_feature,
 )
 from regard.watching._scores import Curved, Scores
-from regard.watching._tracked import Multiplied, Partial, Product, Softmax, Trace, Weights, softmax_weights
+from regard.watching._tracked import Multiplied, Partial, Product, Share, Softmax, Trace, Weights, softmax_weights
 from regard.watching._views import VIEWS
 
 aten = torch.ops.aten
@@ -366,6 +366,8 @@ class Tracker:
             self.settled(known.call, trace)
         elif packet in MOVERS or packet in SCATTERS:
             self.settled(known.call, trace_in(known.dims))  # which row is which token is not known any more
+        elif packet in (aten.mul, aten.mul_) and isinstance(self.of(args[1 - at]), Share):
+            self.settled(known.call, Trace(share=True))
         elif isinstance(out, Tensor) and out.shape == args[at].shape:
             self.note(out, known)
 
