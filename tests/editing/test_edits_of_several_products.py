@@ -175,6 +175,25 @@ def test_a_softmax_of_one_key_is_edited_though_nothing_is_summed() -> None:
 
 
 @torch.no_grad()
+def test_two_outputs_of_the_same_weights_that_are_not_added_are_cut_and_not_ablated() -> None:
+    def side_by_side(m: Attends, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        w = m.weights(q @ k.mT)
+        return torch.cat([w @ v[..., :4], w @ v[..., 4:].sin()], -1)
+
+    model = made(side_by_side)
+    model.hidden = 1
+    wanted, model.hidden = model(X), None
+    with regard.edit(model, edits.cut(keys=1)) as report:
+        torch.testing.assert_close(model(X), wanted, rtol=0, atol=1e-10)
+    assert len(report) == 1
+    with (
+        pytest.raises(edits.CannotEdit, match="several values, whose outputs are not added"),
+        regard.edit(model, edits.ablate("zero"), heads=[1]),
+    ):
+        model(X)
+
+
+@torch.no_grad()
 def test_a_second_product_that_is_never_added_to_the_first_is_refused() -> None:
     class Apart(Attends):
         def forward(self, x: Tensor) -> Tensor:

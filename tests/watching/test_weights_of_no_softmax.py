@@ -51,6 +51,12 @@ def sparsemax(logits: Tensor) -> Tensor:
     return (logits - sums.gather(-1, some - 1) / some).clamp(min=0)
 
 
+def entmax(logits: Tensor) -> Tensor:
+    least = logits.amax(-1, keepdim=True) - 1
+    weights = (logits - least).clamp(min=0) ** 2
+    return weights / weights.sum(-1, keepdim=True)
+
+
 def with_einsum(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.einsum("bhqk,bhkd->bhqd", torch.einsum("bhqd,bhkd->bhqk", q, k).relu(), v)
 
@@ -73,6 +79,7 @@ def of_a_learned_base(q: Tensor, k: Tensor, rest: Any) -> Tensor:
         (by(lambda logits: F.elu(logits) + 1), "elu"),
         (by(divided), "softplus"),
         (by(sparsemax), "clamp"),
+        (by(entmax), "clamp"),
         (with_einsum, "relu"),
         (of_a_learned_base, "pow"),
     ],

@@ -92,7 +92,11 @@ class Call:
             return out
         pieces = self.arranged.pieces(node.dims or ())
         groups = [*self.arranged.groups[:3], [piece for piece in pieces if piece.axis == FEATURE]]
-        if node is not self.product or sorted(pieces) != sorted(piece for group in groups for piece in group):
+        if node is not self.product:
+            raise self.steps[0].place.refuse(
+                "its weights are multiplied by several values, whose outputs are not added"
+            )
+        if sorted(pieces) != sorted(piece for group in groups for piece in group):
             raise self.steps[0].place.refuse("its output is laid out, or added up, so that no head stands apart")
         apart, last = rearranged(out, pieces, groups), None
         for step in reversed(self.steps):  # the innermost has the last word

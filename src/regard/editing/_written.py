@@ -14,9 +14,10 @@ from regard.editing._chain import PRODUCTS, Chain, Node, Replay, tensors
 from regard.editing._writes import Write, drawn_by, name_of, put, undo, with_item, written_into
 from regard.watching import _around
 from regard.watching._layout import arranged, rows_of_both
+from regard.watching._output import Partial, Product
 from regard.watching._seen import Unseen
 from regard.watching._silence import silence
-from regard.watching._tracked import Partial, Product, Trace, Weights
+from regard.watching._tracked import Trace, Weights
 
 if TYPE_CHECKING:
     from regard.editing._editor import Editor, Met, Used

@@ -19,9 +19,10 @@ from torch import Tensor
 from regard.watching import _axes
 from regard.watching._axes import FEATURE, OTHER, Dims, Piece
 from regard.watching._effects import is_filled, name_of, picks
+from regard.watching._output import Product
 from regard.watching._products import PRODUCTS, factors, repeated_along, scales_values, with_feature
 from regard.watching._projection import version_of
-from regard.watching._tracked import Multiplied, Product, Softmax, Weights, softmax_weights
+from regard.watching._tracked import Multiplied, Softmax, Weights, softmax_weights
 
 if TYPE_CHECKING:
     from regard.watching._written import Tracker

@@ -13,7 +13,7 @@ from torch import Tensor
 from regard.watching import _axes
 from regard.watching._divided import ELEMENTWISE, SUMS, Denominator, Raw, Shift, Source, one_axis
 from regard.watching._effects import is_filled, name_of
-from regard.watching._scores import Scores, curved
+from regard.watching._scores import Scores, bends, curved
 from regard.watching._tracked import Share, Softmax, Weights, softmax_weights
 from regard.watching._written import Tracker
 
@@ -66,8 +66,12 @@ class Shifted(NamedTuple):
 
     def follow(self, tracker: Tracker, packet: Any, at: int, args: Any, kwargs: Any, out: Any) -> None:
         """What is hidden may have another number."""
-        if packet in _HIDES and isinstance(out, Tensor) and out.shape == args[at].shape:
+        if not isinstance(out, Tensor) or out.shape != args[at].shape:
+            return
+        if packet in _HIDES:
             tracker.note(out, self)
+        elif self.of_scores and out.dim() > 2 and bends(packet, at, args) and tracker.of(out) is None:
+            tracker.note(out, curved(out, packet))
 
 
 class LessOne(NamedTuple):
@@ -169,7 +173,7 @@ def _pow(tracker: Tracker, args: Any, kwargs: Any, out: Any) -> None:
         if base is not None and base > 0 and base != 1:
             _power(tracker, args[1], math.log(base), out)
         elif isinstance(known, Shifted) and known.of_scores:
-            tracker.note(out, curved(out, "pow"))  # a base for each head, say
+            tracker.note(out, curved(out, aten.pow))  # a base for each head, say
 
 
 def _expm1(tracker: Tracker, args: Any, kwargs: Any, out: Any) -> None:

@@ -33,8 +33,8 @@ class Scores(NamedTuple):
                 tracker.note(out, self._replace(picked=name_of(packet)))
         elif not isinstance(out, Tensor) or tracker.of(out) is not None:
             return
-        elif self.of_items and (packet in _CURVES or _cuts_at_0(packet, at, args)):
-            tracker.note(out, curved(out, name_of(packet).rstrip("_")))
+        elif self.of_items and bends(packet, at, args):
+            tracker.note(out, curved(out, packet))
         elif packet in VIEWS or packet in _SCALES:
             tracker.note(out, self)
 
@@ -57,15 +57,15 @@ class Curved(NamedTuple):
             tracker.note(made, self)
 
 
-def curved(out: Tensor, by: str) -> Curved:
+def curved(out: Tensor, packet: Any) -> Curved:
     """Numbers whose last axis are the keys."""
     dims = _axes.of_shape(out.shape)
-    return Curved(dims, dims[-1], by)
+    return Curved(dims, dims[-1], name_of(packet).rstrip("_"))
 
 
-def _cuts_at_0(packet: Any, at: int, args: Any) -> bool:
-    """As sparsemax does it."""
-    return packet in (aten.clamp, aten.clamp_) and at == 0 and len(args) == 2 and args[1] == 0
+def bends(packet: Any, at: int, args: Any) -> bool:
+    """Whether an operator is such a function; one that cuts numbers off at 0 is, as sparsemax does it."""
+    return packet in _CURVES or (packet in (aten.clamp, aten.clamp_) and at == 0 and len(args) == 2 and args[1] == 0)
 
 
 # Operators after which logits are logits.

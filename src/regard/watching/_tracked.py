@@ -35,22 +35,6 @@ class Softmax(NamedTuple):
     picked: str = ""  # by what some of those were picked out of each row: which keys they are is not known then
 
 
-class Partial(NamedTuple):
-    """Values scaled by weights, not summed yet."""
-
-    dims: Dims
-    weights: Weights
-    rows: tuple[Piece, ...]  # axes of the weights along which the values are repeated: those of the queries
-
-
-class Product(NamedTuple):
-    """The output of attention on its way to the model's width."""
-
-    dims: Dims
-    call: Any  # what the watcher made of the product
-    apart: tuple[Piece, ...] = ()  # an axis whose parts were taken one by one
-
-
 class Share(NamedTuple):
     """How much an attention over some keys has in one over more of them, by the log-sum-exp of its logits."""
 
@@ -98,3 +82,9 @@ class Multiplied(NamedTuple):
 def softmax_weights(out: Tensor, softmax: Softmax) -> Weights:
     dims = _axes.of_shape(out.shape)
     return Weights(dims, softmax, out.detach(), dims)
+
+
+def keys_of(known: Weights) -> tuple[Piece, ...]:
+    """The softmax's own axis, as it is in the final weights: a sink may have been cut off."""
+    axis = known.softmax.axis
+    return next((dim for dim in known.final_dims if any(piece.axis == axis for piece in dim)), ())

@@ -15,11 +15,12 @@ from regard.watching._follower import Asked, Follower, in_backward, raises
 from regard.watching._in_memory import InMemory
 from regard.watching._layout import arranged, laid_out, rows_of_both, with_values
 from regard.watching._modules import Frame
+from regard.watching._output import Product
 from regard.watching._projection import Projection, Waiting, known_projection, matrix_of, reads, version_of
 from regard.watching._recorder import Recorder
 from regard.watching._seen import Seen, Unseen
 from regard.watching._silence import silence, silent
-from regard.watching._tracked import Multiplied, Product, Trace, Weights
+from regard.watching._tracked import Multiplied, Trace, Weights
 
 
 class Pending:
