@@ -65,6 +65,10 @@ EXACT: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "small ones": weights_then(lambda w: F.hardshrink(w, 0.1)),
     "one key": weights_then(lambda w: w.index_fill(-1, torch.tensor([2]), 0.0)),
     "exponentials": exponentials,
+    "numbers 0 and 1": weights_then(lambda w: w * torch.ones(7, 7, dtype=w.dtype).tril(1)),
+    "booleans": weights_then(lambda w: w * (torch.arange(7) < 5)),
+    "in place": weights_then(lambda w: w.mul_(torch.ones(7, 7, dtype=w.dtype).tril(1))),
+    "normalized": weights_then(lambda w: F.normalize(w * (torch.arange(7) < 5), p=1.0, dim=-1)),
 }
 
 

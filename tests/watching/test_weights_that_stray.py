@@ -158,3 +158,51 @@ def test_two_softmaxes_of_one_module_that_are_over_queries_are_listed() -> None:
     with torch.no_grad(), pytest.warns(UserWarning, match="not over the keys"), regard.watch(model) as recording:
         model(X)
     assert [path for path, _ in recording.missed] == ["layers.1"]
+
+
+def halves(logits: Tensor, v: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    parts = [logits[..., :3], logits[..., 3:]]
+    outs = [parts[0].softmax(-1) @ v[:, :, :3], parts[1].softmax(-1) @ v[:, :, 3:]]
+    return [part.logsumexp(-1) for part in parts], outs
+
+
+def joined_by_log_sum_exp(logits: Tensor, v: Tensor) -> Tensor:
+    (a, b), (one, other) = halves(logits, v)
+    both = torch.logaddexp(a, b)
+    return one * (a - both).exp().unsqueeze(-1) + (b - both).exp()[..., None] * other
+
+
+def joined_by_the_larger(logits: Tensor, v: Tensor) -> Tensor:
+    (a, b), (one, other) = halves(logits, v)
+    largest = torch.maximum(a, b)
+    a, b = (a - largest).exp(), (b - largest).exp()
+    return one * (a / (a + b)).unsqueeze(-1) + other * (b / (a + b)).unsqueeze(-1)
+
+
+def with_a_sink(logits: Tensor, v: Tensor) -> Tensor:
+    return (logits.softmax(-1) @ v) * (logits.logsumexp(-1, keepdim=True) - 0.3).sigmoid()
+
+
+@pytest.mark.parametrize("way", [joined_by_log_sum_exp, joined_by_the_larger, with_a_sink])
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad, torch.inference_mode])
+def test_attention_to_some_of_the_keys_that_is_joined_to_others_is_listed_and_refused(way: Way, mode: Any) -> None:
+    model = Stack(ByHand(30), Attends(way))
+    with mode():
+        with pytest.warns(UserWarning, match="weighed by the log-sum-exp"), regard.watch(model) as recording:
+            model(X)
+        assert [call.path for call in recording] == ["layers.0"]
+        assert {path for path, _ in recording.missed} == {"layers.1"}
+        with pytest.raises(edits.CannotEdit, match=r"layers.1 .*log-sum-exp"), regard.edit(model, edits.cut(keys=1)):
+            model(X)
+
+
+def with_a_loss_of_the_sums(logits: Tensor, v: Tensor) -> Tensor:
+    logits.logsumexp(-1).square().mean()
+    return logits.softmax(-1) @ v
+
+
+def test_log_sum_exps_that_are_only_looked_at_give_no_alarm() -> None:
+    model = Stack(ByHand(30), Attends(with_a_loss_of_the_sums))
+    with torch.no_grad(), regard.watch(model) as recording:
+        model(X)
+    assert recording.missed == [] and len(recording) == 2

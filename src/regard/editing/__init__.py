@@ -6,7 +6,7 @@ _positions  which tokens its queries and keys are
 _functions  where calls are changed: torch's functions, above its derivatives
 _plain      functions that are no part of attention, run unseen
 _fused      a call given by query, key and value
-_written    a call that the model writes out; _chain: the functions that came after its softmax, done again
+_written    a call that the model writes out; _chain: the functions that came after its softmax; _again: it, done again
 _kept       what a watch keeps of a run, for edits that take it from there
 _report     what was changed
 """

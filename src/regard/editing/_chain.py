@@ -6,6 +6,7 @@ axes are the heads): the softmax is taken of other logits, and all that followed
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import weakref
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from regard.editing._writes import Draw
 from regard.watching import _axes
 
 if TYPE_CHECKING:
@@ -28,11 +30,14 @@ class Node:
     """A function call whose result came from a softmax; its arguments are tensors, or nodes where those did too."""
 
     __slots__ = (
-        "args", "at", "axis", "broken", "dims", "func", "kwargs", "number", "shape", "softmax", "version", "whole"
+        "args", "at", "axis", "broken", "dims", "done", "draw", "func", "kwargs", "number", "shape", "softmax",
+        "version", "whole",
     )  # fmt: skip
 
-    def __init__(self, func: Callable[..., Any], args: Any, kwargs: Any, at: int | None) -> None:
-        self.func, self.args, self.kwargs, self.at = func, args, kwargs, at
+    def __init__(
+        self, func: Callable[..., Any], args: Any, kwargs: Any, at: int | None, draw: Draw | None = None
+    ) -> None:
+        self.func, self.args, self.kwargs, self.at, self.draw = func, args, kwargs, at, draw
         self.shape: tuple[int, ...] | None = None  # of the weights, where this call took the softmax
         self.softmax: Softmax | None = None  # likewise
         self.number = next(_numbers)
@@ -40,6 +45,7 @@ class Node:
         self.version = 0
         self.whole = True  # whether the function gave the weights as the softmax has them
         self.dims: Dims | None = None  # of the output, where this call multiplied weights and values
+        self.done: list[bool] = []  # where somebody asks: one entry for each time that it was computed again
         self.broken = False  # to compute it again would give something else: see overwritten and note_aside
 
     @property
@@ -52,7 +58,8 @@ class Node:
         return given
 
     def run(self, args: Any, kwargs: Any) -> Tensor:
-        out = self.func(*args, **kwargs)
+        with contextlib.nullcontext() if self.draw is None else self.draw.repeated():
+            out = self.func(*args, **kwargs)
         return out if self.at is None else out[self.at]  # type: ignore[no-any-return]
 
     def softmaxes(self) -> set[int]:
@@ -71,6 +78,7 @@ class Chain:
 
     def __init__(self) -> None:
         self.nodes: dict[int, Node] = {}
+        self.draw: Draw | None = None  # of the function that is about to run
         self._alive: dict[int, weakref.ref[Tensor]] = {}
         # what was computed from weights and is none itself: the softmaxes of each
         self.aside: dict[int, tuple[weakref.ref[Tensor], set[int]]] = {}
@@ -130,10 +138,11 @@ class Chain:
         return node
 
     def node(self, func: Any, args: Any, kwargs: Any, at: int | None = None) -> Node:
-        return Node(func, self.linked(args), self.linked(kwargs), at)
+        return Node(func, self.linked(args), self.linked(kwargs), at, self.draw)
 
     def root(self, func: Any, args: Any, kwargs: Any, out: Tensor, known: Weights) -> Node:
         node = self.add(func, args, kwargs, out, None)
+        node.draw = None
         node.softmax, node.shape, node.axis = known.softmax, known.softmax.shape, known.softmax.axis
         node.whole = not known.changed and known.dims == _axes.of_shape(node.shape)
         if not node.takes_softmax:  # exponentials that were divided, say: the weights themselves say as much
@@ -151,7 +160,7 @@ class Chain:
             for each in node.line():
                 each.broken = each.broken or any(_share(leaf, into) for leaf in tensors(each.args, each.kwargs))
             if tensor is not into and _share(tensor, into):  # what was computed from it before stays right
-                late = Node(node.func, node.args, node.kwargs, node.at)
+                late = Node(node.func, node.args, node.kwargs, node.at, node.draw)
                 late.broken = True
                 self.nodes[id(tensor)] = late
 
@@ -202,6 +211,7 @@ class Replay:
                 raise self.refuse("the logits were overwritten after the softmax, so it cannot be taken again")
             return self.weights(node)
         out = node.run(self.value(node.args), self.value(node.kwargs))
+        node.done.append(True)
         return out if node.dims is None else self.output(node, out)
 
 

@@ -54,7 +54,7 @@ class Used(NamedTuple):
     """Attention that was written out: the weights, and the axes that its product kept."""
 
     weights: Weights
-    rows: Sequence[Piece]
+    rows: list[Piece]
     met: Met | None  # None where it is not to be edited
     also: tuple[tuple[Editor, Met], ...] = ()  # edits of blocks around this one, which are made at once
 
@@ -143,19 +143,25 @@ class Editor(Follower):
     def _attended(self, weights: Weights, rows: Sequence[Piece]) -> Any:
         if self.busy or in_backward() or not self._now():
             return None
+        users = weights.softmax.users  # not the uses, which would hold themselves
+        before = next((user for user in users if user and user[0] and user[0].stack[-1] is self._now()[-1]), None)
         try:
-            met = self.meet()
+            met = self.meet() if before is None else before[0]
             if met is not None and not self.hears_in_silence:
                 why = "the product of weights and values runs inside a function that cannot be taken apart"
                 late = "its weights are divided by their sum only after the product with values"
                 why = late if weights.softmax.late else f"{why} (TorchScript, say)"
                 raise self._refuse(met.site, met.layer, why)
-            also = [] if met is None else [(one, there) for one in self._around() if (there := one.meet()) is not None]
+            if before is not None and weights.changed:
+                return None  # values of another kind (relative positions, say) for weights that were met
+            around = [] if met is None or before is not None else self._around()
+            also = tuple((one, there) for one in around if (there := one.meet()) is not None)
         except CannotEdit as error:  # raised where the operator has run: what happens here is noted, never raised
             self.trouble = self.trouble or error
             return None
-        self.used.append(Used(weights, rows, met, tuple(also)))
-        weights.softmax.users.append(met)  # not the use, which would hold itself
+        if before is None:
+            users.append(before := (met, also))
+        self.used.append(Used(weights, list(rows), *before))
         return self.used[-1]
 
     def raise_trouble(self) -> None:

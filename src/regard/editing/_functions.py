@@ -12,9 +12,10 @@ from torch import Tensor
 
 from regard import masks
 from regard.compat import _attention as compat
+from regard.editing._again import HIDDEN
 from regard.editing._flex import is_flex, seen_of
 from regard.editing._plain import is_plain, run_unseen
-from regard.editing._written import HIDDEN, Written
+from regard.editing._written import Written
 from regard.edits._edit import CannotEdit
 from regard.watching._layout import number_of_heads
 from regard.watching._modules import frames

@@ -1,9 +1,13 @@
-"""Functions that write into memory that is there already, so that they can be undone, and done again."""
+"""What functions change besides what they give: memory that is there already, and the generator of random numbers. So
+that they can be undone, and done again."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from regard.watching._silence import silence
@@ -57,3 +61,42 @@ def with_item(target: Tensor, index: Any, value: Any) -> Tensor:
     target = target.clone()
     target[index] = value
     return target
+
+
+class Draw(NamedTuple):
+    """Where a device's generator of random numbers stood before a function drew some."""
+
+    device: torch.device
+    state: Tensor
+
+    @contextlib.contextmanager
+    def repeated(self) -> Iterator[None]:
+        """The same numbers are drawn once more, and none in addition."""
+        now = _state(self.device)
+        _put_state(self.device, self.state)
+        try:
+            yield
+        finally:
+            _put_state(self.device, now)
+
+
+def drawn_by(func: Any, given: list[Tensor]) -> Draw | None:
+    """Asked before a function runs; None where it draws nothing."""
+    name = name_of(func)
+    if ("dropout" not in name and not name.startswith("bernoulli")) or given[0].is_meta:
+        return None
+    return Draw(given[0].device, _state(given[0].device))
+
+
+def _state(device: torch.device) -> Tensor:
+    if device.type == "cpu":
+        return torch.get_rng_state()
+    state: Tensor = torch.get_device_module(device).get_rng_state(device)
+    return state
+
+
+def _put_state(device: torch.device, state: Tensor) -> None:
+    if device.type == "cpu":
+        torch.set_rng_state(state)
+    else:
+        torch.get_device_module(device).set_rng_state(state, device)

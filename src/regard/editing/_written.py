@@ -4,31 +4,24 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from regard.editing import _fused
+from regard.editing._again import Call
 from regard.editing._chain import PRODUCTS, Chain, Node, Replay, tensors
-from regard.editing._fused import Pattern
-from regard.editing._writes import Write, name_of, put, undo, with_item, written_into
-from regard.edits._edit import Change, Place
-from regard.statistics import Want
-from regard.watching import _around, _axes
-from regard.watching._axes import FEATURE, Piece
-from regard.watching._in_memory import InMemory
-from regard.watching._layout import Arranged, arranged, rearranged
+from regard.editing._writes import Write, drawn_by, name_of, put, undo, with_item, written_into
+from regard.watching import _around
+from regard.watching._layout import arranged, rows_of_both
+from regard.watching._output import Partial, Product
 from regard.watching._seen import Unseen
 from regard.watching._silence import silence
-from regard.watching._tracked import Partial, Product, Trace, Weights
+from regard.watching._tracked import Trace, Weights
 
 if TYPE_CHECKING:
     from regard.editing._editor import Editor, Met, Used
     from regard.recording import Site
-
-# Logits so far below the largest of their row are those that a model has hidden, whatever number it writes there.
-HIDDEN = 5000.0
 
 
 class Written:
@@ -39,6 +32,7 @@ class Written:
         self._nodes: dict[int, Node] = {}  # by use: the product
         self._uses: dict[int, Used] = {}  # by the numbers of softmaxes and products: of several attentions, which it is
         self._replays: dict[int, tuple[Used, Replay]] = {}
+        self._others: list[tuple[Met, list[bool]]] = []  # products that are to be done again with another: see _note
         self._late: dict[int, tuple[Site, int]] = {}  # by the numbers of softmaxes that were edited: where they are
 
     def clear(self) -> None:
@@ -47,6 +41,7 @@ class Written:
         self._uses.clear()
         self._replays.clear()
         self._late.clear()
+        self._others.clear()
 
     def _let_go(self) -> None:
         """Forget calls of which nothing lives any more: what is known of one holds its weights."""
@@ -77,15 +72,24 @@ class Written:
             out = func(*args, **kwargs)
             self.chain.note(into, node)
             return out
+        self.chain.draw = drawn_by(func, given)
         write = None
         if into is not None:
             with silence():
                 write = Write(into, into.clone())
-        if not _may_end(func) and not any(isinstance(self.editor.tracker.of(one), Product) for one in given):
+        if not _may_end(func) and not any(map(self._may_end_at, given)):
             out = func(*args, **kwargs)
             self._note(func, *self._again(args, kwargs, write), out)
             return out
         return self._tried(func, args, kwargs, given, others_listen(), write)
+
+    def _may_end_at(self, given: Tensor) -> bool:
+        """Whether anything that reads a tensor may be attention, or what comes of it: with a single key, values are
+        multiplied by a weight, and there is nothing to sum."""
+        known = self.editor.tracker.of(given)
+        if isinstance(known, Weights):
+            return known.softmax.shape[known.softmax.axis] == 1
+        return isinstance(known, Product)
 
     def _check_one_way(self, func: Any, given: list[Tensor]) -> None:
         """What was computed from weights before they were edited may not meet what the model computes otherwise: it
@@ -142,7 +146,7 @@ class Written:
                 return out
             trace = next((found for _, found in settled), Trace())
             return self._ended(ends[0], trace, func, args, kwargs, write)
-        elif others_listen:
+        elif others_listen and self._other_values(func, given) is None:
             undo(write)
             out = func(*args, **kwargs)
             self._note(func, *again, out)
@@ -171,17 +175,22 @@ class Written:
         parts = [(None, out)] if isinstance(out, Tensor) else list(enumerate(several))
         given = list(tensors(args, kwargs))
         linked = [node for one in given if (node := self.chain.of(one)) is not None]
-        aside = self.chain.softmaxes_aside(given)
+        aside = self._aside(given)
         for at, part in parts:
             known = tracker.of(part)
             if not isinstance(known, (Weights, Partial, Product)):
                 if isinstance(part, Tensor) and (linked or aside):
                     self.chain.note_aside(part, aside.union(*(node.softmaxes() for node in linked)))
+                    if at is None and (met := self._other_values(func, given)) is not None:
+                        node = self.chain.add(func, args, kwargs, part, at)
+                        self._others.append((met, node.done))
                 continue
             before = [tracker.of(one) for one in given if self.chain.of(one) is not None]
             begins = isinstance(known, Weights) and not any(_same_softmax(known, one) for one in before)
             if before and not begins:
                 node = self.chain.add(func, args, kwargs, part, at)
+                if isinstance(known, Product) and len(linked) > 1:
+                    self._ends_in(node, known)
                 # with other weights, what was computed from them aside would be another number too
                 node.broken = node.broken or not aside.isdisjoint(node.softmaxes())
             elif isinstance(known, Weights) and at is None:
@@ -192,12 +201,34 @@ class Written:
         if isinstance(out, Tensor):
             node = self.chain.add(func, args, kwargs, out, None)
             node.dims = known.dims if isinstance(known, Product) else ()
-            node.broken = not self.chain.softmaxes_aside(list(tensors(args, kwargs))).isdisjoint(node.softmaxes())
+            node.broken = not self._aside(list(tensors(args, kwargs))).isdisjoint(node.softmaxes())
             for one in used:
                 self._nodes[id(one)] = node
                 softmaxes = [each.number for each in node.line() if each.softmax is one.weights.softmax]
                 own = next((self._uses[number] for number in softmaxes if number in self._uses), one)
+                own.rows[:] = rows_of_both(own.rows, one.rows)
                 self._uses.update(dict.fromkeys((node.number, *softmaxes), own))
+
+    def _other_values(self, func: Any, given: list[Tensor]) -> Met | None:
+        """Where a function multiplies other values (of relative positions, say) by weights that are moved, and that
+        were multiplied by values before: by whom."""
+        if not _may_end(func) or "sum" in name_of(func).split("_"):
+            return None
+        of_weights = (known for one in given if isinstance(known := self.editor.tracker.of(one), Weights))
+        return next((user[0] for known in of_weights for user in known.softmax.users if user and user[0]), None)
+
+    def _aside(self, given: list[Tensor]) -> set[int]:
+        """The softmaxes of what was computed aside from the chain, and cannot be done again with it."""
+        return self.chain.softmaxes_aside([one for one in given if self.chain.of(one) is None])
+
+    def _ends_in(self, node: Node, known: Product) -> None:
+        """Several products of the same weights are one output where they meet."""
+        softmaxes = node.softmaxes()
+        use = self._uses.get(next(iter(softmaxes))) if len(softmaxes) == 1 else None
+        if use is not None:
+            for each in node.line():
+                each.dims = None
+            node.dims, self._nodes[id(use)], self._uses[node.number] = known.dims, node, use
 
     # The end of it
 
@@ -221,6 +252,10 @@ class Written:
     def check_ended(self) -> None:
         """Raise where an output of attention lives on that was to be edited, and was not."""
         self.editor.raise_trouble()
+        for met, done in self._others:
+            if not done:
+                why = "its weights are multiplied by other values too, and that product is not added to the first one"
+                raise self.editor._refuse(met.site, met.layer, why)
         for tensor in self.chain.living():
             use = self._use_of(tensor)
             if use is not None and use.met is not None and id(use) not in self._replays:
@@ -230,8 +265,11 @@ class Written:
     def _use_of(self, tensor: object) -> Used | None:
         """The attention that a tensor is the output of, if it is to be edited: one of them where several were added."""
         known = self.editor.tracker.of(tensor)
-        if not isinstance(known, Product) or known.call.met is not None:
-            return known.call if isinstance(known, Product) else None
+        if not isinstance(known, Product):
+            return None
+        if known.call.met is not None:
+            softmax = known.call.weights.softmax  # of several products of the same weights, the first
+            return next((use for use in self._uses.values() if use.weights.softmax is softmax), known.call)
         node = self.chain.of(tensor)
         uses = [self._uses[each.number] for each in node.line() if each.number in self._uses] if node else []
         return next((use for use in uses if use.met is not None), None)
@@ -248,7 +286,7 @@ class Written:
         if use.weights.softmax.divided and not _sum_to_1(use.weights):
             why = "it divides its weights by more than their sum, and other weights would need another divisor"
             raise editor._refuse(met.site, met.layer, why)
-        call = _Call([(editor, met), *use.also], use, found, self._nodes.get(id(use)))
+        call = Call([(editor, met), *use.also], use, found, self._nodes.get(id(use)))
 
         def weights(node: Node) -> Tensor:
             """Outputs of several attentions may meet before heads are laid side by side: each has its own edit."""
@@ -269,186 +307,12 @@ class Written:
         return replay
 
 
-class _Layout(NamedTuple):
-    arranged: Arranged
-    shape: tuple[int, ...]
-
-    def out_of(self, tensor: Tensor) -> Tensor:
-        """[batch, head, query, key] of a tensor as the softmax has it."""
-        return rearranged(tensor, self.arranged.pieces(_axes.of_shape(self.shape)), self._groups())
-
-    def back(self, tensor: Tensor, like: Tensor) -> Tensor:
-        return put_back(tensor, self.arranged.pieces(_axes.of_shape(self.shape)), self._groups(), like)
-
-    def _groups(self) -> list[list[Piece]]:
-        """With the softmax's own axis whole: what stands for a sink may have been cut off of the last weights."""
-        axis = next(piece.axis for piece in self.arranged.groups[3]) if self.arranged.groups[3] else None
-        pieces = self.arranged.pieces(_axes.of_shape(self.shape))
-        keys = [piece for piece in pieces if piece.axis == axis] if axis is not None else []
-        return [*self.arranged.groups[:3], keys]
-
-
-class _Call:
-    """One written-out call while it is done again."""
-
-    def __init__(self, editors: list[tuple[Editor, Met]], use: Used, found: Arranged, product: Node | None) -> None:
-        self.arranged, self.product = found, product
-        self.layout = _Layout(found, use.weights.softmax.shape)
-        with silence(), torch.no_grad():
-            weights = rearranged(use.weights.final, found.pieces(use.weights.final_dims), found.groups)
-            seen = InMemory(weights, weights.new_zeros(weights.shape[:3]))
-            places = [editor.place(met, seen, weights.shape[1]) for editor, met in editors]
-            if not any(editor.adds_edges for editor, _ in editors):
-                for place in places:
-                    place.has_edges = _edges_of(weights)
-            self.steps = [_Step(editor, place) for (editor, _), place in zip(editors, places, strict=True)]
-            for place in places:
-                place.has_edges = None  # it holds the weights
-
-    def weights(self, node: Node) -> Tensor:
-        """The softmax again, of other logits."""
-        logits = node.logits if node.takes_softmax else _logarithm(node.logits)
-        x = self.layout.out_of(logits)
-        empty = None
-        for step in self.steps:
-            for change in step.changes:
-                x, more = _changed(x, change, step.place)
-                empty = more if empty is None else empty if more is None else empty | more
-        out = self._softmax(node, self.layout.back(x, logits))
-        if empty is not None:
-            out = self.layout.back(self.layout.out_of(out).masked_fill(empty, 0.0), out)
-        for step in self.steps:
-            step.tell(self.layout.out_of(out.detach()))
-            step.write(bool(step.changes))
-        return out
-
-    def _softmax(self, node: Node, logits: Tensor) -> Tensor:
-        if not node.takes_softmax:
-            return logits.softmax(node.axis)
-        if "input" in node.kwargs:
-            return node.run(node.args, {**node.kwargs, "input": logits})
-        return node.run((logits, *node.args[1:]), node.kwargs)
-
-    def output(self, node: Node, out: Tensor) -> Tensor:
-        """The product, with the edits of its output."""
-        if not any(edit.acts_on_output for step in self.steps for edit in step.editor.edits):
-            return out
-        pieces = self.arranged.pieces(node.dims or ())
-        groups = [*self.arranged.groups[:3], [piece for piece in pieces if piece.axis == FEATURE]]
-        if node is not self.product or sorted(pieces) != sorted(piece for group in groups for piece in group):
-            raise self.steps[0].place.refuse("its output is laid out, or added up, so that no head stands apart")
-        apart, last = rearranged(out, pieces, groups), None
-        for step in reversed(self.steps):  # the innermost has the last word
-            new = step.editor.outputs(apart, step.place)
-            step.write(new is not None)
-            if new is not None:
-                apart = last = new
-        return out if last is None else put_back(last, pieces, groups, out)
-
-
-class _Step:
-    """What one edit does to a call."""
-
-    def __init__(self, editor: Editor, place: Place) -> None:
-        self.editor, self.place = editor, place
-        self.changes = editor.changes(place)
-        self._wrote = False
-
-    def write(self, changed: bool) -> None:
-        if changed and not self._wrote:
-            self._wrote = True
-            self.editor.wrote(self.place, True)
-
-    def tell(self, weights: Tensor) -> None:
-        """The weights [batch, head, query, key] that are used, to edits that go by them."""
-        place = self.place
-        with silence(), torch.no_grad():
-            for edit in self.editor.each(place):
-                if edit.wants_mass:
-                    seen, counted = weights[..., : place.keys], edit.mass_of(place)
-                    if isinstance(counted, Tensor):
-                        seen, counted = seen.masked_fill(~counted[:, None, :, None], 0.0), None
-                    edit.after(seen[:, :, counted or slice(None)].sum(2), place)
-                edit.saw(Pattern(None, weights, weights.shape[3] - place.keys), place)
-
-
-def _edges_of(weights: Tensor) -> Callable[[range, range], Tensor]:
-    """The edges that a call has, as ``Place.has_edges`` gives them. Where a row does not sum to 1, the model took
-    weights away after the softmax: a 0 there does not say that the softmax had no such edge."""
-
-    def has_edges(rows: range, columns: range) -> Tensor:
-        found = weights[:, :, rows.start : rows.stop]
-        whole = found.sum(-1, keepdim=True, dtype=torch.float32) > 0.999
-        return (found[..., columns.start : columns.stop] > 0) | ~whole
-
-    return has_edges
-
-
 @contextlib.contextmanager
 def _running(use: Used, editor: Editor) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for one in (editor, *(other for other, _ in use.also)):
             stack.enter_context(one.running())
         yield
-
-
-def _changed(x: Tensor, change: Change, place: Place) -> tuple[Tensor, Tensor | None]:
-    """Logits after a change, and the rows [batch, head, query, 1] that it left without keys."""
-    extra = x.shape[3] - place.keys
-    mine = _fused.head_rows(place)
-    if change.pattern is not None:
-        return torch.where(mine, _pattern(change.pattern, x, place), x), None
-    if change.add is not None:
-        u, b = (part.to(place.device) for part in change.add.factors())
-        most = torch.finfo(x.dtype).max / 2
-        more = u[:, None, :, None] * b[:, None, None].clamp(-most, most)
-        x = torch.where(mine, x + torch.nn.functional.pad(more, (0, extra)).to(x), x)
-    if change.hide is None:
-        return x, None
-    rows, columns = range(place.queries), range(place.keys)
-    offset = place.offset.to(x.device) if isinstance(place.offset, Tensor) else place.offset
-    change.hide.check(place.batch, place.count, place.queries, place.keys)
-    hide = change.hide.tile(rows, columns, place.queries, place.keys, offset=offset, device=x.device)
-    hide = torch.nn.functional.pad(hide & mine, (0, extra)).expand(*x.shape[:2], -1, -1)
-    with torch.no_grad():
-        top = x.amax(-1, keepdim=True)
-        shown = (x > -torch.inf) & (x >= top - HIDDEN)
-        empty = ~(shown & ~hide).any(-1, keepdim=True) & hide.any(-1, keepdim=True)
-    # a row without keys keeps its logits, which are numbers, and then loses its weights
-    return x.masked_fill(hide & ~empty, -torch.inf), empty
-
-
-def _pattern(pattern: Pattern, x: Tensor, place: Place) -> Tensor:
-    """The recorded weights as logits: their logarithm."""
-    weights = pattern.weights
-    if weights is None:
-        assert pattern.seen is not None
-        with silence():
-            weights = pattern.seen.observe(Want(map=None, top_k=0, weights="all")).weights
-    if weights.shape[1:] != x.shape[1:] or weights.shape[0] not in (1, x.shape[0]):
-        raise place.refuse(
-            f"its weights are {list(x.shape)} [batch, head, query, key], and the recorded ones "
-            f"{list(weights.shape)}: patch a pattern from a run of the same length"
-        )
-    return _logarithm(weights.to(x)).expand_as(x)
-
-
-def put_back(tensor: Tensor, pieces: list[Piece], groups: Any, like: Tensor) -> Tensor:
-    """The inverse of ``rearranged``, in memory as ``like`` is: code that views the one can view the other."""
-    order = [pieces.index(piece) for group in groups for piece in group]
-    apart = tensor.reshape([piece.size for group in groups for piece in group])
-    inverse = sorted(range(len(order)), key=order.__getitem__)
-    made = apart.permute(inverse).reshape(like.shape)
-    strides: list[int] = [like.stride(dim) for dim in range(like.dim())]
-    outer_first = sorted(range(like.dim()), key=lambda dim: (-strides[dim], dim))
-    back = sorted(range(like.dim()), key=outer_first.__getitem__)
-    return made.permute(outer_first).contiguous().permute(back)
-
-
-def _logarithm(weights: Tensor) -> Tensor:
-    """Weights as logits; what has no weight is hidden, and takes no gradient."""
-    none = weights <= 0
-    return weights.masked_fill(none, 1.0).log().masked_fill(none, -torch.inf)
 
 
 def _sum_to_1(known: Weights) -> bool:

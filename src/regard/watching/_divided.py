@@ -19,9 +19,10 @@ from torch import Tensor
 from regard.watching import _axes
 from regard.watching._axes import FEATURE, OTHER, Dims, Piece
 from regard.watching._effects import is_filled, name_of, picks
+from regard.watching._output import Product
 from regard.watching._products import PRODUCTS, factors, repeated_along, scales_values, with_feature
 from regard.watching._projection import version_of
-from regard.watching._tracked import Multiplied, Product, Softmax, Weights, softmax_weights
+from regard.watching._tracked import Multiplied, Softmax, Weights, softmax_weights
 
 if TYPE_CHECKING:
     from regard.watching._written import Tracker
@@ -80,7 +81,7 @@ class Raw(NamedTuple):
     source: Source
 
     def follow(self, tracker: Tracker, packet: Any, at: int, args: Any, kwargs: Any, out: Any) -> None:
-        if packet in _SUMS and at == 0:
+        if packet in SUMS and at == 0:
             self._summed(tracker, packet, args, kwargs, out)
         elif packet in PRODUCTS:
             found = factors(self.dims, packet, at, args)
@@ -260,7 +261,7 @@ def _is_noise(tracker: Tracker, packet: Any, at: int, args: Any) -> bool:
     return packet in (aten.mul, aten.mul_) and id(args[1 - at]) in tracker.noise
 
 
-_SUMS = frozenset((aten.sum, aten.linalg_vector_norm, aten.norm))
+SUMS = frozenset((aten.sum, aten.linalg_vector_norm, aten.norm))
 # Operators that give one number for each number.
 ELEMENTWISE = frozenset(
     (aten.mul, aten.mul_, aten.div, aten.div_, aten.add, aten.add_, aten.sub, aten.sub_, aten.clamp, aten.clamp_,

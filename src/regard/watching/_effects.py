@@ -23,6 +23,13 @@ def fills_with_zeros(packet: Any, at: int, args: Any) -> bool:
     return at == 0 and (where is None or (len(args) > where and _is_zero(args[where])))
 
 
+def is_mask(other: Any) -> bool:
+    """Whether what weights are multiplied by leaves each as it is, or makes it 0."""
+    return isinstance(other, Tensor) and (
+        other.dtype == torch.bool or (not other.is_meta and bool(((other == 0) | (other == 1)).all()))
+    )
+
+
 def carried_by(func: Any, out: Any) -> Tensor | None:
     """What an operator that is not known made of its inputs, if it made it number by number, or moved them: not their
     sums, and not something new in the same shape."""
@@ -45,10 +52,6 @@ def picks(packet: Any) -> bool:
 
 def name_of(packet: Any) -> str:
     return str(packet).removeprefix("aten.")
-
-
-def shift_of(packet: Any) -> int:
-    return 1 if packet in (aten.addmm, aten.baddbmm, aten.addmv, aten.addbmm, aten._sparse_addmm) else 0
 
 
 def _is_zero(fill: Any) -> bool:
@@ -79,8 +82,3 @@ MOVERS = frozenset(
 )  # fmt: skip
 SCATTERS = frozenset((aten.index_put, aten.index_put_, aten.scatter, aten.scatter_, aten.index_copy, aten.index_add))
 CUTS = frozenset((aten.split, aten.split_with_sizes, aten.unbind, aten.chunk, aten.tensor_split))
-
-BATCHED = frozenset((aten.bmm, aten.baddbmm))
-PRODUCTS = frozenset(
-    (aten.bmm, aten.mm, aten.baddbmm, aten.addmm, aten.mv, aten.addmv, aten.addbmm, aten._sparse_addmm)
-)  # fmt: skip

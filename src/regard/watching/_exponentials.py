@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -10,13 +11,15 @@ import torch
 from torch import Tensor
 
 from regard.watching import _axes
-from regard.watching._divided import ELEMENTWISE, Denominator, Raw, Shift, Source, one_axis
+from regard.watching._divided import ELEMENTWISE, SUMS, Denominator, Raw, Shift, Source, one_axis
 from regard.watching._effects import is_filled, name_of
-from regard.watching._tracked import Curved, Scores, Softmax, Weights, softmax_weights
+from regard.watching._scores import Scores, bends, curved
+from regard.watching._tracked import Share, Softmax, Weights, softmax_weights
 from regard.watching._written import Tracker
 
 aten = torch.ops.aten
 _COPIES = frozenset((aten.detach, aten.clone, aten.alias, aten._to_copy))
+_MEETS = frozenset((aten.logaddexp, aten.logaddexp2))
 _HIDES = frozenset((aten.where, aten.masked_fill, aten.masked_fill_, *_COPIES))
 
 
@@ -47,7 +50,9 @@ class Largest(NamedTuple):
         """Rows that see nothing may have another number."""
         if not isinstance(out, Tensor) or out.shape != args[at].shape or tracker.of(out) is not None:
             return
-        if packet in ELEMENTWISE or is_filled(packet) or packet in _COPIES:
+        if packet in (aten.exp, aten.sigmoid) and self.is_lse:
+            tracker.note(out, Share())
+        elif packet in _MEETS or packet in ELEMENTWISE or is_filled(packet) or packet in _COPIES:
             numbers = out.detach() if out.dim() == self.numbers.dim() else out.detach().unsqueeze(self.axis)
             tracker.note(out, self._replace(numbers=numbers))
 
@@ -61,8 +66,12 @@ class Shifted(NamedTuple):
 
     def follow(self, tracker: Tracker, packet: Any, at: int, args: Any, kwargs: Any, out: Any) -> None:
         """What is hidden may have another number."""
-        if packet in _HIDES and isinstance(out, Tensor) and out.shape == args[at].shape:
+        if not isinstance(out, Tensor) or out.shape != args[at].shape:
+            return
+        if packet in _HIDES:
             tracker.note(out, self)
+        elif self.of_scores and out.dim() > 2 and bends(packet, at, args) and tracker.of(out) is None:
+            tracker.note(out, curved(out, packet))
 
 
 class LessOne(NamedTuple):
@@ -127,6 +136,8 @@ def _unsqueezed(tracker: Tracker, args: Any, kwargs: Any, out: Any) -> None:
 
 def _less(tracker: Tracker, args: Any, kwargs: Any, out: Any) -> None:
     known = tracker.of(args[1])
+    if isinstance(tracker.of(args[0]), Largest):
+        return
     if isinstance(known, Largest) and args[1].dim() == out.dim():
         rows = (*out.shape[: known.axis], 1, *out.shape[known.axis + 1 :])
         if tuple(args[1].shape) == rows and args[0].shape == out.shape:
@@ -162,7 +173,7 @@ def _pow(tracker: Tracker, args: Any, kwargs: Any, out: Any) -> None:
         if base is not None and base > 0 and base != 1:
             _power(tracker, args[1], math.log(base), out)
         elif isinstance(known, Shifted) and known.of_scores:
-            tracker.note(out, Curved("pow"))  # a base for each head, say
+            tracker.note(out, curved(out, aten.pow))  # a base for each head, say
 
 
 def _expm1(tracker: Tracker, args: Any, kwargs: Any, out: Any) -> None:
@@ -207,18 +218,18 @@ def _source(tracker: Tracker, given: Tensor, base: float, out: Tensor) -> Source
     return source
 
 
-def _sum(tracker: Tracker, args: Any, kwargs: Any, out: Any) -> None:
+def _sum(packet: Any, tracker: Tracker, args: Any, kwargs: Any, out: Any) -> None:
     """Weights may be divided by a sum of theirs again: what masking left of them, or those of a softmax over queries,
     if they are of queries at all."""
     known = tracker.of(args[0])
     if isinstance(known, Weights) and known.dims:
         given = args[0]
         made = Raw(_axes.of_shape(given.shape), Source(given, None))
-        axis = one_axis(aten.sum, args, kwargs)
+        axis = one_axis(packet, args, kwargs)
         if axis is not None and (
             known.softmax.of_scores or any(p.axis == known.softmax.axis for p in known.dims[axis])
         ):
-            made.follow(tracker, aten.sum, 0, args, kwargs, out)
+            made.follow(tracker, packet, 0, args, kwargs, out)
 
 
 def _divide(tracker: Tracker, args: Any, kwargs: Any, out: Any) -> bool:
@@ -273,7 +284,7 @@ EXPONENTIALS: dict[Any, Callable[[Tracker, Any, Any, Any], bool | None]] = {
     aten.expm1: _expm1,
     aten.expm1_: _expm1,
     aten.pow: _pow,
-    aten.sum: _sum,
+    **{packet: functools.partial(_sum, packet) for packet in SUMS},
     aten.div: _divide,
     aten.div_: _divide,
     aten._sparse_softmax: _sparse_softmax,

@@ -74,6 +74,8 @@ def arranged(
         raise Unseen(f"its weights are {known.changed} between the softmax and the product with values")
     if known.softmax.picked:
         raise Unseen(f"its softmax is over scores that {known.softmax.picked} picked: which keys they are is not known")
+    if trace.share:
+        raise Unseen("its output is weighed by the log-sum-exp of its logits: it is of some of the keys, or has a sink")
     if known.softmax.divided and not _are_weights(known):
         raise Unseen("it multiplies values by numbers that are below 0, or of which a row has a sum above 1")
     shape, axis = known.softmax.shape, known.softmax.axis
@@ -219,6 +221,17 @@ def number_of_heads(modules: Sequence[Any]) -> int | None:
             if is_int(count):
                 return count
     return None
+
+
+def rows_of_both(one: Sequence[Piece], other: Sequence[Piece]) -> Sequence[Piece]:
+    """The axes of the queries, where two products of the same weights keep different ones apart: values of relative
+    positions, which all items and heads share, make those look like queries."""
+
+    def unlikely(rows: Sequence[Piece]) -> tuple[bool, int]:
+        axes = {piece.axis for piece in rows}
+        return len(axes) > 1, -max(axes, default=-1)
+
+    return min(one, other, key=unlikely)
 
 
 def loops_over_heads(stack: Sequence[Frame], count: int) -> bool:

@@ -10,10 +10,13 @@ from torch import Tensor
 
 from regard.watching import _axes
 from regard.watching._axes import FEATURE, Dims, Piece
-from regard.watching._effects import PRODUCTS, shift_of
 from regard.watching._tracked import Factors, Trace, Weights
 
 aten = torch.ops.aten
+
+PRODUCTS = frozenset(
+    (aten.bmm, aten.mm, aten.baddbmm, aten.addmm, aten.mv, aten.addmv, aten.addbmm, aten._sparse_addmm)
+)  # fmt: skip
 
 
 def _feature_size(other: Tensor, side: int) -> int:
@@ -64,6 +67,10 @@ def factors(dims: Dims, packet: Any, at: int, args: Any) -> Factors | None:
     values = (*dims[:-2], summed, feature) if side == 0 else (*dims[:-2], feature, summed)
     followed = packet not in (aten.mv, aten.addmv, aten.addbmm)
     return Factors(other, summed, rows, made if followed else None, values if followed and not shift else None)
+
+
+def shift_of(packet: Any) -> int:
+    return 1 if packet in (aten.addmm, aten.baddbmm, aten.addmv, aten.addbmm, aten._sparse_addmm) else 0
 
 
 def scales_values(dims: Dims, other: Tensor) -> bool:

@@ -49,7 +49,7 @@ class Recorder:
 
     def record(self, call: Waiting, projection: Projection | None) -> Recorded:
         seen, what = self.ready(call.seen, call.stack, call.site)
-        count = seen.shape[1]
+        count, chunk = seen.shape[1], self._chunks.start(seen, what, call.stack)
         want = self.asked.want
         if want.scores is not False:
             known = want.scores
@@ -71,7 +71,6 @@ class Recorder:
             kept = heads
         permitted = seen.permitted()
         parts = seen.statistics(want, permitted, lengths)
-        chunk = self._chunks.start(seen, what, call.stack)
         others = {} if chunk is None else self._chunks.parts(seen, chunk, want, permitted)
         if call.out is not None and isinstance(seen, Seen):
             check_same(seen, call.out, heads if kept != heads else None)

@@ -13,13 +13,14 @@ from regard.recording import Recorded, Recording, Site
 from regard.watching._axes import Piece
 from regard.watching._follower import Asked, Follower, in_backward, raises
 from regard.watching._in_memory import InMemory
-from regard.watching._layout import arranged, laid_out, with_values
+from regard.watching._layout import arranged, laid_out, rows_of_both, with_values
 from regard.watching._modules import Frame
+from regard.watching._output import Product
 from regard.watching._projection import Projection, Waiting, known_projection, matrix_of, reads, version_of
 from regard.watching._recorder import Recorder
 from regard.watching._seen import Seen, Unseen
 from regard.watching._silence import silence, silent
-from regard.watching._tracked import Multiplied, Product, Trace, Weights
+from regard.watching._tracked import Multiplied, Trace, Weights
 
 
 class Pending:
@@ -85,7 +86,11 @@ class Watcher(Follower):
         stack = [] if in_backward() else self._now()
         users = weights.softmax.users
         if not stack or any(frame is stack[-1] for frame in users):
-            return None  # values of another kind (relative positions, say) for weights that were seen
+            # values of another kind (relative positions, say) for weights that were seen
+            for pending in self._pending if rows else ():
+                if pending.weights.softmax is weights.softmax:
+                    pending.rows = rows_of_both(pending.rows, rows)
+            return None
         users.append(stack[-1])
         pending = Pending(weights, rows, list(stack), self._site(stack), self.passes - 1)
         if self.asked.want.value_mass:

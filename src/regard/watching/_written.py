@@ -20,14 +20,15 @@ from regard.watching._axes import FEATURE, OTHER, Dims, Piece
 from regard.watching._effects import (
     CUTS,
     MOVERS,
-    SCATTERS,
     carried_by,
     fills_with_zeros,
     is_filled,
+    is_mask,
     makes_new,
     name_of,
     picks,
 )
+from regard.watching._output import Partial, Product
 from regard.watching._products import (
     PRODUCTS,
     factors,
@@ -40,7 +41,8 @@ from regard.watching._products import (
     trace_in,
     with_feature,
 )
-from regard.watching._tracked import Multiplied, Partial, Product, Scores, Softmax, Trace, Weights, softmax_weights
+from regard.watching._scores import Curved, Scores
+from regard.watching._tracked import Multiplied, Softmax, Trace, Weights, keys_of, softmax_weights
 from regard.watching._views import VIEWS
 
 aten = torch.ops.aten
@@ -132,10 +134,9 @@ class Tracker:
         lse = _lse(given.detach(), out.detach(), axis)
         if self.kept is not None:
             self.kept[id(lse)] = out
-        scores = self.of(given)
-        scores = scores if isinstance(scores, Scores) else None
-        picked = "" if scores is None else scores.picked
-        softmax = Softmax(axis, tuple(out.shape), lse, by_function, [], of_scores=scores is not None, picked=picked)
+        known = self.of(given)
+        picked, of_scores = getattr(known, "picked", ""), isinstance(known, (Scores, Curved))
+        softmax = Softmax(axis, tuple(out.shape), lse, by_function, [], of_scores=of_scores, picked=picked)
         self.note(out, softmax_weights(out, softmax))
 
     def before(self, args: tuple[Any, ...]) -> None:
@@ -177,9 +178,9 @@ class Tracker:
         if packet in MOVERS and isinstance(out, Tensor):
             self.note(out, known._replace(dims=(), changed=known.changed or f"moved by {name_of(packet)}"))
         else:
-            self._strayed(known, packet, out)
+            self.strayed(known, packet, out)
 
-    def _strayed(self, known: Weights, packet: Any, out: Any) -> None:
+    def strayed(self, known: Weights, packet: Any, out: Any) -> None:
         """Something was computed of weights that is not followed. It may have been attention, where in all of the pass
         no product of these weights with values is met."""
         softmax = known.softmax
@@ -199,15 +200,6 @@ class Tracker:
             self._viewed(known, packet, dims, out)
         elif isinstance(known, Weights):
             self._weights(known, func, at, args, out)
-        elif isinstance(known, Partial):
-            if packet is aten.sum and isinstance(out, Tensor):
-                self._summed(known, args, out)
-            elif not known.dims and packet in VIEWS:
-                self.note(out, known)
-            else:
-                self._strayed(known.weights, packet, out)
-        elif isinstance(known, Product):
-            self._used(known, packet, at, args, out)
         elif (follow := getattr(known, "follow", None)) is not None:
             follow(self, packet, at, args, kwargs, out)
 
@@ -221,11 +213,11 @@ class Tracker:
             if not grown or packet not in (aten.mul, aten.mul_):
                 self.note(made, known)
                 if grown:
-                    self._strayed(known, packet, out)
+                    self.strayed(known, packet, out)
             elif known.softmax.of_scores and isinstance(args[1 - at], Tensor) and not self.learned(args[1 - at]):
                 self.note(made, Partial((), known, ()))
         else:
-            self._strayed(known, packet, out)
+            self.strayed(known, packet, out)
 
     def _viewed(self, known: Any, packet: Any, dims: Dims | None, out: Tensor) -> None:
         if isinstance(known, Weights):
@@ -267,6 +259,8 @@ class Tracker:
                 self._scaled(Partial(with_feature(known.dims, out.shape), known, rows_of(known, other)), out)
             elif isinstance(other, Tensor) and scales_numbers(known, other) and not self.learned(other):
                 self._scaled(Partial(known.dims, known, rows_of(known, other)), out)
+            elif out.shape == args[at].shape and is_mask(other):
+                self.note(out, known._replace(final=out.detach(), final_dims=known.dims))
             elif out.shape == args[at].shape:
                 self.note(out, known._replace(changed=known.changed or "multiplied by something"))
         elif is_filled(packet) and isinstance(out, Tensor) and out.shape == args[at].shape:
@@ -286,9 +280,9 @@ class Tracker:
             elif packet in MOVERS or known.softmax.of_scores:  # the gates of experts are picked and scattered too
                 self.note(made, known._replace(dims=(), changed=known.changed or f"moved by {name_of(packet)}"))
                 if packet not in MOVERS and not picks(packet):
-                    self._strayed(known, packet, out)
+                    self.strayed(known, packet, out)
         else:
-            self._strayed(known, packet, out)
+            self.strayed(known, packet, out)
 
     def _multiplied(self, known: Weights, packet: Any, at: int, args: Any, out: Tensor) -> None:
         if not known.dims:
@@ -296,12 +290,12 @@ class Tracker:
             if at - shift in (0, 1) and not self.learned(args[2 * shift + 1 - at]):
                 self.attended(known, ())
             else:
-                self._strayed(known, packet, out)
+                self.strayed(known, packet, out)
             return
         found = factors(known.dims, packet, at, args)
         if found is None:
             return
-        if found.summed == self._keys(known):
+        if found.summed == keys_of(known):
             if self.learned(found.other):
                 return  # a softmax over rows that were learned: no tokens
             self.product = found.multiplied(out)
@@ -315,77 +309,14 @@ class Tracker:
                 # unless a product over the softmax's own axis follows
                 self.suspected(known.softmax, lambda: bool(known.softmax.users), _OVER_QUERIES)
             left = [piece for dim in made for piece in dim]
-            if all(piece in left for piece in self._keys(known)):
+            if all(piece in left for piece in keys_of(known)):
                 self.note(out, known._replace(dims=made, changed=known.changed or "mixed across heads by a product"))
 
     def _scaled(self, known: Partial, out: Tensor) -> None:
-        if self._keys(known.weights):
+        if keys_of(known.weights):
             self.note(out, known)
         elif (call := self.attended(known.weights, known.rows)) is not None:
             self.note(out, Product(known.dims, call))  # of one key there is nothing to sum, and torch.einsum does not
-
-    def _summed(self, known: Partial, args: Any, out: Tensor) -> None:
-        axes = args[1] if len(args) > 1 else None
-        if not known.dims:
-            self.attended(known.weights, ())
-        if axes is None or not known.dims:
-            return
-        dims = {axis % len(known.dims) for axis in ([axes] if isinstance(axes, int) else axes)}
-        keys = self._keys(known.weights)
-        if len(dims) != 1 or known.dims[at := next(iter(dims))] != keys or not keys:
-            return
-        keep = bool(args[2]) if len(args) > 2 else False
-        rest = [dim for n, dim in enumerate(known.dims) if n != at or keep]
-        if keep:
-            rest[at] = ()
-        call = self.attended(known.weights, known.rows)
-        if call is not None:
-            self.note(out, Product(tuple(rest), call))
-
-    def _used(self, known: Product, packet: Any, at: int, args: Any, out: Any) -> None:
-        """An operator that is no view has read the output. Most leave its axes as they are; some tell the heads."""
-        if packet in (aten.mean, aten.sum):
-            axes = args[1] if len(args) > 1 and args[1] is not None else ()
-            reduced = [known.dims[axis] for axis in ([axes] if isinstance(axes, int) else axes)]
-            if not any(reduced) and isinstance(out, Tensor) and out.dim() == len(known.dims):
-                self.note(out, known)
-            elif len(reduced) == 1 and reduced[0] and all(piece.axis >= 0 for piece in reduced[0]):
-                self.settled(known.call, trace_in(known.dims, reduced[0]))
-        elif packet in (aten.unbind, aten.select, aten.split):
-            self._taken_apart(known, packet, args, out)
-        elif packet in PRODUCTS or packet is aten.convolution:
-            other = args[1 + shift_of(packet) - (0 if packet is aten.convolution else at - shift_of(packet))]
-            trace = trace_in(known.dims)
-            if trace.heads is None and not trace.cut and self.learned(other):
-                channel = 1 if packet is aten.convolution else -1
-                alone = [piece.axis for piece in known.dims[channel]] in ([FEATURE], [])
-                trace = trace._replace(alone=alone)
-            self.settled(known.call, trace)
-        elif packet in MOVERS or packet in SCATTERS:
-            self.settled(known.call, trace_in(known.dims))  # which row is which token is not known any more
-        elif isinstance(out, Tensor) and out.shape == args[at].shape:
-            self.note(out, known)
-
-    def _taken_apart(self, known: Product, packet: Any, args: Any, out: Any) -> None:
-        axis = (args[2] if len(args) > 2 else 0) if packet is aten.split else (args[1] if len(args) > 1 else 0)
-        axis %= len(known.dims)
-        apart, kept = known.dims[axis], known.dims[:0]
-        if packet is aten.split:  # an axis of heads and items: each part has the items of a head
-            sizes = {part.shape[axis] for part in out}
-            found = _axes.viewed((apart,), (len(out), *sizes)) if len(sizes) == 1 else None
-            apart, kept = (found[0], found[1:]) if found is not None else ((), ((),))
-        dims = (*known.dims[:axis], *kept, *known.dims[axis + 1 :])
-        for part in [out] if isinstance(out, Tensor) else out:
-            if apart and apart[0].axis >= 0 and not known.apart and part.dim() == len(dims):
-                self.note(part, Product(dims, known.call, apart))
-
-    def _keys(self, known: Weights) -> tuple[Piece, ...]:
-        """The softmax's own axis, as it is in the final weights: a sink may have been cut off."""
-        axis = known.softmax.axis
-        for dim in known.final_dims:
-            if any(piece.axis == axis for piece in dim):
-                return dim
-        return ()
 
 
 def _lse(given: Tensor, out: Tensor, axis: int) -> Tensor:

@@ -1,0 +1,115 @@
+"""Queries that are fewer or more than the keys: which tokens they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tests.watching.models import check_statistics
+from torch import Tensor, nn
+
+import regard
+
+X = torch.randn(2, 11, 21, generator=torch.Generator().manual_seed(1))
+
+
+class InChunks(nn.Module):
+    """Three heads; a few queries at a time look at all keys, or what becomes of those."""
+
+    num_heads = 3
+
+    def __init__(self, sizes: list[int], how: str = "written", heads: bool = False) -> None:
+        super().__init__()
+        self.sizes, self.how, self.heads, self.qkv = sizes, how, heads, nn.Linear(21, 63)
+        self.hidden: Tensor | None = None
+        self.weights: list[Tensor] = []
+
+    def split(self, x: Tensor) -> list[Tensor]:
+        return [part.unflatten(-1, (3, 7)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.split(x)
+        if self.heads:
+            return torch.cat([self.part(q[:, [n], -5:], k[:, [n]], v[:, [n]]) for n in range(3)], 1)
+        return torch.cat([self.part(some, k, v) for some in q.split(self.sizes, 2)], 2).transpose(1, 2).flatten(2)
+
+    def part(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        logits = q @ k.mT / 7**0.5
+        if self.hidden is not None:
+            logits = logits.masked_fill(self.hidden[:, None, None], -torch.inf)
+        self.weights.append(logits.softmax(-1))
+        if self.how == "written":
+            return logits.softmax(-1) @ v
+        mask = None if self.hidden is None else ~self.hidden[:, None, None].expand(-1, 1, q.shape[2], -1)
+        return F.scaled_dot_product_attention(q, k, v, mask)
+
+
+def distances(weights: Tensor, start: int) -> Tensor:
+    """[batch, head, 32]: the weight of each bucket, with the queries' own places."""
+    far = (torch.arange(weights.shape[2])[:, None] + start - torch.arange(weights.shape[3])).abs()
+    bucket = torch.where(far == 0, 0, far.clamp_min(1).log2().floor().long() + 1)
+    return torch.stack([weights[:, :, bucket == n].sum(-1) for n in range(32)], -1)
+
+
+@pytest.mark.parametrize("how", ["written", "fused"])
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_chunks_of_queries_that_are_all_of_the_tokens_stand_in_their_order(
+    how: str, padded: bool, inside: bool, mode: Any
+) -> None:
+    torch.manual_seed(0)
+    model = InChunks([4, 4, 3], how)
+    whole = nn.Sequential(nn.Identity(), model) if inside else model
+    if padded:
+        model.hidden = torch.arange(11) >= torch.tensor([[11], [8]])
+    with mode(), regard.watch(whole, count_padding=True, heads=[0, 2]) as recording:
+        for _ in range(2):
+            whole(X)
+    assert recording.missed == [] and [int(call.positions[0]) for call in recording] == [0, 4, 8] * 2
+    for call, weights in zip(recording, model.weights, strict=True):
+        check_statistics(call, weights[:, [0, 2]])
+        torch.testing.assert_close(call.distance, distances(weights[:, [0, 2]], int(call.positions[0])))
+
+
+@pytest.mark.parametrize("how", ["written", "fused"])
+@pytest.mark.parametrize(("sizes", "heads"), [([11], False), ([4], False), ([7, 7], False), ([11], True)])
+def test_queries_that_are_not_all_of_the_tokens_in_order_are_the_last_ones(
+    how: str, sizes: list[int], heads: bool
+) -> None:
+    model = InChunks(sizes, how, heads)
+
+    class Last(InChunks):
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = self.split(x)
+            return torch.cat([self.part(q[:, :, -size:], k, v) for size in self.sizes], 2)
+
+    model = model if heads else Last(sizes, how)
+    with torch.no_grad(), regard.watch(model) as recording:
+        model(X)
+    assert [int(call.positions[0]) for call in recording] == [11 - call.queries for call in recording]
+    for call, weights in zip(recording, model.weights, strict=True):
+        torch.testing.assert_close(call.distance, distances(weights, 11 - call.queries))
+
+
+@pytest.mark.parametrize("how", ["written", "fused"])
+def test_queries_of_keys_that_are_fewer_are_all_tokens_from_the_first(how: str) -> None:
+    class Reduced(InChunks):
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = self.split(x)
+            return self.part(q, k[:, :, ::2], v[:, :, ::2]).transpose(1, 2).flatten(2)
+
+    model = Reduced([11], how)
+    with torch.no_grad(), regard.watch(model) as recording:
+        model(X)
+    assert recording.calls[0].keys == 6 and recording.calls[0].positions.tolist() == [0]
+    model.hidden = torch.arange(6)[None].expand(2, -1) == 1
+    with torch.no_grad():
+        wanted, model.hidden = model(X), None
+        plain = model(X)
+        with regard.edit(model, regard.edits.cut(queries=3, keys=1)):
+            found = model(X)
+    torch.testing.assert_close(found[:, 3], wanted[:, 3])
+    assert torch.allclose(found[:, :3], plain[:, :3]) and torch.allclose(found[:, 4:], plain[:, 4:])
