@@ -59,8 +59,6 @@ ALLOWED: dict[str, dict[str, tuple[int, int]]] = {
         "masks/test_mask_rule.py": (1, 0),
     },
     "What is prepared is examined: which pairs each step computes, what is cleaned, counted and undone.": {
-        "backends/test_dropout.py": (2, 0),
-        "backends/test_gathered.py": (3, 0),
         "backends/test_guard.py": (1, 0),
         "backends/test_meter.py": (2, 0),
         "backends/test_products.py": (1, 0),

@@ -1,4 +1,4 @@
-"""The draw in words of 32 bits is the draw of the hash, and every backend that takes it drops the same weights."""
+"""What is dropped is what the hash draws, and every backend that takes it drops the same weights."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ import pytest
 import torch
 
 import regard
-from core_calls import prepare, tensors, uniform
+from core_calls import check_against_oracle, tensors
 from regard import masks
-from regard.backends import _dropout
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("p", [1e-9, 0.1, 0.25, 0.5, 0.9, 1.0])
-def test_words_of_32_bits_draw_what_the_hash_draws(p: float) -> None:
-    inputs = tensors(2, 6, 3, 33, 37, 8, dtype=torch.float32)
-    call = prepare(*inputs, None, None, None, None, None, p, None).replace(seed=torch.tensor(2**31 - 7))
-    at = (range(3, 20), range(5, 33), slice(1, 2), slice(2, 4))
-    exact = uniform(call.seed, _dropout._elements(call.spec, *at)) >= p
-    assert torch.equal(_dropout._kept_bits(call.seed, call.spec, *at) == -1, exact)
+def test_what_is_dropped_is_what_the_hash_draws(p: float, dtype: torch.dtype) -> None:
+    for rows, keys in ((33, 37), (130, 65)):
+        inputs = tensors(2, 6, 3, rows, keys, 8, dtype=dtype, grad=True)
+        if p == 1.0:
+            assert not regard.attention(*inputs, dropout=p, backend="blockwise").any()
+            continue
+        check_against_oracle("blockwise", inputs, 1e-4 if dtype == torch.float32 else 1e-11, dropout=p)
 
 
 @pytest.mark.parametrize("mask", [None, masks.causal() & masks.window(left=9), masks.padding([5, 37])], ids=str)

@@ -5,14 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from tests import forced
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import regard
-from core_calls import check_against_oracle, prepare, tensors
+from core_calls import check_against_oracle, tensors
 from regard import masks
-from regard.backends._grouped import grouped_steps
-from regard.backends._steps import Gathered
-from regard.backends._tiled import by_heads
-from regard.spec import Call
 
 B, H, G, L, D, SIZE = 2, 4, 2, 211, 5, 16
 BLOCKS = -(-L // SIZE)
@@ -79,45 +76,60 @@ def test_lengths_that_blocks_divide_and_strided_tensors_agree_with_eager():
         assert torch.allclose(mine, truth, rtol=0, atol=1e-12)
 
 
-def call_of(mask, rows=L, **given) -> Call:
-    query, key, value = tensors(B, H, G, rows, L, D)
-    return prepare(query, key, value, mask, None, None, None, None, 0.0, given.get("query_offset"))
+class Pairs(TorchDispatchMode):
+    """How many pairs of a query and a key a call computes, by matrix products and by the fused kernel, and in how many
+    calls of either."""
+
+    def __init__(self):
+        super().__init__()
+        self.products, self.kernels, self.rows = [], [], 0  # the most queries of one product
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.name().partition("::")[2].partition(".")[0]
+        if "scaled_dot_product" in name:
+            query, key = args[:2]
+            self.kernels.append(query.shape[:3].numel() * key.shape[2])
+        elif name in ("bmm", "baddbmm"):
+            one, other = args[-2:]
+            self.products.append(one.shape[0] * one.shape[1] * other.shape[2] * one.shape[2])
+            self.rows = max(self.rows, one.shape[1])
+        return func(*args, **(kwargs or {}))
 
 
-def test_every_pair_of_a_table_is_in_one_piece():
-    steps = grouped_steps(call_of(MASKS["equal rows"]))
-    count = torch.zeros(B * H, L, L, dtype=torch.int64)
-    for step in steps:
-        if not isinstance(step, Gathered):
-            for run in step.runs:
-                count[:, step.start : step.stop, run.start : run.stop] += 1
-            continue
-        rows = step.rows.view(step.number, step.group, -1)
-        keys = step.keys.view(step.number, -1)
-        for piece in range(step.number):
-            for block in rows[piece].flatten().tolist():
-                owner, row = divmod(block, L // SIZE)
-                for other in keys[piece].tolist():
-                    of_key, col = divmod(other, L // SIZE)
-                    assert of_key == owner // (H // G)
-                    count[owner, row * SIZE : (row + 1) * SIZE, col * SIZE : (col + 1) * SIZE] += 1
-    assert count.max() == 1
-    assert torch.equal(count > 0, MASKS["equal rows"].dense(L, L).expand(B * H, L, L))
-    # eight equal rows of blocks went together
-    assert max(step.piece.rows for step in steps if isinstance(step, Gathered)) >= 8 * SIZE
+def computed(mask, length):
+    """Pairs by products, their calls and most queries, and pairs by the kernel. Keys and values have 8 numbers each."""
+    with Pairs() as seen, torch.no_grad():
+        regard.attention(*tensors(B, H, G, length, length, 8), mask=mask, backend="sdpa")
+    assert sum(seen.products) % 16 == 0
+    return sum(seen.products) // 16, len(seen.products), seen.rows, sum(seen.kernels)
+
+
+def long_table():
+    return torch.rand(64, 64, generator=torch.Generator().manual_seed(0)) < 0.4
+
+
+def test_blocks_are_computed_each_once_and_many_at_once():
+    mask = masks.blocks(long_table(), SIZE)
+    pairs, calls, _, others = computed(mask, 1024)
+    assert (pairs, True) == mask.kept_pairs(1024, 1024, 0, B, H)
+    assert others == 0 and calls < 40  # of 1600 blocks in 64 rows of them
+    # eight equal rows of blocks go together
+    assert computed(masks.blocks(equal_rows()[:13, :13], SIZE), 208)[2] >= 8 * SIZE
 
 
 def test_causal_tables_are_triangles_and_whole_blocks_and_nothing_else():
-    steps = grouped_steps(call_of(masks.causal() & masks.blocks(table()[:13, :13], SIZE)))
-    assert all(isinstance(step, Gathered) for step in steps)
-    assert {step.piece.kind for step in steps} == {"triangle", "rect"}
+    mask = masks.causal() & masks.blocks(long_table(), SIZE)
+    whole, _, _, triangles = computed(mask, 1024)
+    on_the_diagonal = B * H * int(long_table().diagonal().sum())
+    assert triangles == on_the_diagonal * SIZE**2
+    kept, _ = mask.kept_pairs(1024, 1024, 0, B, H)
+    assert whole + on_the_diagonal * SIZE * (SIZE + 1) // 2 == kept
 
 
 @pytest.mark.parametrize("mask", [masks.causal(), masks.window(left=9), masks.blocks(table(), 3)])
 def test_masks_without_blocks_of_a_fair_size_are_not_gathered(mask):
-    call = call_of(mask)
-    assert not any(isinstance(step, Gathered) for step in grouped_steps(call))
-    assert by_heads(call) is call
+    _, products, _, others = computed(mask, L)
+    assert products == 0 and others > 0
 
 
 def test_a_poisoned_key_does_not_leak_from_a_piece():
