@@ -23,7 +23,7 @@ TILE_NUMBERS = {"cpu": 1 << 19}
 TILE_NUMBERS_ELSEWHERE = 1 << 24
 TILE_KEYS = 1024
 TILE_ROWS = 512
-# at least so many below a causal edge, where a row of a tile computes all pairs that the last one sees
+# fewest rows of a tile below a causal edge, where each row computes all pairs that the last one sees
 EDGE_ROWS = 128
 # softcaps up to which a tanh that is off by a rounding of 1 leaves the logits exact to some millionths
 SMALL_CAP = 64.0

@@ -95,8 +95,8 @@ def _count_without(mask: Mask, within: Spans, strip: Strip) -> int | None:
 
 
 def _count_joined(one: Mask, other: Mask, within: Spans, strip: Strip, both: bool) -> int | None:
-    """Of ``one & other`` where ``both``, else of ``one | other``. One side must be intervals: outside of them nothing is
-    permitted, or inside of them everything, and the other side is counted in what is left."""
+    """Of ``one & other`` where ``both``, else of ``one | other``. One side must be intervals: nothing is permitted
+    outside of them, or everything inside of them, and the other side is counted in what is left."""
     for first, second in ((one, other), (other, one)):
         spans = first._spans(strip)
         left = spans if spans is None or both else complement(spans, strip)
