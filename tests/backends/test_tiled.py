@@ -10,8 +10,11 @@ import torch
 from torch import Tensor
 
 import regard
-from core_calls import BACKENDS, check_against_oracle, every_mask, tensors
+from core_calls import BACKENDS, check_against_oracle, every_mask, prepare, tensors
 from regard import masks
+from regard.backends import blockwise
+from regard.backends._steps import Room
+from regard.backends.blockwise import Blockwise
 
 B, H, G, L, S, D = 2, 4, 2, 300, 411, 5
 
@@ -157,3 +160,16 @@ def test_memory_for_a_band_grows_with_the_length_and_not_with_its_square(backend
     inputs = tensors(1, 1, 1, 4096, 4096, 16, dtype=dtype)
     out = 4096 * 16 * 4
     assert peak_bytes(lambda: regard.attention(*inputs, mask=mask, backend=backend)) < 8 * out
+
+
+@pytest.mark.parametrize("heads", [4, 8])
+def test_below_a_causal_edge_few_pairs_are_computed_that_no_row_sees(heads: int) -> None:
+    query = torch.randn(2, heads, 512, 8)
+    call = prepare(query, query, query, masks.causal(), None, None, 3.0, None, 0.0, None)
+    (step,) = Blockwise().plan_steps(call)
+    tiles = list(blockwise._tiles(call, step, query, query, query, Room()))
+    areas = [len(tile.rows) * len(range(run.start, run.stop)) for tile in tiles for run, _ in tile.runs()]
+    heads_at_once = [tile.lead[0] * tile.lead[1] for tile in tiles]
+    assert len(areas) == len(tiles)
+    computed = sum(area * many for area, many in zip(areas, heads_at_once, strict=True))
+    assert 0.5 < computed / call.spec.pairs < 0.64

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
+from regard.backends._base import reads_values
 from regard.backends._steps import Run, Step
 from regard.spec import Call, CallSpec
 
@@ -56,9 +58,13 @@ def is_rule(spec: CallSpec) -> bool:
     return spec.bias is not None and spec.bias.rule is not None
 
 
-def may_hide(spec: CallSpec) -> bool:
-    """Whether the bias may hold -inf."""
-    return spec.bias is not None and (spec.bias.rule is None or spec.bias.rule.may_hide)
+def may_hide(call: Call) -> bool:
+    """Whether the bias may hold -inf; the table of a rule, which is small, is read where that is allowed."""
+    bias, described = call.bias, call.spec.bias
+    if bias is None or described is None or (described.rule is not None and not described.rule.may_hide):
+        return False
+    unread = described.rule is None or bias.is_meta or not reads_values(call.spec)
+    return unread or bool((bias.detach() == -torch.inf).any())
 
 
 def short_steps(steps: list[Step], spec: CallSpec) -> list[Step]:

@@ -252,7 +252,7 @@ def _permitted(call: Call, rows: range) -> Tensor:
     seen = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=call.query.device)
     if call.mask is not None:
         seen = call.permitted(rows, range(spec.keys))
-    if call.bias is not None and may_hide(spec):
+    if call.bias is not None and may_hide(call):
         bias = bias_over(call.replace(bias=call.bias.detach()), rows, range(spec.keys))
         assert bias is not None
         seen = seen & (bias != -torch.inf)

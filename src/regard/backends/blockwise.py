@@ -23,6 +23,8 @@ TILE_NUMBERS = {"cpu": 1 << 19}
 TILE_NUMBERS_ELSEWHERE = 1 << 24
 TILE_KEYS = 1024
 TILE_ROWS = 512
+# fewest rows of a tile below a causal edge, where each row computes all pairs that the last one sees
+EDGE_ROWS = 128
 # softcaps up to which a tanh that is off by a rounding of 1 leaves the logits exact to some millionths
 SMALL_CAP = 64.0
 _LOG2_E = math.log2(math.e)
@@ -223,7 +225,7 @@ def _tiles(
 ) -> Iterator[Tile]:
     spec = call.spec
     batch, _, rows, _ = query.shape
-    items, kv_heads, height, size = tile_shape(spec, batch, rows, step.width, passes)
+    items, kv_heads, height, size = tile_shape(spec, batch, rows, step.width, passes, edge=step.kind == "triangle")
     for item in some(range(0, batch, items)):
         for head in some(range(0, spec.kv_heads, kv_heads)):
             of = slice(item, min(item + items, batch)), slice(head, min(head + kv_heads, spec.kv_heads))
@@ -251,10 +253,15 @@ def _put_back(whole: Tensor, at: tuple[slice, slice], part: Tensor) -> None:
         whole[at] = part.view(whole[at].shape)
 
 
-def tile_shape(spec: CallSpec, batch: int, rows: int, width: int, passes: int = 1) -> tuple[int, int, int, int]:
+def tile_shape(
+    spec: CallSpec, batch: int, rows: int, width: int, passes: int = 1, edge: bool = False
+) -> tuple[int, int, int, int]:
     """Items, key heads, rows and keys of one tile, so that its logits stay near TILE_NUMBERS: as many rows as there are
-    first, as products of tall matrices are faster, then heads, then items."""
+    first, as products of tall matrices are faster, then heads, then items. Below a causal ``edge`` few rows, where
+    heads and items fill a tile."""
     numbers = TILE_NUMBERS.get(spec.device, TILE_NUMBERS_ELSEWHERE) // passes
+    if edge:
+        rows = min(rows, max(EDGE_ROWS, numbers // (2 * spec.heads * batch * max(1, width))))
     keys = max(1, min(width, TILE_KEYS))
     line = spec.heads // spec.kv_heads * keys  # numbers of a row of the heads that share a key head
     height = max(16, min(rows, TILE_ROWS, numbers // line))

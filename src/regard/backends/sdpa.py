@@ -163,7 +163,7 @@ class Sdpa(TiledBackend):
             return self._alike_for_rows(call, step, rows)
         parts = [self._added(call, step, rows, run) for run in step.runs]
         added = parts[0] if len(parts) == 1 else _side_by_side(parts)
-        may_be_empty = may_hide(call.spec) or step.has_empty_rows
+        may_be_empty = may_hide(call) or step.has_empty_rows
         return False, added, (added == -torch.inf).all(-1) if may_be_empty else None
 
     def _alike_for_rows(self, call: Call, step: Step, rows: range) -> tuple[bool, Tensor, Tensor]:

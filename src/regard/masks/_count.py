@@ -74,8 +74,8 @@ def _count(mask: Mask, within: Spans, strip: Strip) -> int | None:
     if mask.parts:
         answer: int | None = mask._join(
             list(mask.parts),
-            lambda one, other: _count_both(one, other, within, strip),
-            lambda one, other: _count_either(one, other, within, strip),
+            lambda one, other: _count_joined(one, other, within, strip, both=True),
+            lambda one, other: _count_joined(one, other, within, strip, both=False),
             lambda inner: _count_without(inner, within, strip),
         )
         return answer
@@ -94,31 +94,17 @@ def _count_without(mask: Mask, within: Spans, strip: Strip) -> int | None:
     return None if inside is None else _size(within, strip) - inside
 
 
-def _intervals_first(one: Mask, other: Mask, strip: Strip) -> tuple[Mask, Mask, Spans] | None:
-    """The side that is intervals, the other side, and the intervals."""
+def _count_joined(one: Mask, other: Mask, within: Spans, strip: Strip, both: bool) -> int | None:
+    """Of ``one & other`` where ``both``, else of ``one | other``. One side must be intervals: nothing is permitted
+    outside of them, or everything inside of them, and the other side is counted in what is left."""
     for first, second in ((one, other), (other, one)):
         spans = first._spans(strip)
-        if spans is not None:
-            return first, second, spans
+        left = spans if spans is None or both else complement(spans, strip)
+        region = None if left is None else intersection(left, within, strip)
+        if region is not None:
+            rest, whole = _count(second, region, strip), 0 if both else _count(first, within, strip)
+            return None if rest is None or whole is None else rest + whole
     return None
-
-
-def _count_both(one: Mask, other: Mask, within: Spans, strip: Strip) -> int | None:
-    """One side must be intervals: they narrow the region in which the other is counted."""
-    sides = _intervals_first(one, other, strip)
-    region = None if sides is None else intersection(sides[2], within, strip)
-    return None if sides is None or region is None else _count(sides[1], region, strip)
-
-
-def _count_either(one: Mask, other: Mask, within: Spans, strip: Strip) -> int | None:
-    """One side must be intervals: they are counted, and taken out of the region in which the other is counted."""
-    sides = _intervals_first(one, other, strip)
-    outside = None if sides is None else complement(sides[2], strip)
-    region = None if outside is None else intersection(outside, within, strip)
-    if sides is None or region is None:
-        return None
-    first, second = _count(sides[0], within, strip), _count(sides[1], region, strip)
-    return None if first is None or second is None else first + second
 
 
 def _size(spans: Spans, strip: Strip) -> int:
