@@ -138,7 +138,7 @@ def test_a_notebook_runs_in_jupyterlab_and_what_it_shows_can_be_used(browser: An
     outputs = page.locator(".jp-Notebook .jp-Cell")
     for _ in CELLS[1:]:
         page.keyboard.press("Shift+Enter")
-    printed = outputs.nth(4).locator(".jp-OutputArea-output pre")
+    printed = outputs.nth(4).locator(".jp-OutputArea-output pre", has_text="] [")  # all of it
     printed.wait_for(timeout=60000)
 
     # the recording is a widget, and what a click shows are the kernel's numbers
