@@ -352,6 +352,16 @@ def test_the_label_smoothed_loss_is_its_formula() -> None:
         (lambda: small.gpt()(small.tokens(2, 3), lengths=3), "lengths must be one int for each item, got int"),
         (lambda: small.gpt()(small.tokens(2, 3), lengths=[2, 3], side="top"), "side must be 'left' or 'right'"),
         (lambda: small.gpt()(small.tokens(2, 3), caches=[KVCache(3)]), "one for each of the 3 layers, got 1"),
+        (
+            lambda: small.gpt()(small.tokens(2, 3), caches=[object(), KVCache(3), KVCache(3)]),
+            "caches must hold those of regard.cache, one for each layer, got <object",
+        ),
+        (
+            lambda: small.translator().decode(
+                small.tokens(2, 3), torch.rand(2, 5, 30), caches=[KVCache(3) for _ in small.translator().decoder_layers]
+            ),
+            r"a pair for each layer, as model.caches\(…\) does, got KVCache",
+        ),
         (lambda: small.bert()(small.tokens(2, 3), head="classes"), r"built with \(pooled, masked-lm\), got 'classes'"),
         (lambda: small.bert(token_types=0)(*[small.tokens(2, 3)], token_types=small.tokens(2, 3, 2)), "token_types=0"),
         (lambda: small.vit()(small.tokens(2, 3)), r"inputs must be images \[batch, 3, 21, 21\], got \[2, 3\]"),

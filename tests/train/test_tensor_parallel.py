@@ -59,11 +59,9 @@ def spread(count: int) -> list[Any]:
         held = sum(getattr(each, "to_local", lambda each=each: each)().numel() for each in model.parameters())
         found.append((learn(model, tokens()), held))
     with torch.no_grad():
-        written = (
-            tensor_parallel(translator(), mesh)
-            .eval()
-            .generate(tokens(), start=2, stop=3, max_new_tokens=6, beams=3, use_cache=False)
-        )
+        model = tensor_parallel(translator(), mesh).eval()
+        how: dict[str, Any] = {"start": 2, "stop": 3, "max_new_tokens": 6, "beams": 3}
+        written = [model.generate(tokens(), **how, use_cache=cached) for cached in (True, False)]
     said = []
     for wrong in (
         Transformer(TransformerConfig(**{**SIZES, "num_heads": 1})),
@@ -90,7 +88,8 @@ def test_heads_on_several_processes_compute_what_one_computes(count: int) -> Non
             assert held < sum(each.numel() for each in model.parameters())
     wanted = translator().eval().generate(tokens(), start=2, stop=3, max_new_tokens=6, beams=3, use_cache=False)
     for each in everyone:
-        assert [item[0].tokens for item in each[3]] == [item[0].tokens for item in wanted]
+        for written in each[3]:
+            assert [item[0].tokens for item in written] == [item[0].tokens for item in wanted]
         assert f"num_heads=1, which {count} processes cannot share evenly" in each[4][0]
         assert each[4][1].startswith("encoder_bias and decoder_bias hold a column for each head")
         assert each[4][2].startswith("0 has a learned sink for each head")

@@ -265,7 +265,8 @@ def check_tokens(name: str, tokens: Any, lengths: Any, side: str, named: str = "
         raise ValueError(f"{named} {given} go beyond the {tokens.shape[1]} tokens of each row")
 
 
-def check_caches(caches: Any, layers: int) -> None:
+def check_caches(caches: Any, layers: int, pairs: bool = False) -> None:
+    """One for each layer, or a pair."""
     if caches is None:
         return
     if not isinstance(caches, Sequence):
@@ -274,6 +275,12 @@ def check_caches(caches: Any, layers: int) -> None:
         raise ValueError(f"caches must be one for each of the {layers} layers, got {len(caches)}")
     if len({id(cache) for cache in caches}) < layers:
         raise ValueError("caches holds the same cache twice: every layer needs one of its own")
+    for cache in caches:
+        if pairs and not (isinstance(cache, (tuple, list)) and len(cache) == 2):
+            raise TypeError(f"caches must hold a pair for each layer, as model.caches(…) does, got {cache!r}")
+        for one in cache if pairs else (cache,):
+            if isinstance(one, type) or not hasattr(one, "update"):
+                raise TypeError(f"caches must hold those of regard.cache, one for each layer, got {one!r}")
 
 
 # of a field for which 0 is no size, but says that there are none

@@ -275,7 +275,7 @@ class Transformer(Model[TransformerConfig]):
         keep: bool,
     ) -> Hidden:
         _parts.check_tokens("target", target, lengths, side, "target_lengths")
-        _parts.check_caches(caches, len(self.decoder_layers))
+        _parts.check_caches(caches, len(self.decoder_layers), pairs=True)
         mask = _parts.padding_mask(masks.causal(), lengths, side)
         memory_mask = _parts.padding_mask(None, memory_lengths, side)
         first = _parts.first_position(lengths, side, target)

@@ -96,7 +96,12 @@ class MultiHeadAttention(ProjectedHeads, Attending):
 
     def _project(self, inputs: Inputs, positions: Any, first: int | Tensor) -> tuple[Tensor, Tensor, Tensor]:
         query, key, value = inputs[:3]
-        if not self.packed:
+        tokens = key.shape[1]
+        if not self.packed and type(tokens) is int and tokens == 0 and not torch.is_grad_enabled():
+            # a cache has read them all; layers that lie in parts on several processes take no empty input
+            q, (_, *widths) = product(self.q_proj, query), self.projection_widths
+            k, v = (q.new_empty(key.shape[0], 0, width) for width in widths)
+        elif not self.packed:
             q, k, v = three_products((self.q_proj, self.k_proj, self.v_proj), (query, key, value))
         elif query is key and key is value:
             q, k, v = torch.split_with_sizes(product(self.qkv_proj, query), list(self.projection_widths), dim=-1)
