@@ -174,6 +174,19 @@ def test_a_softmax_of_one_key_is_edited_though_nothing_is_summed() -> None:
         torch.testing.assert_close(model(X), model.out.bias.expand(2, 7, 30))
 
 
+@pytest.mark.parametrize("way", WAYS)
+@torch.no_grad()
+def test_edits_in_blocks_around_each_other_are_those_of_a_list(way: Way) -> None:
+    model = made(way)
+    one, other = edits.cut(keys=1), edits.ablate("zero")
+    with regard.edit(model, [one, other], heads=[2]) as report:
+        wanted = run(model)
+    with regard.edit(model, other, heads=[2]), regard.edit(model, one, heads=[2]) as inner:
+        found = run(model)
+    assert len(inner) == len(report) and torch.equal(found[1], wanted[1])
+    torch.testing.assert_close(found[0], wanted[0], rtol=0, atol=1e-10)
+
+
 @torch.no_grad()
 def test_two_outputs_of_the_same_weights_that_are_not_added_are_cut_and_not_ablated() -> None:
     def side_by_side(m: Attends, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -20,9 +20,9 @@ class InChunks(nn.Module):
 
     num_heads = 3
 
-    def __init__(self, sizes: list[int], how: str = "written", heads: bool = False) -> None:
+    def __init__(self, how: str, heads: bool = False) -> None:
         super().__init__()
-        self.sizes, self.how, self.heads, self.qkv = sizes, how, heads, nn.Linear(21, 63)
+        self.how, self.heads, self.qkv, self.cache = how, heads, nn.Linear(21, 63), False
         self.hidden: Tensor | None = None
         self.weights: list[Tensor] = []
 
@@ -33,7 +33,7 @@ class InChunks(nn.Module):
         q, k, v = self.split(x)
         if self.heads:
             return torch.cat([self.part(q[:, [n], -5:], k[:, [n]], v[:, [n]]) for n in range(3)], 1)
-        return torch.cat([self.part(some, k, v) for some in q.split(self.sizes, 2)], 2).transpose(1, 2).flatten(2)
+        return torch.cat([self.part(some, k, v) for some in q.split(4, 2)], 2).transpose(1, 2).flatten(2)
 
     def part(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         logits = q @ k.mT / 7**0.5
@@ -61,7 +61,7 @@ def test_chunks_of_queries_that_are_all_of_the_tokens_stand_in_their_order(
     how: str, padded: bool, inside: bool, mode: Any
 ) -> None:
     torch.manual_seed(0)
-    model = InChunks([4, 4, 3], how)
+    model = InChunks(how)
     whole = nn.Sequential(nn.Identity(), model) if inside else model
     if padded:
         model.hidden = torch.arange(11) >= torch.tensor([[11], [8]])
@@ -75,18 +75,26 @@ def test_chunks_of_queries_that_are_all_of_the_tokens_stand_in_their_order(
 
 
 @pytest.mark.parametrize("how", ["written", "fused"])
+def test_chunks_of_a_text_that_is_one_chunk_longer_than_the_one_before_are_no_next_tokens(how: str) -> None:
+    model = InChunks(how)
+    with torch.no_grad(), regard.watch(model) as recording:
+        model(X[:, :7])
+        model(X)
+    assert [int(call.positions[0]) for call in recording] == [0, 4, 0, 4, 8]
+    assert {call.phase for call in recording} == {"prefill"}
+
+
+@pytest.mark.parametrize("how", ["written", "fused"])
 @pytest.mark.parametrize(("sizes", "heads"), [([11], False), ([4], False), ([7, 7], False), ([11], True)])
 def test_queries_that_are_not_all_of_the_tokens_in_order_are_the_last_ones(
     how: str, sizes: list[int], heads: bool
 ) -> None:
-    model = InChunks(sizes, how, heads)
-
     class Last(InChunks):
         def forward(self, x: Tensor) -> Tensor:
             q, k, v = self.split(x)
-            return torch.cat([self.part(q[:, :, -size:], k, v) for size in self.sizes], 2)
+            return torch.cat([self.part(q[:, :, -size:], k, v) for size in sizes], 2)
 
-    model = model if heads else Last(sizes, how)
+    model = InChunks(how, heads) if heads else Last(how)
     with torch.no_grad(), regard.watch(model) as recording:
         model(X)
     assert [int(call.positions[0]) for call in recording] == [11 - call.queries for call in recording]
@@ -101,7 +109,7 @@ def test_queries_of_keys_that_are_fewer_are_all_tokens_from_the_first(how: str) 
             q, k, v = self.split(x)
             return self.part(q, k[:, :, ::2], v[:, :, ::2]).transpose(1, 2).flatten(2)
 
-    model = Reduced([11], how)
+    model = Reduced(how)
     with torch.no_grad(), regard.watch(model) as recording:
         model(X)
     assert recording.calls[0].keys == 6 and recording.calls[0].positions.tolist() == [0]
@@ -113,3 +121,35 @@ def test_queries_of_keys_that_are_fewer_are_all_tokens_from_the_first(how: str) 
             found = model(X)
     torch.testing.assert_close(found[:, 3], wanted[:, 3])
     assert torch.allclose(found[:, :3], plain[:, :3]) and torch.allclose(found[:, 4:], plain[:, 4:])
+
+
+@pytest.mark.parametrize("how", ["written", "fused"])
+def test_a_mask_that_hides_the_last_keys_from_the_last_query_alone_does_not_say_where_it_stands(how: str) -> None:
+    """A mask of memory that is not filled yet hides them from all."""
+
+    class Masked(InChunks):
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = self.split(x)
+            hide = torch.zeros(3, 11, dtype=torch.bool)
+            hide[2, 5:] = True
+            hide[:2, 5:] = self.cache
+            hide = hide[:, :] if self.hidden is None else hide | self.hidden
+            if how == "fused":
+                return F.scaled_dot_product_attention(q[:, :, :3], k, v, ~hide).transpose(1, 2).flatten(2)
+            logits = (q[:, :, :3] @ k.mT / 7**0.5).masked_fill(hide, -torch.inf)
+            return (logits.softmax(-1) @ v).transpose(1, 2).flatten(2)
+
+    for cache, start in ((True, 2), (False, 8)):
+        model = Masked(how)
+        model.cache = cache
+        with torch.no_grad(), regard.watch(model) as recording:
+            plain = model(X)
+        assert recording.calls[0].positions.unique().tolist() == [start]
+        if not cache:  # every key is one that was read
+            model.hidden = torch.arange(11) == 10
+            with torch.no_grad():
+                wanted, model.hidden = model(X), None
+                with regard.edit(model, regard.edits.cut(keys=10)):
+                    found = model(X)
+            torch.testing.assert_close(found, wanted)
+            assert not torch.allclose(found, plain)

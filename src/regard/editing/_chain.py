@@ -141,8 +141,8 @@ class Chain:
         return Node(func, self.linked(args), self.linked(kwargs), at, self.draw)
 
     def root(self, func: Any, args: Any, kwargs: Any, out: Tensor, known: Weights) -> Node:
-        node = self.add(func, args, kwargs, out, None)
-        node.draw = None
+        node = Node(func, args, kwargs, None)
+        self.note(out, node)
         node.softmax, node.shape, node.axis = known.softmax, known.softmax.shape, known.softmax.axis
         node.whole = not known.changed and known.dims == _axes.of_shape(node.shape)
         if not node.takes_softmax:  # exponentials that were divided, say: the weights themselves say as much

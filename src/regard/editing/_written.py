@@ -32,6 +32,7 @@ class Written:
         self._nodes: dict[int, Node] = {}  # by use: the product
         self._uses: dict[int, Used] = {}  # by the numbers of softmaxes and products: of several attentions, which it is
         self._replays: dict[int, tuple[Used, Replay]] = {}
+        self._led: set[int] = set()  # the numbers of softmaxes from which logits of others were computed
         self._others: list[tuple[Met, list[bool]]] = []  # products that are to be done again with another: see _note
         self._late: dict[int, tuple[Site, int]] = {}  # by the numbers of softmaxes that were edited: where they are
 
@@ -42,6 +43,7 @@ class Written:
         self._replays.clear()
         self._late.clear()
         self._others.clear()
+        self._led.clear()
 
     def _let_go(self) -> None:
         """Forget calls of which nothing lives any more: what is known of one holds its weights."""
@@ -194,14 +196,19 @@ class Written:
                 # with other weights, what was computed from them aside would be another number too
                 node.broken = node.broken or not aside.isdisjoint(node.softmaxes())
             elif isinstance(known, Weights) and at is None:
-                self.chain.root(func, args, kwargs, part, known)
+                root = self.chain.root(func, args, kwargs, part, known)
+                # logits that came from other weights would be other ones if those were edited
+                led = aside.union(*(node.softmaxes() for node in linked))
+                self._led |= led
+                root.broken = root.broken or not led.isdisjoint(self._uses)
 
     def _begin(self, func: Any, args: Any, kwargs: Any, out: Any, used: list[Used]) -> None:
         known = self.editor.tracker.of(out) if isinstance(out, Tensor) else None
         if isinstance(out, Tensor):
             node = self.chain.add(func, args, kwargs, out, None)
             node.dims = known.dims if isinstance(known, Product) else ()
-            node.broken = not self._aside(list(tensors(args, kwargs))).isdisjoint(node.softmaxes())
+            other_ways = self._led | self._aside(list(tensors(args, kwargs)))
+            node.broken = not other_ways.isdisjoint(node.softmaxes())
             for one in used:
                 self._nodes[id(one)] = node
                 softmaxes = [each.number for each in node.line() if each.softmax is one.weights.softmax]

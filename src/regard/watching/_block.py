@@ -69,7 +69,7 @@ def watch(
             All processes must leave the block then. False keeps what this process saw.
         keep: "output", "pattern" or both: also what each head wrote, and query and key of each call, for
             ``regard.edits.ablate`` and ``patch``. Held in memory as they are, and not written to files; torch's own
-            modules leave their fused path for it.
+            modules leave their fused path for it. A call that an edit could not change raises ``edits.CannotEdit``.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")

@@ -9,7 +9,7 @@ import torch
 
 from regard.statistics import Want
 from regard.watching._layout import loops_over_heads
-from regard.watching._modules import Frame, attending
+from regard.watching._modules import Frame, attending, has_cache
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,9 +36,10 @@ class Chunks:
 
     def start(self, seen: Seen | InMemory, what: tuple[str, str, int], stack: Sequence[Frame]) -> int | None:
         """Where the first query stands if the call is such a chunk; None where it is none."""
-        if what[:2] != ("self", "prefill") or seen.queries >= seen.keys or seen.placed or not seen.placeless:
+        kind, _, dropped = what
+        if kind != "self" or dropped or seen.queries >= seen.keys or seen.placed or not seen.placeless:
             return None
-        if loops_over_heads(stack, seen.shape[1]):
+        if has_cache(stack) or loops_over_heads(stack, seen.shape[1]):
             return None
         before = self._open.get(attending(stack), [])
         return sum(chunk.call.queries for chunk in before)
@@ -63,6 +64,7 @@ class Chunks:
         if length == call.keys and len(group) > 1:
             for chunk in group:
                 chunk.call.parts.update(chunk.parts)
+                chunk.call.phase = "prefill"  # the first may have looked like the next tokens of the text before
                 chunk.call.positions = torch.full_like(chunk.call.positions, chunk.start)
         group.clear()
 

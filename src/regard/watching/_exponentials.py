@@ -246,13 +246,9 @@ def _divide(tracker: Tracker, args: Any, kwargs: Any, out: Any) -> bool:
 
 
 def _scored(tracker: Tracker, args: Any, kwargs: Any, out: Any) -> None:
-    if not any(tracker.learned(factor) for factor in args if isinstance(factor, Tensor)):
-        tracker.note(out, Scores(of_items=out.dim() > 2))
-
-
-def _cast(tracker: Tracker, args: Any, kwargs: Any, out: Any) -> None:
-    if tracker.learned(args[0]):
-        tracker.note_learned(out)
+    factors = [factor for factor in args if isinstance(factor, Tensor)]
+    if not any(map(tracker.learned, factors)):
+        tracker.note(out, Scores(of_items=out.dim() > 2 and not any(map(tracker.seems_learned, factors))))
 
 
 def _sparse_softmax(tracker: Tracker, args: Any, kwargs: Any, out: Any) -> None:
@@ -288,7 +284,6 @@ EXPONENTIALS: dict[Any, Callable[[Tracker, Any, Any, Any], bool | None]] = {
     aten.div: _divide,
     aten.div_: _divide,
     aten._sparse_softmax: _sparse_softmax,
-    aten._to_copy: _cast,
     **dict.fromkeys((aten.bmm, aten.mm, aten.baddbmm), _scored),
 }
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from regard._arguments import prepare
 from regard.observation._lengths import value_lengths
 from regard.recording._weights import statistics_of
+from regard.watching._seen import furthest
 
 if TYPE_CHECKING:
     from regard.statistics import Want
@@ -74,8 +75,6 @@ class InMemory(NamedTuple):
         """How many keys have weight: what a model hides has none."""
         return (self.weights > 0).sum(-1, dtype=torch.int32)
 
-    def last_key(self) -> Tensor | None:
-        """The last key that the last query gives weight to, [batch]."""
-        seen = (self.weights[:, :, -1] > 0).any(1)
-        last: Tensor = (seen * torch.arange(1, self.keys + 1, device=seen.device)).amax(-1) - 1
-        return last
+    def last_key(self, of: range) -> Tensor | None:
+        """The last key that any of some queries gives weight to, [batch]."""
+        return furthest(self.weights[:, :, of.start : of.stop] > 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from regard.watching._caches import tokens_held
@@ -50,7 +51,7 @@ class Places:
         self.decoding = decode
         end: Tensor | int = seen.keys
         if longer and not seen.placed:
-            last = seen.last_key()
+            last = _end_of_memory(seen)
             if last is not None:
                 end = last + 1
                 seen = seen._replace(offset=(last - seen.queries + 1).clamp_min(0))
@@ -63,3 +64,14 @@ class Places:
             return seen, "decode", 0
         self._read[site.path] = before + seen.queries
         return seen, "decode", max(0, before + seen.queries - reached)
+
+
+def _end_of_memory(seen: Seen | InMemory) -> Tensor | None:
+    """The last key that the last query sees, where a mask hides what comes after it, as it hides memory that is not
+    filled yet. Where another query sees further, the mask is of another kind."""
+    rows = seen.queries
+    last = seen.last_key(range(rows - 1, rows))
+    before = None if last is None or rows == 1 or not seen.placeless else seen.last_key(range(rows - 1))
+    if last is None or before is None:
+        return last
+    return torch.where((before > last).any(), seen.keys - 1, last)  # without waiting for a GPU

@@ -49,7 +49,7 @@ class Curved(NamedTuple):
     def follow(self, tracker: Tracker, packet: Any, at: int, args: Any, kwargs: Any, out: Any) -> None:
         found = factors(self.dims, packet, at, args) if packet in PRODUCTS else None
         made = out[0] if packet is aten.native_dropout else out
-        if found is not None and found.summed == self.keys and not tracker.learned(found.other):
+        if found is not None and found.summed == self.keys and not tracker.seems_learned(found.other):
             tracker.suspected(self, lambda: False, f"its weights are made by {self.by}, not by a softmax")
             return
         follows = packet in _SCALES or packet in _CURVES or packet is aten.native_dropout

@@ -156,20 +156,17 @@ class Seen(NamedTuple):
             found.append(seen.expand(-1, -1, len(some), keys).sum(-1, dtype=torch.int32))
         return torch.cat(found, 2) if found else torch.zeros(1, 1, 0, dtype=torch.int32)
 
-    def last_key(self) -> Tensor | None:
-        """The last key that the last query may see, [batch], or None when everything may be seen."""
+    def last_key(self, of: range) -> Tensor | None:
+        """The last key that any of some queries may see, [batch], or None when everything may be seen."""
         if self.mask is None and self.bias is None:
             return None
         rows, keys = self.queries, self.keys
         seen = torch.ones(1, 1, 1, keys, dtype=torch.bool, device=self.query.device)
         if self.mask is not None:
-            at = range(rows - 1, rows)
-            seen = seen & self.mask.tile(at, range(keys), rows, keys, offset=keys - rows, device=self.query.device)
+            seen = seen & self.mask.tile(of, range(keys), rows, keys, offset=keys - rows, device=self.query.device)
         if self.bias is not None:
-            seen = seen & (self._bias_rows(range(rows - 1, rows)) != -torch.inf)
-        any_head = seen.any(1)[:, 0]
-        last: Tensor = (any_head * torch.arange(1, keys + 1, device=seen.device)).amax(-1) - 1
-        return last.expand(self.query.shape[0])
+            seen = seen & (self._bias_rows(of) != -torch.inf)
+        return furthest(seen).expand(self.query.shape[0])
 
     def _bias_rows(self, rows: range) -> Tensor:
         assert self.bias is not None
@@ -177,6 +174,13 @@ class Seen(NamedTuple):
             keys, offset = self.keys, self.keys - self.queries if self.offset is None else self.offset
             return self.bias.tile(rows, range(keys), self.queries, keys, offset=offset, device=self.query.device)
         return self.bias if self.bias.shape[2] == 1 else self.bias[:, :, rows.start : rows.stop]
+
+
+def furthest(seen: Tensor) -> Tensor:
+    """The last key that any head of any query sees, [batch]; −1 where none sees any."""
+    by_item = seen.any(2).any(1)
+    last: Tensor = (by_item * torch.arange(1, by_item.shape[1] + 1, device=seen.device)).amax(-1) - 1
+    return last
 
 
 def of_call(call: Call) -> Seen:

@@ -61,6 +61,7 @@ class Tracker:
         self.attended, self.settled, self.suspected = attended, settled, suspected
         self._parameters = parameters
         self._storages: dict[int, weakref.ref[Tensor]] | None = None  # where those lie, in the pass that is under way
+        self._shapes: set[tuple[int, ...]] = set()  # of those that may be matrices of several experts, sorted
         self.sources: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # see ``_divided``
         self.known: dict[int, Any] = {}
         self._alive: dict[int, weakref.ref[Tensor]] = {}
@@ -111,15 +112,15 @@ class Tracker:
         if self._storages is None:
             with torch._C.DisableTorchFunction():
                 self._storages = {_storage(each): weakref.ref(each) for each in self._parameters()}
+                self._shapes = {tuple(sorted(each.shape)) for each in self._parameters() if each.dim() > 2}
         at = _storage(tensor)
         found = self._storages.get(at) if at else None
         parameter = None if found is None else found()
         return parameter is not None and _storage(parameter) == at  # it may have been moved, and its memory used again
 
-    def note_learned(self, tensor: Tensor) -> None:
-        """A parameter in another dtype, as autocast makes it."""
-        if self._storages is not None and (at := _storage(tensor)):
-            self._storages[at] = weakref.ref(tensor)
+    def seems_learned(self, tensor: Tensor) -> bool:
+        """Whether it may be a parameter, in another dtype (as autocast makes it) or read from fewer bits."""
+        return self.learned(tensor) or (tensor.dim() > 2 and tuple(sorted(tensor.shape)) in self._shapes)
 
     def begin_pass(self) -> None:
         """Parameters may lie elsewhere than in the pass before."""
