@@ -68,6 +68,14 @@ def relative_moved(m: Attends, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return m.heads(out)
 
 
+def relative_in_turn(m: Attends, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """A product for each query, which is laid out as the other one afterwards."""
+    w = m.weights(q @ k.mT)
+    out = w @ v
+    near = w.flip(-1).permute(2, 0, 1, 3).flatten(1, 2) @ (m.far * 1.0)
+    return m.heads(out + near.unflatten(1, (2, 3)).permute(1, 2, 0, 3) * 0.5)
+
+
 def over_channels(m: Attends, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return m.heads((m.weights(q.mT @ k) @ v.mT).mT)
 
@@ -92,7 +100,16 @@ def of_dropout(m: Attends, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.dropout(m.heads(w @ v), 0.3, inplace=True)
 
 
-WAYS = [relative_last, relative_first, relative_moved, over_channels, of_features, by_landmarks, of_dropout]
+WAYS = [
+    relative_last,
+    relative_first,
+    relative_moved,
+    relative_in_turn,
+    over_channels,
+    of_features,
+    by_landmarks,
+    of_dropout,
+]
 
 
 def made(way: Way) -> Attends:

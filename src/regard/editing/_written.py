@@ -183,9 +183,12 @@ class Written:
             if not isinstance(known, (Weights, Partial, Product)):
                 if isinstance(part, Tensor) and (linked or aside):
                     self.chain.note_aside(part, aside.union(*(node.softmaxes() for node in linked)))
-                    if at is None and (met := self._other_values(func, given)) is not None:
+                    met = self._other_values(func, given)
+                    goes_on = any(self.chain.of(one) is not None and self.chain.is_aside(one) for one in given)
+                    if at is None and not aside and (met is not None or goes_on):
                         node = self.chain.add(func, args, kwargs, part, at)
-                        self._others.append((met, node.done))
+                        if met is not None:
+                            self._others.append((met, node.done))
                 continue
             before = [tracker.of(one) for one in given if self.chain.of(one) is not None]
             begins = isinstance(known, Weights) and not any(_same_softmax(known, one) for one in before)
