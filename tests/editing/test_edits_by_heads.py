@@ -19,6 +19,7 @@ from regard import edits, masks
 from regard.backends import _cuda
 from regard.editing import _fused
 from regard.masks import _base
+from regard.watching import _index
 
 HEADS = 6
 CHOSEN = {"every second": (0, 2, 4), "whole groups": (2, 3), "parts of groups": (0, 3, 4), "one": (5,)}
@@ -73,9 +74,9 @@ def apart(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         return None if parts is None else [(heads, here(part)) for heads, part in parts]
 
     monkeypatch.setattr(_fused, "by_heads", by_heads)
-    monkeypatch.setattr(_fused, "_kept", lambda numbers, device: torch.tensor(numbers))
+    monkeypatch.setattr(_index, "kept", lambda numbers, device: torch.tensor(numbers))
     yield counted
-    _fused._index.cache_clear()
+    _index.index_of.cache_clear()
 
 
 def here(part: Any) -> Any:
@@ -125,6 +126,26 @@ def test_steered_edges_are_areas_of_their_own(
     monkeypatch.undo()
     for ours, whole in zip(found, edited(model, x, STEERS[steer], heads), strict=True):
         torch.testing.assert_close(ours, whole, rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("heads", [*CHOSEN.values(), tuple(range(HEADS))], ids=str)
+@pytest.mark.parametrize("edit", [*STEERS, *CUTS])
+def test_how_a_call_is_taken_apart_is_worked_out_once(
+    edit: str, heads: tuple[int, ...], apart: list[int], long: None
+) -> None:
+    model, inputs = Model(), [torch.randn(2, 11, 10) for _ in range(3)]
+    given = {**CUTS, **STEERS}[edit]
+    wanted = []
+    for x in inputs:
+        with regard.edit(model, given, heads=heads):
+            wanted.append(model(x))
+    apart.clear()
+    with regard.edit(model, given, heads=heads):
+        found = [model(x) for x in inputs]
+    assert len(apart) == 1
+    for one, other in zip(found, wanted, strict=True):
+        assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize("steer", [edits.steer(list(range(0, 11, 2)), 1.0), edits.steer("a", 1.0)], ids=str)
