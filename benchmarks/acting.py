@@ -1,13 +1,14 @@
 """A pass of a model under an edit against the plain pass, in time and memory; and gradients through statistics.
 
-    python benchmarks/acting.py [--only time --only memory --only gradients] [--quick] [--save]
+    python benchmarks/acting.py [--only time --only memory --only gradients --only host] [--quick] [--save]
 
 The model is two layers of causal attention (torch's SDPA) between linear layers. On a CPU: float32, 4 heads of
 64, one thread and the time that it ran, up to 4096 tokens in time and 8192 in memory. Where there is a CUDA device it
 is used instead: bfloat16, 16 heads of 128, up to 131072 tokens. Short passes are repeated inside the block of an edit;
 opening and closing it is a part of the time. Ratios are medians of interleaved pairs, printed with
 their control: the peer against itself. Memory is the peak beyond the model and its inputs, of a plain pass and of an
-edited one.
+edited one. "host" is what Python adds to a pass: µs for each call of attention, and for each other operator, of eight
+layers over eight tokens, with which a device has nothing to do.
 --quick takes 3 rounds and short lengths: it shows that the tool works, and nothing else.
 """
 
@@ -28,7 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import regard
-from _harness import RESULTS, Row, Samples, Work, at_most, child, interleave, main
+from _harness import RESULTS, Row, Samples, Work, at_most, child, interleave, main, overhead
 from regard import edits, masks
 
 GPU = torch.cuda.is_available()
@@ -50,6 +51,9 @@ EDITS: dict[str, Callable[[int], tuple[edits.Edit, range | None]]] = {
 }
 
 
+WATCH = "watch"
+
+
 class Sizes:
     def __init__(self, quick: bool) -> None:
         self.rounds = 3 if quick else 5 if GPU else 3
@@ -59,17 +63,22 @@ class Sizes:
 
 
 class Model(nn.Module):
-    def __init__(self) -> None:
+    """``more``: operators of each layer that are no part of attention, next to those around it."""
+
+    def __init__(self, layers: int = LAYERS, dim: int = DIM, more: int = 0) -> None:
         super().__init__()
-        width = HEADS * DIM
-        self.given = nn.ModuleList(nn.Linear(width, 3 * width, **FACTORY) for _ in range(LAYERS))
-        self.taken = nn.ModuleList(nn.Linear(width, width, **FACTORY) for _ in range(LAYERS))
+        width = HEADS * dim
+        self.given = nn.ModuleList(nn.Linear(width, 3 * width, **FACTORY) for _ in range(layers))
+        self.taken = nn.ModuleList(nn.Linear(width, width, **FACTORY) for _ in range(layers))
+        self.dim, self.more = dim, more
 
     def forward(self, x: Tensor) -> Tensor:
         for given, taken in zip(self.given, self.taken, strict=True):
-            query, key, value = given(x).unflatten(-1, (3, HEADS, DIM)).permute(2, 0, 3, 1, 4)
+            query, key, value = given(x).unflatten(-1, (3, HEADS, self.dim)).permute(2, 0, 3, 1, 4)
             out = F.scaled_dot_product_attention(query, key, value, is_causal=True)
             x = x + taken(out.transpose(1, 2).flatten(2))
+            for _ in range(self.more):
+                x = x * 1.0
         return x
 
 
@@ -83,7 +92,9 @@ def run(model: Model, x: Tensor, name: str | None, passes: int = 1) -> Work:
 
     def work() -> Tensor:
         block: Any = nullcontext()
-        if name is not None:
+        if name == WATCH:
+            block = regard.watch(model)
+        elif name is not None:
             edit, heads = EDITS[name](x.shape[1])
             block = regard.edit(model, edit, heads=heads)
         with torch.no_grad(), block:
@@ -180,6 +191,38 @@ def gradients(sizes: Sizes) -> Iterator[Row]:
             yield at_most("gradients", f"{name}, L={length} against the plain backward pass", samples, 2.0)
 
 
+DEEP, TOKENS, PASSES, MORE = 8, 8, 100, 100
+
+
+def host(sizes: Sizes) -> Iterator[Row]:
+    """What Python takes: a pass of eight tokens, edited or watched, less the plain one. For each other operator, a
+    mode of torch's own that does nothing takes 1 µs for each function that it is shown, 3 µs for each operator."""
+    torch.manual_seed(0)
+    dim = DIM if GPU else 8
+    x = torch.randn(1, TOKENS, HEADS * dim, **FACTORY)  # type: ignore[arg-type]
+    models = Model(DEEP, dim), Model(DEEP, dim, MORE)
+    for name in (*EDITS, WATCH):
+        alone, longer = (
+            _each(compared(run(model, x, name, PASSES), run(model, x, None, PASSES), sizes), PASSES * DEEP)
+            for model in models
+        )
+        yield overhead("host", f"{name}, a call of attention", alone, 900 if name == WATCH else 200)
+        more = 1e6 * (longer.difference() - alone.difference()) / MORE
+        yield Row(
+            "host",
+            f"{name}, another operator",
+            more,
+            "µs",
+            6.0 if name == WATCH else 4.0,
+            samples={"edited": longer.ours, "plain": longer.peer},
+        )
+
+
+def _each(samples: Samples, count: int) -> Samples:
+    """Of one among so many."""
+    return Samples(*([each / count for each in part] for part in (samples.ours, samples.peer, samples.again)))
+
+
 def backward(outputs: list[Tensor], inputs: list[Tensor], grads: list[Tensor]) -> Work:
     def work() -> object:
         found = torch.autograd.grad(outputs, inputs, grads, retain_graph=True)
@@ -190,7 +233,12 @@ def backward(outputs: list[Tensor], inputs: list[Tensor], grads: list[Tensor]) -
     return work
 
 
-GROUPS: dict[str, Callable[[Sizes], Iterator[Row]]] = {"time": time, "memory": memory, "gradients": gradients}
+GROUPS: dict[str, Callable[[Sizes], Iterator[Row]]] = {
+    "time": time,
+    "memory": memory,
+    "gradients": gradients,
+    "host": host,
+}
 
 
 if __name__ == "__main__":

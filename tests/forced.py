@@ -7,9 +7,10 @@ Each function takes pytest's monkeypatch, or any object with its `setattr`, and 
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -208,9 +209,11 @@ class Elsewhere(Tensor):
     device = torch.device("cuda")
 
 
-def heads_apart(patch: pytest.MonkeyPatch) -> list[bool]:
+@contextlib.contextmanager
+def heads_apart(patch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
     """Calls of which some heads are edited are taken apart on a CPU too; whether each was."""
     from regard.editing import _fused
+    from regard.watching import _index
 
     real, parted = _fused.by_heads, list[bool]()
 
@@ -225,9 +228,9 @@ def heads_apart(patch: pytest.MonkeyPatch) -> list[bool]:
         return None if parts is None else [(heads, here(part)) for heads, part in parts]
 
     patch.setattr(_fused, "by_heads", by_heads)
-    patch.setattr(_fused, "_kept", lambda numbers, device: torch.tensor(numbers))
-    patch.setattr(_fused, "_index", _fused._index.__wrapped__)  # what it would remember is said to be on a GPU
-    return parted
+    patch.setattr(_index, "kept", lambda numbers, device: torch.tensor(numbers))
+    yield parted
+    _index.index_of.cache_clear()  # what it remembers is said to be on a GPU
 
 
 def areas_of_few_tokens(patch: pytest.MonkeyPatch) -> None:

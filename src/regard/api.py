@@ -28,6 +28,7 @@ from regard.spec import Call, CallSpec, OfOtherCall, Refused
 from regard.statistics import Want
 
 _SDPA = _sharded.SDPA
+_described_before: dict[Any, CallSpec] = {}
 _make: Any = tuple.__new__  # a named tuple without the Python function that makes one
 _KEYS, _OFFSET = CallSpec._fields.index("keys"), CallSpec._fields.index("offset")
 _NO_LIMITS = Fused()
@@ -153,6 +154,34 @@ def _prepared(given: tuple[Any, ...], backend: str) -> tuple[Program, Call]:
             spec = _make(CallSpec, (*spec[:_KEYS], keys, *spec[_KEYS + 1 : _OFFSET], offset, *spec[_OFFSET + 1 :]))
     seed = draw_seed(query) if dropout else None
     return program, _make(Call, (spec, query, key, value, mask, None, None, offset, seed, False))
+
+
+def kind_of(given: tuple[Any, ...]) -> Any:
+    """What decides, next to its mask, how a call runs, hashable; None for one that is out of the ordinary. ``given``:
+    all that `prepare` takes, in its order."""
+    query, key, value, _, bias, _, _, sinks, _, _ = given
+    usual = type(query) is type(key) is type(value) is Tensor and functional.scaled_dot_product_attention is _SDPA
+    if not usual or bias is not None or sinks is not None or not is_plain() or _tracing_state() is not None:
+        return None
+    return _described(given, "auto")
+
+
+def described(given: tuple[Any, ...]) -> Call:
+    """The call, without what runs it; as ``prepare``, but that its description is remembered for calls alike."""
+    query, key, value, mask = given[:4]
+    known = None if mask is not None and (mask.tensors or mask.is_open) else kind_of(given)
+    if known is None:
+        return prepare(*given)
+    rows, keys, _, _, rest = known
+    offset = keys - rows if given[-1] is None else given[-1]
+    spec = recall(_described_before, (mask, keys, offset, rest), lambda: prepare(*given).spec)
+    made: Call = _make(Call, (spec, query, key, value, mask, None, None, offset, None, False))
+    return made
+
+
+def prepared(given: tuple[Any, ...]) -> tuple[Program, Call]:
+    """What runs a call, and the call as it is described."""
+    return _prepared(given, "auto")
 
 
 def _program_of(given: tuple[Any, ...], backend: str) -> Program:

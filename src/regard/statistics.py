@@ -25,7 +25,7 @@ here. A kernel that writes a formula in its own language is tested against this 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -293,6 +293,7 @@ class Grid:
         self.shape = min(most[0], rows), min(most[1], keys)
         self.row_cells, self.key_cells = cells(rows, self.shape[0], device), cells(keys, self.shape[1], device)
         self.heights, self.widths = cell_sizes(rows, self.shape[0], device), cell_sizes(keys, self.shape[1], device)
+        self.pairs = self.heights[:, None] * self.widths  # how many each cell has
 
     def row_sums(self, numbers: Tensor, rows: range) -> tuple[Tensor, int]:
         """Numbers [items, heads, rows, keys] of neighbouring rows added up by cells of rows, and the first of those."""
@@ -307,10 +308,12 @@ class Grid:
         """Add sums [items, heads, cells, keys] of the cells of rows from ``first`` on to a map, by cells of keys."""
         into[:, :, first : first + sums.shape[2]].index_add_(3, self.key_cells[keys], sums)
 
-    @property
-    def pairs(self) -> Tensor:
-        """How many pairs each cell has."""
-        return self.heights[:, None] * self.widths
+
+@lru_cache(16)
+def grid_of(most: tuple[int, int], rows: int, keys: int, device: torch.device) -> Grid:
+    """The grid of a call, the same for all of these sizes: to make it takes longer than to fill it."""
+    with torch.inference_mode(False), torch.no_grad():
+        return Grid(most, rows, keys, device)
 
 
 def bucket_of(distance: Any) -> Any:
@@ -322,7 +325,12 @@ def bucket_of(distance: Any) -> Any:
 
 def bucket_sums(distance: Tensor, p: Tensor) -> Tensor:
     """``distance`` [..., 32], from weights p [B, H, ...] and how far apart the query and key of each are."""
-    bucket = bucket_of(distance).expand(p.shape)
+    return sums_of_buckets(bucket_of(distance), p)
+
+
+def sums_of_buckets(bucket: Tensor, p: Tensor) -> Tensor:
+    """The same from the bucket of each weight."""
+    bucket = bucket.expand(p.shape)
     found = p.new_zeros(*p.shape[:2], BUCKETS, dtype=torch.float64)
     return found.scatter_add_(2, bucket.flatten(2), p.flatten(2).double()).to(p.dtype)
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import regard
 from regard import edits, masks
+from regard.edits._edit import Change
 
 
 class Heads(nn.Module):
@@ -170,3 +171,117 @@ def test_an_error_in_a_plain_function_leaves_the_block_as_it_was() -> None:
             torch.testing.assert_close(m(x, how=how), wanted, rtol=0, atol=1e-12)
         assert len(report) == 1
     assert torch._C._len_torch_dispatch_stack() == 0
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("fused_first", [True, False])
+def test_edges_of_one_call_of_a_module_are_not_those_of_another(fused_first: bool) -> None:
+    def written(q: Tensor) -> Tensor:
+        return (q @ q.mT).softmax(-1) @ q
+
+    class Twice(nn.Module):
+        """A causal call, in which token 0 has no look at token 3, and one in which it has."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            q = x.unflatten(-1, (2, 6)).transpose(1, 2)
+            out = torch.zeros_like(x)
+            for fused in (fused_first, not fused_first):
+                made = F.scaled_dot_product_attention(q, q, q, is_causal=True) if fused else written(q)
+                out = out + made.transpose(1, 2).flatten(2)
+            return out
+
+    model, x = Twice(), torch.randn(1, 5, 12)
+    with regard.edit(model, edits.cut(queries=0, keys=3)) as report:
+        for count in (1, 2, 3):
+            model(x)
+            assert len(report) == count
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "edit",
+    [
+        edits.cut(keys=[0, 2]),
+        edits.cut(masks.columns(2)) & edits.cut(queries=slice(3, None)),
+        ~edits.cut(keys=[0, 1]),
+        edits.steer([0, 2], 1.5),
+        edits.ablate("mean"),
+        edits.ablate("zero", queries=slice(2, None)),
+        [edits.cut(keys=0), edits.steer(1, -1.0), edits.ablate("zero", queries=4)],
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("heads", [None, [1], {0: [0], 1: [1]}], ids=str)
+def test_a_call_of_a_kind_that_was_met_has_the_bits_of_one_that_was_not(edit: Any, heads: Any) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(Heads(), Heads()).eval()
+    inputs = [torch.randn(*shape) for shape in ((1, 7, 12), (1, 7, 12), (2, 7, 12), (1, 9, 12))]
+    wanted = []
+    for x in inputs:
+        with regard.edit(model, edit, heads=heads):
+            wanted.append(model(x))
+    with regard.edit(model, edit, heads=heads) as report:
+        found = [model(x) for x in inputs * 2]
+    assert [(call.layer, call.heads) for call in report] == [
+        (layer, (0, 1) if heads is None else (1,) if isinstance(heads, list) else (layer,)) for layer in (0, 1)
+    ] * 8
+    for one, other in zip(found, wanted * 2, strict=True):
+        assert torch.equal(one, other)
+
+
+@torch.no_grad()
+def test_scales_and_layouts_of_calls_are_kinds_of_their_own() -> None:
+    class Scaled(nn.Module):
+        def forward(self, x: Tensor, scale: float | None, turned: bool) -> Tensor:
+            q = x.transpose(2, 3).contiguous().transpose(2, 3) if turned else x
+            return F.scaled_dot_product_attention(q, q, q, is_causal=True, scale=scale)
+
+    model, x = Scaled(), torch.randn(1, 2, 7, 8, dtype=torch.float64)
+    keep = torch.ones(7, 7, dtype=torch.bool).tril()
+    keep[:, 1] = False
+    for _ in range(2):
+        with regard.edit(model, edits.cut(keys=1)):
+            for scale in (None, 0.5, 2.0, None, 0.5):
+                for turned in (False, True):
+                    wanted = F.scaled_dot_product_attention(x, x, x, keep, scale=scale)
+                    torch.testing.assert_close(model(x, scale, turned), wanted, rtol=0, atol=1e-12)
+
+
+@torch.no_grad()
+def test_what_does_not_go_by_numbers_alone_is_asked_of_every_call() -> None:
+    class EverySecond(edits.Edit):
+        def change(self, place: Any) -> Change | None:
+            return Change(hide=masks.columns(1)) if place.turn % 2 else None
+
+    m, x = model(), torch.randn(1, 5, 12, dtype=torch.float64)
+    plain, cut = m(x), m(x, hide=columns(5, slice(None), 0))
+    with regard.edit(m, EverySecond()) as report:
+        for wanted in (plain, cut, plain, cut):
+            torch.testing.assert_close(m(x), wanted, rtol=0, atol=1e-12)
+    assert len(report) == 2
+    hidden = torch.zeros(5, 5, dtype=torch.bool)
+    with regard.edit(m, edits.cut(masks.keep(hidden))):
+        for key in (1, 2):
+            hidden[:, key] = True
+            torch.testing.assert_close(m(x), m(x, hide=hidden), rtol=0, atol=1e-12)
+    with torch.random.fork_rng(), regard.edit(m, edits.ablate("resample"), heads=[0]):
+        assert not torch.equal(m(x), m(x))
+
+
+@torch.no_grad()
+def test_whether_a_call_has_an_edge_is_read_of_a_mask_once_while_it_stays_the_same() -> None:
+    m, x = model(), torch.randn(1, 5, 12, dtype=torch.float64)
+    keep = torch.ones(5, 5, dtype=torch.bool)
+    keep[0, 3] = False
+    module = nn.Module()
+    module.attend = lambda x, keep: F.scaled_dot_product_attention(x, x, x, attn_mask=keep)
+    module.forward = lambda x, keep: module.attend(x, keep)  # type: ignore[method-assign]
+    q = m.qkv(x)[..., :12].unflatten(-1, (2, 6)).transpose(1, 2)
+    with regard.edit(module, edits.cut(queries=0, keys=3)) as report:
+        for count in (0, 0):
+            module(q, keep)
+            assert len(report) == count
+        keep[0, 3] = True
+        for count in (1, 2):
+            module(q, keep)
+            assert len(report) == count

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -54,8 +54,9 @@ def edited(model: Model, x: Tensor, cut: Any, heads: tuple[int, ...]) -> tuple[T
 
 
 @pytest.fixture
-def apart(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    return forced.heads_apart(monkeypatch)
+def apart(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
+    with forced.heads_apart(monkeypatch) as parted:
+        yield parted
 
 
 @pytest.fixture
@@ -96,6 +97,26 @@ def test_steered_edges_are_areas_of_their_own(
     monkeypatch.undo()
     for ours, whole in zip(found, edited(model, x, STEERS[steer], heads), strict=True):
         torch.testing.assert_close(ours, whole, rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("heads", [*CHOSEN.values(), tuple(range(HEADS))], ids=str)
+@pytest.mark.parametrize("edit", [*STEERS, *CUTS])
+def test_how_a_call_is_taken_apart_is_worked_out_once(
+    edit: str, heads: tuple[int, ...], apart: list[bool], long: None
+) -> None:
+    model, inputs = Model(), [torch.randn(2, 11, 10) for _ in range(3)]
+    given = {**CUTS, **STEERS}[edit]
+    wanted = []
+    for x in inputs:
+        with regard.edit(model, given, heads=heads):
+            wanted.append(model(x))
+    apart.clear()
+    with regard.edit(model, given, heads=heads):
+        found = [model(x) for x in inputs]
+    assert len(apart) == 1
+    for one, other in zip(found, wanted, strict=True):
+        assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize("steer", [edits.steer(list(range(0, 11, 2)), 1.0), edits.steer("a", 1.0)], ids=str)

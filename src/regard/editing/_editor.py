@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from regard import api, masks
-from regard.backends._areas import result_like
-from regard.editing import _fused
+from regard.editing import _fused, _ready
 from regard.editing._positions import of_cross, of_self
 from regard.editing._report import Changed, Report
 from regard.editing._texts import Texts
@@ -24,8 +23,18 @@ from regard.spec import OfOtherCall
 from regard.statistics import Want
 from regard.watching import _around
 from regard.watching._follower import Asked, Follower, in_backward
+from regard.watching._index import index_of
 from regard.watching._layout import loops_over_heads
-from regard.watching._modules import CHECKPOINTS, TRANSFORMS, Frame, has_cache, inside_transform, is_cross, runs_code_of
+from regard.watching._modules import (
+    CHECKPOINTS,
+    TRANSFORMS,
+    Frame,
+    attribute,
+    has_cache,
+    inside_transform,
+    is_cross,
+    runs_code_of,
+)
 from regard.watching._operators import unheard
 from regard.watching._padding import real_queries
 from regard.watching._seen import Seen, Unseen, of_call
@@ -91,8 +100,12 @@ class Editor(Follower):
         self.last: Place | None = None  # of which the output was asked for
         self._met_before: Counter[Site] = Counter()
         self._memories: dict[tuple[int, Site], dict[Any, Any]] = {}
+        self._places_of_wholes: dict[Hashable, Place] = {}
         self._rows_met: dict[Site, list[range]] = {}  # in this pass, of calls with fewer queries than keys
         self._heads_of: dict[tuple[Site, int], tuple[int, ...]] = {}
+        # whether what becomes of a call goes by its numbers alone
+        self.by_numbers = all(edit.by_numbers for edit in edits)
+        self._ready: dict[Hashable, _ready.Ready] = {}  # by kind of call
         self._decided: dict[Hashable, dict[Hashable, Any]] = {}  # by edit and place: see ``Place.decided``
 
     # Which calls are met
@@ -211,6 +224,10 @@ class Editor(Follower):
 
     def place(self, met: Met, seen: Seen | InMemory, kv_heads: int) -> Place:
         batch, count, queries, keys = seen.shape
+        if queries == keys and self.texts.are_none and self.places.at_whole_texts(seen, keys, met.site, met.stack):
+            return self._place_of_whole(met, (batch, count, queries), seen.device, kv_heads)
+        if isinstance(seen, Seen) and torch.is_grad_enabled():
+            seen = seen.detached()
         kind = "cross" if is_cross(met.stack, queries, keys) else "self"
         placed, _, dropped = self.places.placed(seen, kind, met.site, met.stack)
         real = real_queries(placed, met.stack, kind)
@@ -241,6 +258,37 @@ class Editor(Follower):
             real=real,
         )
         found.alike = self._alike(found)
+        return found
+
+    def _place_of_whole(self, met: Met, sizes: tuple[int, int, int], device: torch.device, kv_heads: int) -> Place:
+        """A place that was met before is the same but for its turn."""
+        batch, count, tokens = sizes
+        key = (met.site, sizes, device, kv_heads)
+        found = self._places_of_wholes.get(key)
+        if found is None:
+            if len(self._places_of_wholes) > _MOST_DECIDED:
+                self._places_of_wholes.clear()
+            self.longest = max(self.longest, tokens)
+            found = self._places_of_wholes[key] = Place(
+                site=met.site,
+                layer=met.layer,
+                turn=met.turn,
+                kind="self",
+                batch=batch,
+                count=count,
+                kv_heads=kv_heads if kv_heads < count else _own_heads(met.stack, count),
+                heads=self._heads(met, count),
+                queries=tokens,
+                keys=tokens,
+                offset=0,
+                first=0,
+                read=tokens,
+                dropped=0,
+                device=device,
+                tokens=self.tokens,
+            )
+            found.alike = self._alike(found)
+        found.turn, found.has_edges, found.edges = met.turn, None, None
         return found
 
     def _check_not_in_parts(self, met: Met, seen: Seen | InMemory, first: int | Tensor | None) -> None:
@@ -331,7 +379,7 @@ class Editor(Follower):
         """Blocks around this one were shown the output before it was changed here. Those that write it down are shown
         it again, as it leaves the call."""
         here = _around.here()
-        for one in here[: here.index(self)]:
+        for one in here[: here.index(self)] if len(here) > 1 else ():
             if isinstance(one, Editor) and one.last is not None and one.last.site == place.site:
                 for edit in one.each(one.last):
                     if edit.only_looks:
@@ -353,7 +401,8 @@ class Editor(Follower):
                 return run(program, call)
         seen = of_call(call)
         with unheard():
-            place = self._place_of(seen, met, call.spec.kv_heads, _around.here())
+            place = self.place(met, seen, call.spec.kv_heads)
+            self._look_for_edges(place, seen, _around.here())
             changes = self.changes(place)
         with self.running():
             ran = None
@@ -392,30 +441,47 @@ class Editor(Follower):
         here = _around.here()
         alone = len(here) == 1 and not self.listens
         with unheard():
-            place = self._place_of(seen, met, seen.key.shape[1], here)
-            changes, width = self.changes(place), seen.value.shape[3]
-            parts = _fused.by_heads(seen, changes, place) if alone and not dropout else None
-            ready = seen if parts is not None else self.applied(seen, changes, place)
-            if alone:
-                out, new = self._attended_to(ready, parts, changes, dropout, run, place, width)
+            place = self.place(met, seen, seen.key.shape[1])
+            kind = _ready.kind_of(seen, place) if alone and self.by_numbers and not dropout else None
+            ready = None if kind is None else self._ready.get(kind)
+            if ready is not None:
+                out = ready.run(seen) if ready.parts else run()
+                new, changed = self.outputs(out, place), bool(ready.parts)
+            else:
+                self._look_for_edges(place, seen, here)
+                changes, width = self.changes(place), seen.value.shape[3]
+                parts = _fused.by_heads(seen, changes, place) if alone and not dropout else None
+                whole = seen if parts is not None else self.applied(seen, changes, place)
+                if kind is not None:
+                    self._remember(kind, seen, whole, parts, place, changes)
+                if alone:
+                    out, new = self._attended_to(whole, parts, changes, dropout, run, place, width)
+                changed = bool(changes)
         if not alone:
             with self.running():
-                out, new = self._attended_to(ready, parts, changes, dropout, run, place, width)
+                out, new = self._attended_to(whole, parts, changes, dropout, run, place, width)
                 if self.listens:
-                    self._tell(ready.detached(), place)
-        self.wrote(place, bool(changes) or new is not None)
+                    self._tell(whole.detached(), place)
+        self.wrote(place, changed or new is not None)
         return out if new is None else new
 
-    def _place_of(self, seen: Seen, met: Met, kv_heads: int, here: list[Follower]) -> Place:
-        place = self.place(met, seen.detached() if torch.is_grad_enabled() else seen, kv_heads)
+    def _remember(
+        self, kind: Hashable, seen: Seen, whole: Seen, parts: _ready.Apart | None, place: Place, changes: list[Change]
+    ) -> None:
+        ready = _ready.ready_of(seen, whole, parts, place) if changes else _ready.Ready(())
+        if ready is not None:
+            if len(self._ready) > _MOST_DECIDED:
+                self._ready.clear()
+            self._ready[kind] = ready
+
+    def _look_for_edges(self, place: Place, seen: Seen, here: list[Follower]) -> None:
         place.has_edges = self._edges_of(seen, place, here)
         place.edges = _fused.kind_of_edges(seen, place)
-        return place
 
     def _attended_to(
         self,
         seen: Seen,
-        parts: list[tuple[_fused.Heads, Seen | Call]] | None,
+        parts: _ready.Apart | None,
         changes: list[Change],
         dropout: float,
         run: Callable[[], Tensor],
@@ -427,9 +493,7 @@ class Editor(Follower):
             out = self._run(parts[0][1], place, dropout)
         elif parts:
             made = [(heads, self._run(part, place, dropout)) for heads, part in parts]
-            out = result_like(seen.query, width, made[0][1].dtype)  # under autocast, not that of the query
-            for heads, part_out in made:
-                out[:, heads] = part_out
+            out = _ready.joined(seen, [(index_of(heads, place.device), part) for heads, part in made])
         elif changes:
             out = self._run(seen, place, dropout)
             out = out if out.shape[3] == width else out[..., :width].contiguous()
@@ -459,7 +523,7 @@ class Editor(Follower):
 
 def _own_heads(stack: list[Frame], count: int) -> int:
     """Keys that a module has repeated for its groups of heads have fewer of their own."""
-    groups = getattr(stack[-1].module, "num_key_value_groups", 1)
+    groups = attribute(stack[-1].module, "num_key_value_groups", 1)
     return count // groups if isinstance(groups, int) and groups > 0 and count % groups == 0 else count
 
 

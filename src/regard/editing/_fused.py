@@ -22,6 +22,8 @@ from regard.bias import TableBias
 from regard.edits._edit import Added, Change, Place
 from regard.masks._joins import both
 from regard.masks._rectangle import rectangle
+from regard.watching._index import index_of, kept
+from regard.watching._read import Read
 from regard.watching._seen import Seen
 from regard.watching._silence import silence
 
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from regard.spec import Call
 
 SDPA = backends.ALL["sdpa"]
+_read = Read()
 _STEP = 8
 _MOST_RUNS = 3  # of queries, and of keys, that are steered apart
 Heads = slice | Tensor
@@ -74,12 +77,17 @@ def edges_of(seen: Seen, place: Place) -> Callable[[range, range], Tensor]:
 
 
 def kind_of_edges(seen: Seen, place: Place) -> Hashable:
-    """What is the same for all calls that have the same edges, by the numbers of their place; None where it is not
-    known without a look at tensors."""
+    """What is the same for all calls that have the same edges, by the numbers of their place; None where that is not
+    known."""
     offset = place.offset if seen.offset is None else seen.offset
-    if isinstance(seen.bias, Tensor) or isinstance(offset, Tensor) or (seen.mask is not None and seen.mask.tensors):
+    if isinstance(seen.bias, Tensor) or isinstance(offset, Tensor):
         return None
-    return seen.mask, offset
+    if seen.mask is None or not seen.mask.tensors:
+        return seen.mask, offset
+    # the layers of a model are handed the same tensor
+    if any(type(each) is not Tensor or each.is_inference() for each in seen.mask.tensors):
+        return None
+    return seen.mask.code, offset, *(_read.once(each, "edges", object) for each in seen.mask.tensors)
 
 
 def head_rows(place: Place) -> Tensor:
@@ -89,13 +97,7 @@ def head_rows(place: Place) -> Tensor:
 
 @functools.lru_cache(256)
 def _rows_of(heads: tuple[int, ...], count: int, device: torch.device) -> Tensor:
-    return _kept([[[[head in heads]] for head in range(count)]], device)
-
-
-def _kept(numbers: Any, device: torch.device) -> Tensor:
-    """A small tensor that outlives its call: to move it for every call would wait for the device each time."""
-    with torch.inference_mode(False):
-        return torch.tensor(numbers, device=device)
+    return kept([[[[head in heads]] for head in range(count)]], device)
 
 
 def all_heads(place: Place) -> bool:
@@ -125,7 +127,7 @@ def _only_for(mask: Mask, place: Place) -> Mask:
     return mask if all_heads(place) else mask | masks.drop(head_rows(place))
 
 
-def by_heads(seen: Seen, changes: list[Change], place: Place) -> list[tuple[Heads, Seen | Call]] | None:
+def by_heads(seen: Seen, changes: list[Change], place: Place) -> list[tuple[tuple[int, ...], Seen | Call]] | None:
     """The heads that are cut or steered, and the others, as a call each: masks stay rules, where a mask that differs
     from head to head would be tested pair by pair on a GPU, and a steer stays out of the tensors. None where a call is
     changed in another way, has one query, or is better off whole."""
@@ -149,8 +151,12 @@ def by_heads(seen: Seen, changes: list[Change], place: Place) -> list[tuple[Head
     if ready is None:
         return None
     others = tuple(head for head in range(place.count) if head not in place.heads)
-    parts: list[tuple[Heads, Seen | Call]] = [(_index(place.heads, place.device), ready)]
-    return [*parts, (_index(others, place.device), _of_heads(seen, others, seen.mask))] if others else parts
+    parts: list[tuple[tuple[int, ...], Seen | Call]] = [(place.heads, ready)]
+    return [*parts, (others, _of_heads(seen, others, seen.mask))] if others else parts
+
+
+def run_in_areas(call: Call) -> Tensor:
+    return _guard.run(SDPA.program(call, named=False), call).out
 
 
 def in_areas(seen: Seen, added: Added, place: Place) -> Call | None:
@@ -177,12 +183,8 @@ def in_areas(seen: Seen, added: Added, place: Place) -> Call | None:
     return None if SDPA.refuse(call.spec) else call
 
 
-def run_in_areas(call: Call) -> Tensor:
-    return _guard.run(SDPA.program(call, named=False), call).out
-
-
 def _of_heads(seen: Seen, heads: tuple[int, ...], mask: Mask | None) -> Seen:
-    own, shared = _heads_and_groups(heads, seen.query.shape[1] // seen.key.shape[1], seen.query.device)
+    own, shared = heads_and_groups(heads, seen.query.shape[1] // seen.key.shape[1], seen.query.device)
     sinks = None if seen.sinks is None else seen.sinks[own]
     return seen._replace(
         query=seen.query[:, own], key=seen.key[:, shared], value=seen.value[:, shared], mask=mask, sinks=sinks, lse=None
@@ -190,20 +192,11 @@ def _of_heads(seen: Seen, heads: tuple[int, ...], mask: Mask | None) -> Seen:
 
 
 @functools.lru_cache(256)
-def _heads_and_groups(heads: tuple[int, ...], group: int, device: torch.device) -> tuple[Heads, Heads]:
+def heads_and_groups(heads: tuple[int, ...], group: int, device: torch.device) -> tuple[Heads, Heads]:
     groups = tuple(sorted({head // group for head in heads}))
     if tuple(each * group + at for each in groups for at in range(group)) != heads:
         groups = tuple(head // group for head in heads)  # parts of groups: keys of each head
-    return _index(heads, device), _index(groups, device)
-
-
-@functools.lru_cache(256)
-def _index(numbers: tuple[int, ...], device: torch.device) -> Heads:
-    """Evenly spaced heads are a view of the tensor, others a copy."""
-    step = numbers[1] - numbers[0] if len(numbers) > 1 else 1
-    if step > 0 and numbers == tuple(range(numbers[0], numbers[-1] + 1, step)):
-        return slice(numbers[0], numbers[-1] + 1, step)
-    return _kept(numbers, device)
+    return index_of(heads, device), index_of(groups, device)
 
 
 def _steered(seen: Seen, added: Added, place: Place) -> Seen:

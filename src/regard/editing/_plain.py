@@ -5,16 +5,12 @@ of such a function to an editor takes longer than to run it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional
 from torch import nn
 
-# in a fraction of the time
-_pop, _push = torch._C._pop_torch_dispatch_stack, torch._C._push_on_torch_dispatch_stack
-_depth, _top = torch._C._len_torch_dispatch_stack, torch._C._get_dispatch_stack_at
 # Views, and functions that give one number for each number, or for each row of a learned layer.
 _NAMES = (
     "view", "reshape", "transpose", "permute", "flatten", "unflatten", "unsqueeze", "squeeze", "expand", "unbind",
@@ -30,9 +26,11 @@ _OWNERS = (torch.Tensor, torch, nn.functional, torch._C._nn, torch._C)
 ASKS = frozenset(getattr(torch.Tensor, name).__get__ for name in ("shape", "device", "dtype", "requires_grad")) | {
     getattr(torch.Tensor, name) for name in ("size", "dim", "stride", "numel")
 }
-PLAIN = ASKS | frozenset(
-    found for name in _NAMES for owner in _OWNERS if callable(found := getattr(owner, name, None))
-) | {torch.Tensor.is_nested.__get__}
+PLAIN = (
+    ASKS
+    | frozenset(found for name in _NAMES for owner in _OWNERS if callable(found := getattr(owner, name, None)))
+    | {torch.Tensor.is_nested.__get__}  # type: ignore[attr-defined]
+)
 
 # Functions that are plain where one of their arguments is a parameter, or a number, and was not computed.
 PLAIN_WITH: dict[Any, tuple[int, tuple[type, ...]]] = {
@@ -42,19 +40,19 @@ PLAIN_WITH: dict[Any, tuple[int, tuple[type, ...]]] = {
 }
 
 
+# Those that write into no tensor, and draw no numbers: they run unseen wherever nothing is known of their arguments.
+APART = frozenset(
+    each
+    for each in (*PLAIN, *PLAIN_WITH)
+    if (name := getattr(each, "__name__", "")) != "dropout"
+    and not (name.startswith("__i") and name != "__iter__")
+    and (not name.endswith("_") or name.endswith("__"))
+)
+
+
 def is_plain(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether a function runs out of everybody's sight while nothing is known."""
     if func in PLAIN:
         return True
     found = PLAIN_WITH.get(func)
     return found is not None and len(args) > found[0] and type(args[found[0]]) in found[1]
-
-
-def run_unseen(listening: object, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
-    """Run a function that is plain; where others listen too, they are shown what they always are."""
-    if func in ASKS or _depth() != 1 or _top(0) is not listening:
-        return func(*args, **kwargs) if kwargs else func(*args)
-    _pop(None)
-    try:
-        return func(*args, **kwargs) if kwargs else func(*args)
-    finally:
-        _push(listening)

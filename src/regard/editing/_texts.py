@@ -24,6 +24,11 @@ class Texts:
         self._tokenizer = tokenizer
         self._read: dict[str, _Read] = {}
 
+    @property
+    def are_none(self) -> bool:
+        """Whether nobody reads the ids."""
+        return self._tokenizer is None
+
     def of(self, stack: Sequence[Frame], number: int, first: int | Tensor | None) -> list[list[str]]:
         """Tokens of each item, for a call whose first query is token ``first``; none where they are not known."""
         if self._tokenizer is None:

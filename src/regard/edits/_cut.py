@@ -48,6 +48,7 @@ class Cut(Edit):
 class _Between(Cut):
     queries: Any
     keys: Any
+    by_numbers = True
 
     @property
     def counts_queries(self) -> bool:  # type: ignore[override]
@@ -100,6 +101,10 @@ class _ByMask(Cut):
     mask: Mask
 
     @property
+    def by_numbers(self) -> bool:  # type: ignore[override]
+        return not self.mask.tensors
+
+    @property
     def counts_queries(self) -> bool:  # type: ignore[override]
         return not self.mask.placeless
 
@@ -129,6 +134,10 @@ class _Joined(Cut):
     parts: tuple[Cut, Cut]
 
     @property
+    def by_numbers(self) -> bool:  # type: ignore[override]
+        return all(part.by_numbers for part in self.parts)
+
+    @property
     def counts_queries(self) -> bool:  # type: ignore[override]
         return any(part.counts_queries for part in self.parts)
 
@@ -145,6 +154,10 @@ class _Joined(Cut):
 @dataclass(frozen=True)
 class _Not(Cut):
     part: Cut
+
+    @property
+    def by_numbers(self) -> bool:  # type: ignore[override]
+        return self.part.by_numbers
 
     @property
     def counts_queries(self) -> bool:  # type: ignore[override]

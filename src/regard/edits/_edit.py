@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from regard.recording import Site
 
 
+_MOST_DECIDED = 256  # masks that are new for each pass are decided about anew
+
+
 class CannotEdit(ValueError):
     """A call that an edit was to change and cannot, or an edit that changed nothing."""
 
@@ -65,6 +68,8 @@ class Place:
         if self.decided is None:
             return make()
         if name not in self.decided:
+            if len(self.decided) > _MOST_DECIDED:
+                self.decided.clear()
             with torch.inference_mode(False), torch.no_grad():  # a later call may want gradients
                 self.decided[name] = make()
         return self.decided[name]
@@ -108,6 +113,7 @@ class Edit:
     when_idle = ""  # what to say where it changed nothing
     acts_on_output = False
     only_looks = False  # whether it changes nothing, and writes down what it is shown
+    by_numbers = False  # whether ``change`` goes by the numbers of a place alone, and by nothing that it remembers
     adds_edges = False  # whether weights that were 0 may be others after it
     counts_queries = False  # whether it matters which tokens the queries of a call are
     wants_mass = False  # whether ``after`` is to be called with the weight that each key received

@@ -25,6 +25,7 @@ class Ablate(Edit):
     queries: Any
     seed: int
     acts_on_output = True
+    by_numbers = True
 
     @property
     def counts_queries(self) -> bool:  # type: ignore[override]
@@ -32,10 +33,10 @@ class Ablate(Edit):
 
     def output(self, out: Tensor, place: Place) -> Tensor | None:
         rows = place.once("rows", lambda: _places.queries(self.queries, place))
-        if not rows.any():
+        if not (place.queries if self.queries is None else rows.any()):
             return None
         if self.how == "zero":
-            new = out.new_zeros(()).expand_as(out)
+            new = place.once(("zero", out.dtype), lambda: out.new_zeros(())).expand_as(out)
         else:
             source = self._source(out, place)  # [head, any, dim]
             if self.how == "mean":
@@ -107,6 +108,10 @@ class Patch(Edit):
 
     @property
     def acts_on_output(self) -> bool:  # type: ignore[override]
+        return self.what == "output"
+
+    @property
+    def by_numbers(self) -> bool:  # type: ignore[override]
         return self.what == "output"
 
     @property

@@ -17,6 +17,7 @@ class Steer(Edit):
     keys: Any
     amount: float
     queries: Any
+    by_numbers = True
     adds_edges = True  # a weight that was too small for its precision
     when_idle = "no call had these queries and keys"
 

@@ -20,8 +20,8 @@ def observe_call(call: Call, lse: Tensor, want: Want, lengths: Tensor | None = N
         from regard._triton.observing import observe as observe_by_kernels
 
         found = observe_by_kernels(call, lse, want.usual)
-    rest = want.unusual if by_kernels else want
-    if rest.asks_tiles:
+    rest = want.unusual if by_kernels and want.asks_unusual else None if by_kernels else want
+    if rest is not None and rest.asks_tiles:
         more = observe_rows(call, lse, rest, lengths)
         found |= {name: part for name, part in more.items() if name not in found}
     if want.pairs is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import torch
@@ -59,7 +60,7 @@ class Totals:
             self._new("value_sum", spec.queries)
         self.grid: statistics.Grid | None = None
         if want.map is not None:
-            self.grid = statistics.Grid(want.map, len(self.queries), spec.keys, call.query.device)
+            self.grid = statistics.grid_of(want.map, len(self.queries), spec.keys, call.query.device)
             for name in ("map", "value_map")[: 1 + want.value_mass]:
                 self._new(name, *self.grid.shape)
         if want.top_k:
@@ -173,10 +174,12 @@ class Totals:
             start += size
 
     def _by_distance(self, diagonals: Tensor) -> Tensor:
-        spec, offset = self.call.spec, self.call.offset
-        ahead = torch.arange(diagonals.shape[-1], device=diagonals.device) - (spec.queries - 1)
-        behind = (offset.view(-1, 1, 1) if isinstance(offset, torch.Tensor) else offset) - ahead
-        return statistics.bucket_sums(behind.abs(), diagonals)
+        queries, offset = self.call.spec.queries, self.call.offset
+        if isinstance(offset, torch.Tensor):
+            ahead = torch.arange(diagonals.shape[-1], device=diagonals.device) - (queries - 1)
+            return statistics.bucket_sums((offset.view(-1, 1, 1) - ahead).abs(), diagonals)
+        buckets = _buckets(queries, diagonals.shape[-1], offset, diagonals.device)
+        return statistics.sums_of_buckets(buckets, diagonals)
 
     def _copies(self, tile: Tile) -> None:
         for run, (_, columns) in zip(tile.runs, side_by_side(tile.runs), strict=True):
@@ -210,6 +213,14 @@ class Totals:
         if "distance" in self.parts:
             self.parts["distance"] = self._by_distance(self.parts["distance"])
         return self.parts
+
+
+@functools.lru_cache(16)
+def _buckets(queries: int, diagonals: int, offset: int, device: torch.device) -> Tensor:
+    """Of each diagonal, the bucket of its distance."""
+    with torch.inference_mode(False), torch.no_grad():
+        found: Tensor = statistics.bucket_of((offset + queries - 1 - torch.arange(diagonals, device=device)).abs())
+        return found
 
 
 def _from(part: range, whole: range) -> slice:

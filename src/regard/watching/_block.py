@@ -54,7 +54,7 @@ def watch(
         layers: numbers (in the order in which they attend) or module paths; all when None.
         heads: which heads of each layer; all when None.
         want: which statistics; ``regard.Want()`` when None.
-        keep_on_cpu: move statistics off the device; False leaves them there.
+        keep_on_cpu: move statistics off the device, at the end of each pass; False leaves them there.
         count_padding: whether queries that are padding count. By default their rows are missing (NaN) and in no sum:
             those where the model's ``attention_mask`` is 0 or torch's ``key_padding_mask`` is True, and those that
             ``masks.padding`` names in regard's own calls.

@@ -38,10 +38,7 @@ def slides(stack: Sequence[Frame]) -> bool:
 
 def cache_of(frame: Frame) -> Any:
     """The Hugging Face cache that the module which attends was handed itself: one above may be of other modules."""
-    for name, value in frame.given().items():
-        if ("past" in name or "cache" in name) and hasattr(value, "get_seq_length"):
-            return value
-    return None
+    return next((value for _, value in frame.caches if hasattr(value, "get_seq_length")), None)
 
 
 def tokens_seen(cache: Any, number: int) -> int:

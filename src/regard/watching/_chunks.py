@@ -63,12 +63,13 @@ class Chunks:
             return
         if length == call.keys and len(group) > 1:
             for chunk in group:
-                chunk.call.parts.update(chunk.parts)
+                device = chunk.call.parts["lse"].device  # it may have been moved already
+                chunk.call.parts.update({name: part.to(device) for name, part in chunk.parts.items()})
                 chunk.call.phase = "prefill"  # the first may have looked like the next tokens of the text before
                 chunk.call.positions = torch.full_like(chunk.call.positions, chunk.start)
         group.clear()
 
 
 def _same_end(one: Recorded, other: Recorded) -> bool:
-    ends: list[Any] = [call.positions + call.queries for call in (one, other)]
+    ends: list[Any] = [call.positions.cpu() + call.queries for call in (one, other)]
     return ends[0].shape == ends[1].shape and bool((ends[0] == ends[1]).all())

@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from regard.watching._tracked import Trace, Weights
 
 
+_compiles = torch._C._dynamo.eval_frame.get_eval_frame_callback  # what compiles on this thread, or None
+
+
 class Asked(NamedTuple):
     """What somebody asks of a block, as ``regard.watch`` names it."""
 
@@ -70,7 +73,7 @@ class Follower:
 
     hears_in_silence = False  # an edit tries a product that nobody else is to see
     changes_calls = False  # whether it is an edit: those are asked before a call runs
-    unseen: frozenset[type] = STEPS_ASIDE  # modules that run out of its sight
+    unseen: frozenset[type] = STEPS_ASIDE  # modules of which it is not shown the operators
     _waiting: Any = None  # a call, until it is known what reads its output
 
     def __init__(self, model: nn.Module, recording: Recording, asked: Asked) -> None:
@@ -149,8 +152,8 @@ class Follower:
             if threading.get_ident() != self.thread:
                 self._ran_elsewhere(path)
                 return
-            if self.away is not None:
-                self._come_back()  # likewise, see below
+            if self.away is not None:  # an interrupt came while operators were not shown
+                self._come_back()
             frame = Frame(path, module, args, kwargs)
             if not path and self._stack and not calls_itself(module):
                 self._stack.clear()  # an interrupt left modules that never came to their end
@@ -197,7 +200,10 @@ class Follower:
         return _hooks(module, enter, leave)
 
     def _step_aside(self, module: nn.Module) -> None:
-        """Leave the stack of those who are shown operators, if nobody else came later."""
+        """Leave the stack of those who are shown operators, if nobody else came later. Below a function that is to be
+        compiled it stays: without a mode on the stack, torch would compile what runs here."""
+        if _compiles() is not None:
+            return
         depth = torch._C._len_torch_dispatch_stack()
         if depth and torch._C._get_dispatch_stack_at(depth - 1) is self.listening:
             self.away = module
@@ -293,8 +299,10 @@ class Follower:
         self.met += 1
         frame = stack[-1]
         path = frame.path
-        inner = getattr(frame.module, "self_attn", None)
-        if isinstance(frame.module, nn.TransformerEncoderLayer) and inner is not None:
+        if (
+            isinstance(frame.module, nn.TransformerEncoderLayer)
+            and getattr(frame.module, "self_attn", None) is not None
+        ):
             path = f"{path}.self_attn" if path else "self_attn"
         if frame.turn is None:
             frame.turn = self._turns[path]

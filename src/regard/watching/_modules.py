@@ -25,13 +25,19 @@ _OWN = ("query", "queries", "hidden_states", "x", "q", "target", "tgt")
 class Frame:
     """A call of a module that is under way."""
 
-    __slots__ = ("__weakref__", "_given", "_weighs", "args", "crosses", "kwargs", "module", "path", "turn")
+    __slots__ = (
+        "__weakref__", "_caches", "_given", "_masked", "_quiet", "_weighs", "args", "crosses", "kwargs", "module",
+        "path", "turn",
+    )  # fmt: skip
 
     def __init__(self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.path, self.module, self.args, self.kwargs = path, module, args, kwargs
         self.turn: int | None = None  # which of the module's calls in this pass it is, once it has attended
         self._given: dict[str, Any] | None = None
         self._weighs: bool | None = None
+        self._caches: list[tuple[str, Any]] | None = None
+        self._masked: bool | None = None
+        self._quiet: bool | None = None
         self.crosses: tuple[tuple[int, int], bool] | None = None  # queries and keys, and what ``is_cross`` found
 
     @property
@@ -51,6 +57,60 @@ class Frame:
             own = self.module._parameters.values()  # asked first: most have some, and to walk over all takes long
             self._weighs = any(each is not None for each in own) or next(self.module.parameters(), None) is not None
         return self._weighs
+
+    @property
+    def caches(self) -> list[tuple[str, Any]]:
+        """Arguments that are given, and by their names are caches."""
+        if self._caches is None:
+            given = self.given()
+            self._caches = [(name, given[name]) for name in given if _is_cache(name) and given[name] is not None]
+        return self._caches
+
+    @property
+    def handed_a_mask(self) -> bool:
+        """Whether the module was given anything that can hide tokens, under whatever name."""
+        if self._masked is None:
+            self._masked = any(
+                value is not None and _is_mask(name) and not isinstance(value, (bool, int, float, str))
+                for name, value in self.given().items()
+            )
+        return self._masked
+
+    @property
+    def quiet(self) -> bool:
+        """Whether no argument is a cache, or says what is hidden, or could be another sequence to look at. Where no
+        module on the way was told anything, a call of as many queries as keys is one of whole texts with themselves."""
+        if self._quiet is None:
+            self._quiet = not any(
+                [
+                    value is not None and _speaks(name) and not isinstance(value, (bool, int, float, str))
+                    for name, value in self.given().items()
+                ]
+            )
+        return self._quiet
+
+
+@functools.lru_cache(4096)
+def _speaks(name: str) -> bool:
+    cache = _is_cache(name) and "position" not in name
+    return cache or _is_mask(name) or name == "key" or name in _SOURCES
+
+
+@functools.lru_cache(4096)
+def _is_cache(name: str) -> bool:
+    return "past" in name or "cache" in name
+
+
+@functools.lru_cache(4096)
+def _is_mask(name: str) -> bool:
+    return any(word in name for word in ("mask", "bias", "padding", "lengths", "cu_seqlens"))
+
+
+def attribute(module: nn.Module, name: str, default: Any = None) -> Any:
+    """What a module has set itself, or its class: torch takes long to say that there is no such attribute."""
+    if name in module.__dict__ or name in module._modules or hasattr(type(module), name):
+        return getattr(module, name, default)
+    return default
 
 
 def attending(stack: Sequence[Frame]) -> Frame:
@@ -103,10 +163,8 @@ def _is_cross(frame: Frame, queries: int, keys: int) -> bool:
 def has_cache(stack: Sequence[Frame]) -> bool:
     """Whether a module on the way was handed keys of earlier tokens."""
     for frame in stack:
-        for name, value in frame.given().items():
-            if value is None or isinstance(value, (bool, int, str)) or "position" in name:
-                continue
-            if "past" in name or "cache" in name:
+        for name, value in frame.caches:
+            if not isinstance(value, (bool, int, str)) and "position" not in name:
                 return True
     return False
 
@@ -204,17 +262,24 @@ def inside_transform() -> bool:
 
 def runs_code_of(*ways: str) -> bool:
     """Whether code of one of these kinds is under way: TRANSFORMS, CHECKPOINTS."""
-    frame = sys._getframe(1).f_back
+    frame, known = sys._getframe(1).f_back, _ways
     while frame is not None:
-        if _way_of(frame.f_code.co_filename) in ways:
+        file = frame.f_code.co_filename
+        way = known[file] if file in known else _way_of(file)
+        if way is not None and way in ways:
             return True
         frame = frame.f_back
     return False
 
 
-@functools.lru_cache(4096)
+_ways: dict[str, str | None] = {}
+
+
 def _way_of(file: str) -> str | None:
-    return next((way for way, files in _FILES.items() if file.endswith(files)), None)
+    if len(_ways) > 4096:
+        _ways.clear()
+    found = _ways[file] = next((way for way, files in _FILES.items() if file.endswith(files)), None)
+    return found
 
 
 TRANSFORMS, CHECKPOINTS = "transforms", "checkpoints"

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from regard.watching import _fused
 from regard.watching._exponentials import EXPONENTIALS, SOFTMAXES
-from regard.watching._silence import silence, silent
+from regard.watching._silence import looking, silence, silent
 
 if TYPE_CHECKING:
     from regard.watching._follower import Follower
@@ -99,14 +99,12 @@ class Listening(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self.known and kind.in_place:
             self._safely(self.tracker.before, args)
         out, begins = func(*args, **kwargs), None
-        if kind.scores and not self.known and self._is_learned(args):
-            return out
         if kind.exponential and (self.watcher.entered or (kind.softmax and self.watcher.inside())):
             if kind.softmax and args[0].is_nested:
                 self.watcher.miss("nested tensors")
-            elif not isinstance(out, Tensor) or out.numel():
+            elif (not isinstance(out, Tensor) or out.numel()) and self._may_begin(kind, args):
                 begins = self._safely(kind.exponential, self.tracker, args, kwargs, out)
-        if self.known and not begins:
+        if self.known and not begins and _meets(self.known, args):
             self._safely(self.tracker.follow, func, args, kwargs, out)
         if kind.noise:
             self.tracker.note_noise(out)
@@ -114,18 +112,24 @@ class Listening(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.watcher.miss(f"torch.ops.{kind.packet} is an attention kernel that is not known here")
         return out
 
-    def _is_learned(self, factors: tuple[Any, ...]) -> bool:
-        """Whether a product is that of a learned layer, as most are; in a fraction of the time that ``_safely`` takes.
-        Where this cannot be told, it is looked at."""
-        try:
-            return any([type(each) in _PLAIN_TENSORS and self.tracker.learned(each) for each in factors])
+    def _may_begin(self, kind: _Kind, args: tuple[Any, ...]) -> bool:
+        """Whether anything can come of an operator's exponentials: it takes a fraction of the time that ``_safely``
+        takes, and most are no part of a softmax. Where this cannot be told, they are looked at."""
+        if kind.of_known:
+            return _meets(self.known, args[:2])
+        if kind.packet is aten.pow:
+            return isinstance(args[1], Tensor)
+        if not kind.scores:
+            return True
+        try:  # most products are those of learned layers
+            return not any([type(each) in _PLAIN_TENSORS and self.tracker.learned(each) for each in args])
         except Exception:
-            return False
+            return True
 
     def _safely(self, look: Callable[..., Any], *args: Any) -> Any:
         """Whatever goes wrong with looking is noted, and never reaches the model."""
         try:
-            with silence(), torch.inference_mode(False), torch.no_grad():
+            with looking():
                 return look(*args)
         except Exception as error:
             self.watcher.miss(f"looking at it failed: {type(error).__name__}: {error}")
@@ -181,6 +185,17 @@ def _views_as_ever(packet: Any) -> Any:
     return torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False)
 
 
+def _meets(known: dict[int, Any], args: tuple[Any, ...]) -> bool:
+    """Whether one of the tensors that are followed is among the first arguments."""
+    for given in args[:4]:
+        if isinstance(given, (tuple, list)):
+            if any([id(each) in known for each in given]):
+                return True
+        elif id(given) in known:
+            return True
+    return False
+
+
 def _has_nested(args: tuple[Any, ...]) -> bool:
     return any(
         x.is_nested if isinstance(x, Tensor) else isinstance(x, (tuple, list)) and _has_nested(tuple(x)) for x in args
@@ -200,6 +215,7 @@ class _Kind(NamedTuple):
     noise: bool
     attention: bool  # by its name, of a kernel that is not known here
     scores: bool  # a product of two tensors
+    of_known: bool  # its exponentials say nothing where nothing is known of what it is given
     plain: bool  # nothing that matters where nothing is known of any tensor
     run: Callable[..., Any]
 
@@ -225,6 +241,7 @@ def _kind_of(func: Any) -> _Kind:
         noise=noise,
         attention=attention,
         scores=packet in _SCORES,
+        of_known=packet in _OF_KNOWN,
         plain=packet is not None and not (composite or kernel or begins or noise or attention),
         run=func._op if type(func) is torch._ops.OpOverload else func,  # what calling it does
     )

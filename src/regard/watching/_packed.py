@@ -6,9 +6,7 @@ Hugging Face's function does so for a single query of grouped attention: [batch,
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor
@@ -16,15 +14,21 @@ from torch import Tensor
 _here = threading.local()
 
 
-@contextlib.contextmanager
-def asking(query: Any) -> Iterator[None]:
+class asking:  # entered at every call of Hugging Face's
     """While Hugging Face's attention function runs for this query, [batch, head, token, dim]."""
-    before = _heads()
-    _here.heads = query.shape[1] if isinstance(query, Tensor) and query.dim() == 4 and query.shape[2] == 1 else 0
-    try:
-        yield
-    finally:
-        _here.heads = before
+
+    __slots__ = ("_before", "_heads")
+
+    def __init__(self, query: Any) -> None:
+        one = isinstance(query, Tensor) and query.dim() == 4 and query.shape[2] == 1
+        self._heads: int = query.shape[1] if one else 0
+
+    def __enter__(self) -> None:
+        self._before = _heads()
+        _here.heads = self._heads
+
+    def __exit__(self, *_: object) -> None:
+        _here.heads = self._before
 
 
 def packed_heads(heads: int, queries: int) -> int:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from regard.masks import Mask
 from regard.watching._modules import Frame, is_cross
+from regard.watching._read import Read
 
 if TYPE_CHECKING:
     from regard.watching._in_memory import InMemory
@@ -20,7 +21,11 @@ _REAL = ("attention_mask", "decoder_attention_mask")
 _OF_DECODER = ("decoder_attention_mask", "tgt_key_padding_mask")
 _OF_INPUT = ("attention_mask", "src_key_padding_mask")
 _OF_KEYS = ("key_padding_mask",)
+_NAMES = (*_OF_DECODER, *_OF_INPUT, *_OF_KEYS)
 _NAMES_OF_DECODER, _NAMES_OF_INPUT = frozenset(_OF_DECODER), frozenset(_OF_INPUT)
+
+
+_read = Read()
 
 
 def real_queries(seen: Seen | InMemory, stack: Sequence[Frame], kind: str) -> Tensor | None:
@@ -31,7 +36,7 @@ def real_queries(seen: Seen | InMemory, stack: Sequence[Frame], kind: str) -> Te
     mask = getattr(seen, "mask", None)
     if real is None and kind == "self" and mask is not None and mask.tensors:  # a rule alone calls no token padding
         real = _by_rule(seen, mask)
-    return None if real is None or bool(real.all()) else real
+    return None if real is None or _read.once(real, "all", lambda: bool(real.all())) else real
 
 
 def _declared(seen: Seen | InMemory, stack: Sequence[Frame], kind: str) -> Tensor | None:
@@ -42,7 +47,7 @@ def _declared(seen: Seen | InMemory, stack: Sequence[Frame], kind: str) -> Tenso
     for depth in range(len(stack) - 1, -1, -1):
         inner = stack[depth + 1] if depth + 1 < len(stack) else None
         if inner is not None and inner.has_weights:
-            if _handed_a_mask(inner):
+            if inner.handed_a_mask:
                 concerned = True
             elif concerned or not is_cross([inner], seen.queries, seen.keys):
                 return None
@@ -54,7 +59,10 @@ def _declared(seen: Seen | InMemory, stack: Sequence[Frame], kind: str) -> Tenso
 
 
 def _of_frame(frame: Frame, stack: Sequence[Frame], seen: Seen | InMemory, kind: str) -> Tensor | None:
-    given, names = frame.given(), frame.names
+    given = frame.given()
+    if not any([given.get(name) is not None for name in _NAMES]):
+        return None
+    names = frame.names
     inside = stack[-1].path.removeprefix(frame.path).split(".")
     # a whole encoder-decoder is given both; its other modules only their own
     of_decoder = not _NAMES_OF_DECODER.isdisjoint(names)
@@ -80,19 +88,15 @@ def _reads(ids: object, tokens: int) -> bool:
     return isinstance(ids, Tensor) and ids.dim() == 2 and ids.shape[1] == tokens
 
 
-def _handed_a_mask(frame: Frame) -> bool:
-    """Whether a module was given anything that can hide tokens, under whatever name."""
-    return any(
-        value is not None and not isinstance(value, (bool, int, float, str))
-        and any(word in name for word in ("mask", "bias", "padding", "lengths", "cu_seqlens"))
-        for name, value in frame.given().items()
-    )  # fmt: skip
-
-
 def _real(given: object, true_at_tokens: bool) -> Tensor | None:
     if not isinstance(given, Tensor) or given.dim() not in (1, 2) or given.is_nested:
         return None
-    given = given.detach() if given.dim() == 2 else given.detach()[None]
+    found: Tensor | None = _read.once(given, ("real", true_at_tokens), lambda: _tokens(given.detach(), true_at_tokens))
+    return found
+
+
+def _tokens(given: Tensor, true_at_tokens: bool) -> Tensor | None:
+    given = given if given.dim() == 2 else given[None]
     if true_at_tokens:
         # an additive mask of two dims is no such argument
         return given.bool() if bool(((given == 0) | (given == 1)).all()) else None

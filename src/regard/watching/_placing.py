@@ -24,6 +24,18 @@ class Places:
         self.decoding = False  # whether the pass that is under way continues a sequence
         self._read: dict[str, int] = {}  # by module: tokens that its keys have come to
 
+    def at_whole_texts(self, seen: Seen | InMemory, tokens: int, site: Site, stack: Sequence[Frame]) -> bool:
+        """Whether nothing is to be found out about a call of as many queries as keys: it is one of whole texts with
+        themselves, from their first tokens on."""
+        offset, mask = seen.offset, getattr(seen, "mask", None)
+        if isinstance(offset, Tensor) or offset or seen.real is not None or (mask is not None and mask.tensors):
+            return False
+        for frame in stack:
+            if not frame.quiet:
+                return False
+        self.decoding, self._read[site.path] = False, tokens
+        return True
+
     def placed(
         self, seen: Seen | InMemory, kind: str, site: Site, stack: Sequence[Frame]
     ) -> tuple[Seen | InMemory, str, int]:

@@ -9,12 +9,16 @@ from regard.recording import Recorded, Site
 from regard.watching._chunks import Chunks
 from regard.watching._follower import Asked
 from regard.watching._in_memory import InMemory
+from regard.watching._index import index_of
 from regard.watching._modules import Frame, inside_transform, is_cross
 from regard.watching._padding import real_queries
 from regard.watching._placing import Places
 from regard.watching._projection import Projection, Waiting
 from regard.watching._seen import Seen, Unseen, check_same
 from regard.watching._tokens import Tokens, reads_text
+
+# bytes of statistics that may wait on a device
+_MOST_TO_MOVE = 1 << 26
 
 
 class Recorder:
@@ -27,6 +31,8 @@ class Recorder:
         self.bytes = 0  # of all that was written
         self._tokens = Tokens()
         self._chunks = Chunks()
+        self._to_move: list[Recorded] = []  # to the CPU
+        self._bytes_to_move = 0
 
     def ready(
         self, seen: Seen | InMemory, stack: list[Frame], site: Site
@@ -40,6 +46,8 @@ class Recorder:
         if not batch * count * queries * keys:
             raise Unseen("it has no queries, keys or items")
         self._check_memory(seen)
+        if queries == keys and self.places.at_whole_texts(seen, keys, site, stack):
+            return seen, ("self", "prefill", 0)
         kind = "cross" if is_cross(stack, queries, keys) else "self"
         seen, phase, start = self.places.placed(seen, kind, site, stack)
         if not self.asked.count_padding:
@@ -66,7 +74,7 @@ class Recorder:
         kept = list(range(len(heads)))
         if self.heads is not None and seen.can_take_heads():
             seen = seen.only(heads)
-            lengths = None if lengths is None else lengths[:, heads]
+            lengths = None if lengths is None else lengths[:, index_of(tuple(heads), lengths.device)]
         else:
             kept = heads
         permitted = seen.permitted()
@@ -75,13 +83,14 @@ class Recorder:
         if call.out is not None and isinstance(seen, Seen):
             check_same(seen, call.out, heads if kept != heads else None)
         if kept != list(range(parts["lse"].shape[1])):
-            parts, others = ({name: part[:, kept] for name, part in some.items()} for some in (parts, others))
+            at = index_of(tuple(kept), parts["lse"].device)
+            parts, others = ({name: part[:, at].clone() for name, part in some.items()} for some in (parts, others))
         for where in {"top_keys", "value_top_keys"} & set(parts):
             parts[where] = parts[where].to(torch.int32)
         if permitted.shape[1] > 1 and permitted.shape[1] != len(heads):
-            permitted = permitted[:, kept]
+            permitted = permitted[:, index_of(tuple(kept), permitted.device)]
         offset = seen.keys - seen.queries if seen.offset is None else seen.offset
-        positions = offset.to(torch.int64) if isinstance(offset, Tensor) else torch.tensor([offset])
+        positions = offset.to(torch.int64, copy=True) if isinstance(offset, Tensor) else torch.tensor([offset])
         kind, phase, start = what
         made = Recorded(
             site=call.site,
@@ -91,22 +100,36 @@ class Recorder:
             phase=phase,
             keys=seen.keys,
             heads=tuple(heads),
-            positions=positions.cpu(),
-            permitted=permitted.cpu(),
-            parts=self._kept(parts),
+            positions=positions,
+            permitted=permitted,
+            parts={name: part.contiguous() for name, part in parts.items()},
             written_out=seen.written_out,
             first_key=start,
             projection=None if projection is None or lengths is None else projection.path,
             of_text=reads_text(call.stack),
         )
         if chunk is not None:
-            self._chunks.add(made, chunk, self._kept(others), call.stack)
-        self.bytes += made.bytes
+            self._chunks.add(made, chunk, {name: part.contiguous() for name, part in others.items()}, call.stack)
+        self.note(made, seen.device)
         return made
 
-    def _kept(self, parts: dict[str, Tensor]) -> dict[str, Tensor]:
-        to_cpu = self.asked.keep_on_cpu
-        return {name: (part.cpu() if to_cpu else part).contiguous() for name, part in parts.items()}
+    def note(self, made: Recorded, device: torch.device) -> None:
+        """A call was written down, on the device where it ran."""
+        size = made.bytes
+        self.bytes += size
+        if device.type != "cpu":
+            self._to_move.append(made)
+            self._bytes_to_move += size
+
+    def move(self, *, all_of_it: bool) -> None:
+        """Statistics to the CPU. Each move waits for the device: they are moved when a pass has ended, or where many
+        have come together."""
+        if all_of_it or self._bytes_to_move > _MOST_TO_MOVE:
+            moved, self._to_move, self._bytes_to_move = self._to_move, [], 0
+            for call in moved:
+                call.positions, call.permitted = call.positions.cpu(), call.permitted.cpu()
+                if self.asked.keep_on_cpu:
+                    call.parts = {name: part.cpu() for name, part in call.parts.items()}
 
     def _check_memory(self, seen: Seen | InMemory) -> None:
         limit, weights = self.asked.memory_limit, self.asked.want.weights

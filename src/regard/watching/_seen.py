@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -15,6 +16,7 @@ from regard.observation._lengths import value_lengths
 from regard.observation._observe import observe_call
 from regard.recording._calls import AXES
 from regard.statistics import Want
+from regard.watching._index import index_of
 
 if TYPE_CHECKING:
     from regard.masks import Mask
@@ -74,19 +76,20 @@ class Seen(NamedTuple):
     def only(self, heads: list[int]) -> Seen:
         """The same call with some of its heads; the mask must not depend on the head."""
         group = self.query.shape[1] // self.key.shape[1]
-        of_keys = [head // group for head in heads]
+        of_heads = index_of(tuple(heads), self.device)
+        of_keys = index_of(tuple(head // group for head in heads), self.device)
         bias, sinks = self.bias, self.sinks
         if isinstance(bias, TableBias):
             bias = bias.of_heads(heads)
         elif bias is not None and bias.shape[1] > 1:
-            bias = bias[:, heads]
+            bias = bias[:, of_heads]
         return self._replace(
-            query=self.query[:, heads],
+            query=self.query[:, of_heads],
             key=self.key[:, of_keys],
             value=self.value[:, of_keys],
             bias=bias,
-            sinks=None if sinks is None else sinks[heads],
-            lse=None if self.lse is None else self.lse[:, heads],
+            sinks=None if sinks is None else sinks[of_heads],
+            lse=None if self.lse is None else self.lse[:, of_heads],
         )
 
     def can_take_heads(self) -> bool:
@@ -106,7 +109,9 @@ class Seen(NamedTuple):
             return {"lse": seen.lse, **{name: part for name, part in vars(seen).items() if name in STATISTICS}}
         # the model's kernel was the forward pass: what is left to do is to look
         exact = torch.float64 if self.query.dtype == torch.float64 else torch.float32
-        lse = self.lse.to(exact).masked_fill(permitted.to(self.device) == 0, -torch.inf)
+        lse = self.lse.to(exact, copy=True)  # what is written down is nobody else's
+        if permitted.device.type != "cpu" or bool((permitted == 0).any()):
+            lse = lse.masked_fill(permitted.to(self.device) == 0, -torch.inf)
         return {"lse": lse, **(observe_call(self.call(), lse, want, lengths) if want.asks else {})}
 
     @property
@@ -119,9 +124,14 @@ class Seen(NamedTuple):
         told = {"mask": self.mask, "bias": self.bias, "scale": self.scale, "softcap": self.softcap}
         return {**told, "sinks": self.sinks, "query_offset": self.offset}
 
+    def given(self, offset: int | Tensor | None, dropout: float = 0.0) -> tuple[Any, ...]:
+        """All that a call takes, in the order in which it is prepared."""
+        return (*self[:5], self.scale, self.softcap, self.sinks, dropout, offset)
+
     def call(self, dropout: float = 0.0) -> Call:
         """The same as a call of regard's own."""
-        return prepare(*self.tensors, **self.keywords, dropout=dropout)
+        given = self.given(self.offset, dropout)
+        return prepare(*given) if dropout else api.described(given)
 
     def detached(self) -> Seen:
         given = self._asdict()
@@ -142,9 +152,11 @@ class Seen(NamedTuple):
             return torch.full((1, 1, 1), keys, dtype=torch.int32)
         offset = keys - rows if self.offset is None else self.offset
         if self.mask is not None and self.bias is None:
-            spans = self.mask.rows(rows, keys, offset, self.query.shape[0])
-            if spans is not None:
-                return torch.from_numpy((spans.hi - spans.lo).sum(1)[:, None]).to(torch.int32)
+            alike = not self.mask.tensors and isinstance(offset, int)
+            count = _permitted_by_rule if alike else _permitted_by_rule.__wrapped__
+            by_rule = count(self.mask, rows, keys, offset, self.query.shape[0])
+            if by_rule is not None:
+                return by_rule
         found = []
         for start in range(0, rows, max(1, _NUMBERS // max(1, keys))):
             some = range(start, min(rows, start + max(1, _NUMBERS // max(1, keys))))
@@ -181,6 +193,14 @@ def furthest(seen: Tensor) -> Tensor:
     by_item = seen.any(2).any(1)
     last: Tensor = (by_item * torch.arange(1, by_item.shape[1] + 1, device=seen.device)).amax(-1) - 1
     return last
+
+
+@functools.lru_cache(32)
+def _permitted_by_rule(mask: Mask, rows: int, keys: int, offset: int | Tensor, batch: int) -> Tensor | None:
+    """How many keys each row may see; the same for all layers."""
+    spans = mask.rows(rows, keys, offset, batch)
+    with torch.inference_mode(False):
+        return None if spans is None else torch.from_numpy((spans.hi - spans.lo).sum(1)[:, None]).to(torch.int32)
 
 
 def of_call(call: Call) -> Seen:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,8 +18,10 @@ from regard.watching._output import Product
 from regard.watching._projection import Projection, Waiting, known_projection, matrix_of, reads, version_of
 from regard.watching._recorder import Recorder
 from regard.watching._seen import Seen, Unseen
-from regard.watching._silence import silence, silent
+from regard.watching._silence import looking, silent
 from regard.watching._tracked import Multiplied, Trace, Weights
+
+_WHOLE = Site("", 0)
 
 
 class Pending:
@@ -69,6 +70,8 @@ class Watcher(Follower):
 
     def _all_ended(self) -> None:
         self._stop_waiting()
+        with self._noting(_WHOLE):
+            self.recorder.move(all_of_it=True)
 
     # Which calls they make
 
@@ -139,17 +142,8 @@ class Watcher(Follower):
         if known is not None:
             self._stop_waiting(known)
 
-    @contextlib.contextmanager
-    def _noting(self, site: Site) -> Iterator[None]:
-        """Whatever goes wrong with looking is a note, and never reaches the model."""
-        try:
-            with silence(), torch.inference_mode(False), torch.no_grad():
-                yield
-        except Unseen as reason:
-            self.recording.missed.append((str(site), str(reason)))
-        except Exception as error:
-            first = (str(error).strip().splitlines() or ["no reason given"])[0][:200]
-            self.recording.missed.append((str(site), f"{type(error).__name__}: {first}"))
+    def _noting(self, site: Site) -> _Noting:
+        return _Noting(self.recording.missed, site)
 
     def _try_projection(self, waiting: Waiting, frame: Frame) -> None:
         """A module with a matrix begins: it is the output projection if it was handed what the call gave."""
@@ -170,11 +164,32 @@ class Watcher(Follower):
                 call = self._record(waiting, projection)
             if call is not None:
                 self.recording.calls.append(call)
+                with self._noting(waiting.site):
+                    self.recorder.move(all_of_it=self.asked.on_call is not None or not self._stack)
                 if self.asked.on_call is not None:
                     self.asked.on_call(call)
 
     def _record(self, call: Waiting, projection: Projection | None) -> Recorded | None:
         return self.recorder.record(call, projection)
+
+
+class _Noting(looking):
+    """Whatever goes wrong with looking is a note, and never reaches the model."""
+
+    __slots__ = ("_missed", "_site")
+
+    def __init__(self, missed: list[tuple[str, str]], site: Site) -> None:
+        self._missed, self._site = missed, site
+
+    def __exit__(self, *raised: Any) -> bool:
+        super().__exit__(*raised)
+        error = raised[1]
+        if isinstance(error, Unseen):
+            self._missed.append((str(self._site), str(error)))
+        elif isinstance(error, Exception):
+            first = (str(error).strip().splitlines() or ["no reason given"])[0][:200]
+            self._missed.append((str(self._site), f"{type(error).__name__}: {first}"))
+        return isinstance(error, Exception)
 
 
 def _begins_with(whole: Tensor, part: Tensor) -> bool:
