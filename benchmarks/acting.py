@@ -206,14 +206,14 @@ def host(sizes: Sizes) -> Iterator[Row]:
             _each(compared(run(model, x, name, PASSES), run(model, x, None, PASSES), sizes), PASSES * DEEP)
             for model in models
         )
-        yield overhead("host", f"{name}, a call of attention", alone, 900 if name == WATCH else 200)
+        yield overhead("host", f"{name}, a call of attention", alone, 600 if name == WATCH else 150)
         more = 1e6 * (longer.difference() - alone.difference()) / MORE
         yield Row(
             "host",
             f"{name}, another operator",
             more,
             "µs",
-            6.0 if name == WATCH else 4.0,
+            4.0,
             samples={"edited": longer.ours, "plain": longer.peer},
         )
 
