@@ -50,11 +50,9 @@ class Ready(NamedTuple):
 
     def run(self, seen: Seen) -> Tensor:
         made = [part.run(*seen.tensors) for part in self.parts]
-        return (
-            made[0]
-            if len(made) == 1
-            else joined(seen, [(part.own, out) for part, out in zip(self.parts, made, strict=True)])
-        )
+        if len(made) == 1:
+            return made[0]
+        return joined(seen, [(part.own, out) for part, out in zip(self.parts, made, strict=True)])
 
 
 def joined(seen: Seen, parts: Sequence[tuple[_fused.Heads | None, Tensor]]) -> Tensor:
