@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -192,6 +193,17 @@ def test_padding_is_read_once_for_all_layers_and_anew_when_it_changes(monkeypatc
         assert len(counted) == 2
     missing = [int(call.entropy[1, 0].isnan().sum()) for call in recording]
     assert missing == [2, 2, 4, 4]
+
+
+def test_a_mask_that_is_filled_past_torch_is_read_anew_in_each_pass() -> None:
+    """torch counts no such writes: a loop that fills one array for each batch."""
+    memory = np.ones((2, 7), dtype=np.bool_)
+    mask = torch.from_numpy(memory)
+    with regard.watch(attends := Attends()) as recording:
+        for first in (7, 3, 5):
+            memory[1] = np.arange(7) < first
+            attends(X, attention_mask=mask)
+    assert [int(call.entropy[1, 0].isnan().sum()) for call in recording] == [0, 4, 2]
 
 
 class Elsewhere(Tensor):
