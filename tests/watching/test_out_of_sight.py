@@ -83,8 +83,10 @@ def test_a_linear_layer_whose_matrix_is_keys_is_attention() -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("where", ["hook", "forward", "all modules"])
-def test_attention_that_somebody_put_into_a_linear_layer_is_seen(where: str) -> None:
+@pytest.mark.parametrize("where", ["hook", "forward", "all modules", "class"])
+def test_attention_that_somebody_put_into_a_linear_layer_is_seen(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = Attends()
     x = torch.randn(1, 2, 7, 4)
 
@@ -97,6 +99,13 @@ def test_attention_that_somebody_put_into_a_linear_layer_is_seen(where: str) -> 
     elif where == "all modules":
         handle = nn.modules.module.register_module_forward_hook(
             lambda module, *_: attend() if module is model.between else None
+        )
+    elif where == "class":
+        of_all = nn.Linear.forward
+        monkeypatch.setattr(
+            nn.Linear,
+            "forward",
+            lambda module, given: (attend() if module is model.between else None, of_all(module, given))[1],
         )
     else:
         forward = model.between.forward
