@@ -84,9 +84,7 @@ def test_a_linear_layer_whose_matrix_is_keys_is_attention() -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("where", ["hook", "forward", "all modules", "class"])
-def test_attention_that_somebody_put_into_a_linear_layer_is_seen(
-    where: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_attention_that_somebody_put_into_a_linear_layer_is_seen(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = Attends()
     x = torch.randn(1, 2, 7, 4)
 

@@ -10,7 +10,6 @@ from typing import Any
 
 from torch import Tensor
 
-
 _passes = itertools.count(1)
 _pass = 0
 
