@@ -285,3 +285,22 @@ def test_whether_a_call_has_an_edge_is_read_of_a_mask_once_while_it_stays_the_sa
         for count in (1, 2):
             module(q, keep)
             assert len(report) == count
+
+
+def test_whether_a_call_has_an_edge_is_read_anew_of_a_mask_that_is_filled_past_torch() -> None:
+    m, x = model(), torch.randn(1, 5, 12, dtype=torch.float64)
+    module = nn.Module()
+    module.forward = lambda x, keep: F.scaled_dot_product_attention(x, x, x, attn_mask=keep)  # type: ignore[method-assign]
+    q = m.qkv(x)[..., :12].unflatten(-1, (2, 6)).transpose(1, 2)
+    keep = torch.ones(5, 5, dtype=torch.bool)
+    memory = keep.numpy()  # what is written here does not count as a change of the tensor
+    cut = keep.clone()
+    cut[:, 3] = False
+    with regard.edit(module, edits.cut(keys=3)) as report:
+        memory[:, 3] = False
+        module(q, keep)
+        assert len(report) == 0
+        memory[:, 3] = True
+        out = module(q, keep)
+        assert len(report) == 1
+    torch.testing.assert_close(out, F.scaled_dot_product_attention(q, q, q, attn_mask=cut))

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -82,8 +83,8 @@ def test_a_linear_layer_whose_matrix_is_keys_is_attention() -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("where", ["hook", "forward", "all modules"])
-def test_attention_that_somebody_put_into_a_linear_layer_is_seen(where: str) -> None:
+@pytest.mark.parametrize("where", ["hook", "forward", "all modules", "class"])
+def test_attention_that_somebody_put_into_a_linear_layer_is_seen(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = Attends()
     x = torch.randn(1, 2, 7, 4)
 
@@ -96,6 +97,13 @@ def test_attention_that_somebody_put_into_a_linear_layer_is_seen(where: str) -> 
     elif where == "all modules":
         handle = nn.modules.module.register_module_forward_hook(
             lambda module, *_: attend() if module is model.between else None
+        )
+    elif where == "class":
+        of_all = nn.Linear.forward
+        monkeypatch.setattr(
+            nn.Linear,
+            "forward",
+            lambda module, given: (attend() if module is model.between else None, of_all(module, given))[1],
         )
     else:
         forward = model.between.forward
@@ -192,6 +200,17 @@ def test_padding_is_read_once_for_all_layers_and_anew_when_it_changes(monkeypatc
         assert len(counted) == 2
     missing = [int(call.entropy[1, 0].isnan().sum()) for call in recording]
     assert missing == [2, 2, 4, 4]
+
+
+def test_a_mask_that_is_filled_past_torch_is_read_anew_in_each_pass() -> None:
+    """torch counts no such writes: a loop that fills one array for each batch."""
+    memory = np.ones((2, 7), dtype=np.bool_)
+    mask = torch.from_numpy(memory)
+    with regard.watch(attends := Attends()) as recording:
+        for first in (7, 3, 5):
+            memory[1] = np.arange(7) < first
+            attends(X, attention_mask=mask)
+    assert [int(call.entropy[1, 0].isnan().sum()) for call in recording] == [0, 4, 2]
 
 
 class Elsewhere(Tensor):

@@ -73,6 +73,10 @@ def of_a_learned_base(q: Tensor, k: Tensor, rest: Any) -> Tensor:
     [
         (by(torch.sigmoid), "sigmoid"),
         (by(masked), "sigmoid"),
+        (by(lambda logits: logits.sigmoid().tril()), "sigmoid"),
+        (by(F.relu6), "hardtanh"),
+        (by(F.hardswish), "hardswish"),
+        (by(F.mish), "mish"),
         (by(lambda logits: logits.relu().square() / 7), "relu"),
         (by(lambda logits: logits**2), "pow"),
         (by(F.gelu), "gelu"),

@@ -27,6 +27,7 @@ from regard.watching._modules import (
     takes_no_hooks,
 )
 from regard.watching._placing import Places
+from regard.watching._read import read_anew
 from regard.watching._seen import Seen, Unseen
 from regard.watching._written import Tracker
 
@@ -246,6 +247,7 @@ class Follower:
         if in_backward():
             return
         self.passes += 1
+        read_anew()
         self._turns.clear()
         self.tracker.begin_pass()
         self.places.decoding = False

@@ -196,6 +196,7 @@ NEVER_ATTEND = frozenset((
     nn.Identity, nn.GELU, nn.SiLU, nn.ReLU, nn.Tanh, nn.Sigmoid, nn.Conv1d, nn.Conv2d,
 ))  # fmt: skip
 STEPS_ASIDE: frozenset[type] = frozenset((nn.Linear, nn.RMSNorm))
+_AS_WRITTEN: dict[type, Any] = {kind: kind.forward for kind in (nn.Linear, nn.RMSNorm)}
 
 
 def runs_as_torch_wrote_it(module: nn.Module) -> bool:
@@ -204,6 +205,7 @@ def runs_as_torch_wrote_it(module: nn.Module) -> bool:
     before, after = module._forward_pre_hooks, module._forward_hooks
     return (
         "forward" not in module.__dict__
+        and type(module).forward is _AS_WRITTEN.get(type(module))
         and type(module._parameters.get("weight")) is nn.Parameter
         and not (_of_all._global_forward_pre_hooks or _of_all._global_forward_hooks)
         and ((len(before) == 1 and len(after) == 1) or all(type(each) is Hook for each in _values(before, after)))

@@ -52,7 +52,7 @@ class Curved(NamedTuple):
         if found is not None and found.summed == self.keys and not tracker.seems_learned(found.other):
             tracker.suspected(self, lambda: False, f"its weights are made by {self.by}, not by a softmax")
             return
-        follows = packet in _SCALES or packet in _CURVES or packet is aten.native_dropout
+        follows = packet in _SCALES or packet in _CURVES or packet in _CUTS or packet is aten.native_dropout
         if follows and isinstance(made, Tensor) and made.shape == args[at].shape and tracker.of(made) is None:
             tracker.note(made, self)
 
@@ -76,5 +76,8 @@ _SCALES = frozenset(
 # Functions of one number that attention takes instead of an exponential.
 _CURVES = frozenset(
     (aten.sigmoid, aten.sigmoid_, aten.relu, aten.relu_, aten.softplus, aten.elu, aten.elu_, aten.gelu, aten.silu,
-     aten.silu_, aten.leaky_relu, aten.hardsigmoid, aten.pow, aten.pow_, aten.clamp_min, aten.clamp_min_)
+     aten.silu_, aten.leaky_relu, aten.hardsigmoid, aten.pow, aten.pow_, aten.clamp_min, aten.clamp_min_,
+     aten.hardswish, aten.mish, aten.hardtanh)
 )  # fmt: skip
+# A causal mask of weights that need not sum to 1.
+_CUTS = frozenset((aten.tril, aten.tril_, aten.triu, aten.triu_))
