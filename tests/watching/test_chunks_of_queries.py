@@ -153,3 +153,18 @@ def test_a_mask_that_hides_the_last_keys_from_the_last_query_alone_does_not_say_
                     found = model(X)
             torch.testing.assert_close(found, wanted)
             assert not torch.allclose(found, plain)
+
+
+@pytest.mark.parametrize("order", ["last first", "every third"])
+def test_slices_that_are_taken_in_another_order_are_not_given_the_places_of_those_in_order(order: str) -> None:
+    class InAnotherOrder(InChunks):
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = self.split(x)
+            parts = [q[:, :, n::3] for n in range(3)] if order == "every third" else [q[:, :, 5:], q[:, :, :5]]
+            return torch.cat([self.part(part, k, v) for part in parts], 2)
+
+    model = InAnotherOrder("fused")
+    with torch.no_grad(), regard.watch(model) as recording:
+        model(X)
+    starts = [int(call.positions[0]) for call in recording]
+    assert starts == [11 - call.queries for call in recording]  # as fewer queries than keys are: the last tokens

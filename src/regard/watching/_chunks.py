@@ -25,11 +25,13 @@ class _Chunk(NamedTuple):
     call: Recorded
     start: int
     parts: dict[str, Tensor]  # what else it would say if its first query stood there
+    memory: tuple[int, tuple[int, ...], int] | None  # of its queries: whose, and strides and start in it
 
 
 class Chunks:
     """Without a cache, queries that are fewer than the keys are taken for the last tokens. Where the calls of a module
-    have as many queries in all as keys, and each would stand at the end, they are all of the tokens in their order."""
+    have as many queries in all as keys, and each would stand at the end, they are all of the tokens in their order; but
+    for slices of one tensor that are taken in another order, which stay where they are."""
 
     def __init__(self) -> None:
         self._open: weakref.WeakKeyDictionary[Frame, list[_Chunk]] = weakref.WeakKeyDictionary()
@@ -52,12 +54,17 @@ class Chunks:
         found = seen._replace(offset=start).statistics(want, permitted)
         return {name: part for name, part in found.items() if name in ("distance", "relations")}
 
-    def add(self, call: Recorded, start: int, parts: dict[str, Tensor], stack: Sequence[Frame]) -> None:
+    def add(
+        self, call: Recorded, start: int, parts: dict[str, Tensor], stack: Sequence[Frame], seen: Seen | InMemory
+    ) -> None:
         group = self._open.setdefault(attending(stack), [])
-        if group and (group[0].call.keys != call.keys or not _same_end(group[0].call, call)):
+        chunk = _Chunk(call, start, parts, _memory_of(getattr(seen, "query", None)))
+        if group and (
+            group[0].call.keys != call.keys or not _same_end(group[0].call, call) or not _may_follow(group[-1], chunk)
+        ):
             group.clear()
             return
-        group.append(_Chunk(call, start, parts))
+        group.append(chunk)
         length = start + call.queries
         if length < call.keys:
             return
@@ -68,6 +75,18 @@ class Chunks:
                 chunk.call.phase = "prefill"  # the first may have looked like the next tokens of the text before
                 chunk.call.positions = torch.full_like(chunk.call.positions, chunk.start)
         group.clear()
+
+
+def _memory_of(query: Tensor | None) -> tuple[int, tuple[int, ...], int] | None:
+    return None if query is None else (query.untyped_storage().data_ptr(), query.stride(), query.storage_offset())
+
+
+def _may_follow(one: _Chunk, other: _Chunk) -> bool:
+    """Whether the rows of the other may be the next ones. Equal places in memory say nothing: it is used again."""
+    if one.memory is None or other.memory is None or one.memory[:2] != other.memory[:2]:
+        return True
+    (_, strides, before), (_, _, at) = one.memory, other.memory
+    return at in (before, before + one.call.queries * strides[2])
 
 
 def _same_end(one: Recorded, other: Recorded) -> bool:

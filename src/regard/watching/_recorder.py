@@ -109,7 +109,8 @@ class Recorder:
             of_text=reads_text(call.stack),
         )
         if chunk is not None:
-            self._chunks.add(made, chunk, {name: part.contiguous() for name, part in others.items()}, call.stack)
+            others = {name: part.contiguous() for name, part in others.items()}
+            self._chunks.add(made, chunk, others, call.stack, seen)
         self.note(made, seen.device)
         return made
 
