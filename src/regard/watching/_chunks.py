@@ -78,7 +78,7 @@ class Chunks:
 
 
 def _memory_of(query: Tensor | None) -> tuple[int, tuple[int, ...], int] | None:
-    return None if query is None else (query.untyped_storage().data_ptr(), query.stride(), query.storage_offset())
+    return None if query is None else (query.untyped_storage().data_ptr(), query.stride(), int(query.storage_offset()))
 
 
 def _may_follow(one: _Chunk, other: _Chunk) -> bool:
