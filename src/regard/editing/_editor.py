@@ -223,9 +223,9 @@ class Editor(Follower):
     # What becomes of them
 
     def place(self, met: Met, seen: Seen | InMemory, kv_heads: int) -> Place:
-        batch, count, queries, keys = seen.shape
+        queries, keys = seen.queries, seen.keys
         if queries == keys and self.texts.are_none and self.places.at_whole_texts(seen, keys, met.site, met.stack):
-            return self._place_of_whole(met, (batch, count, queries), seen.device, kv_heads)
+            return self._place_of_whole(met, seen, kv_heads)
         if isinstance(seen, Seen) and torch.is_grad_enabled():
             seen = seen.detached()
         kind = "cross" if is_cross(met.stack, queries, keys) else "self"
@@ -236,59 +236,51 @@ class Editor(Follower):
             self._check_not_in_parts(met, seen, at.first)
         if isinstance(at.first, int):
             self.longest = max(self.longest, at.first + queries)
+        return self._new_place(
+            met,
+            seen,
+            kv_heads,
+            kind=kind,
+            offset=at.offset,
+            first=at.first,
+            read=at.read,
+            dropped=at.dropped,
+            in_order=at.in_order,
+            tokens=self.texts.of(met.stack, self.passes, at.first) or self.tokens,
+            goes_on=has_cache(met.stack),
+            real=real,
+        )
+
+    def _place_of_whole(self, met: Met, seen: Seen | InMemory, kv_heads: int) -> Place:
+        """A place that was met before is the same but for its turn."""
+        key, tokens = (met.site, seen.shape, seen.device, kv_heads), seen.queries
+        found = self._places_of_wholes.get(key)
+        if found is None:
+            if len(self._places_of_wholes) > _MOST_DECIDED:
+                self._places_of_wholes.clear()
+            self.longest = max(self.longest, tokens)
+            found = self._places_of_wholes[key] = self._new_place(
+                met, seen, kv_heads, kind="self", offset=0, first=0, read=tokens, dropped=0, tokens=self.tokens
+            )
+        found.turn, found.has_edges, found.edges = met.turn, None, None
+        return found
+
+    def _new_place(self, met: Met, seen: Seen | InMemory, kv_heads: int, **more: Any) -> Place:
+        batch, count, queries, keys = seen.shape
         found = Place(
             site=met.site,
             layer=met.layer,
             turn=met.turn,
-            kind=kind,
             batch=batch,
             count=count,
             kv_heads=kv_heads if kv_heads < count else _own_heads(met.stack, count),
             heads=self._heads(met, count),
             queries=queries,
             keys=keys,
-            offset=at.offset,
-            first=at.first,
-            read=at.read,
-            dropped=at.dropped,
-            in_order=at.in_order,
             device=seen.device,
-            tokens=self.texts.of(met.stack, self.passes, at.first) or self.tokens,
-            goes_on=has_cache(met.stack),
-            real=real,
+            **more,
         )
         found.alike = self._alike(found)
-        return found
-
-    def _place_of_whole(self, met: Met, sizes: tuple[int, int, int], device: torch.device, kv_heads: int) -> Place:
-        """A place that was met before is the same but for its turn."""
-        batch, count, tokens = sizes
-        key = (met.site, sizes, device, kv_heads)
-        found = self._places_of_wholes.get(key)
-        if found is None:
-            if len(self._places_of_wholes) > _MOST_DECIDED:
-                self._places_of_wholes.clear()
-            self.longest = max(self.longest, tokens)
-            found = self._places_of_wholes[key] = Place(
-                site=met.site,
-                layer=met.layer,
-                turn=met.turn,
-                kind="self",
-                batch=batch,
-                count=count,
-                kv_heads=kv_heads if kv_heads < count else _own_heads(met.stack, count),
-                heads=self._heads(met, count),
-                queries=tokens,
-                keys=tokens,
-                offset=0,
-                first=0,
-                read=tokens,
-                dropped=0,
-                device=device,
-                tokens=self.tokens,
-            )
-            found.alike = self._alike(found)
-        found.turn, found.has_edges, found.edges = met.turn, None, None
         return found
 
     def _check_not_in_parts(self, met: Met, seen: Seen | InMemory, first: int | Tensor | None) -> None:
